@@ -1,24 +1,29 @@
-"""Chooses the parts of a training, once: the only module that knows every variant.
+"""Chooses the parts of a training, once: the module that knows every variant.
 
-A step is local sums, exchange and update (``collective.training.step.parts``). The table
-of compatibility has refused what does not go together before anything is chosen here.
+``Assembly`` reads the options of a training and the table of compatibility. A step is
+local sums, exchange and update (``collective.training.step.parts``): ``make_step`` takes
+one of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
-from collective.training import compatibility, keras_compat
+from collective.log import log
+from collective.training import compatibility, host_random, keras_compat
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
+from collective.training.loop.observer import Observer
 from collective.training.prepared import PreparedModel
-from collective.training.step import look_ups
+from collective.training.step import look_ups, xla
 from collective.training.step.attachments import Attachment
 from collective.training.step.draws import Draws
 from collective.training.step.forward import Forward
@@ -30,6 +35,9 @@ from collective.training.step.reduction import AllReduce
 from collective.training.step.report import Layout
 from collective.training.step.step import Step
 from collective.training.step.update import KerasUpdate
+from collective.training.training_data import TrainingData
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled import look_ups as coupled_look_ups
 from collective.training.variants.coupled.checks import features as coupled_features
 from collective.training.variants.coupled.evaluation import CoupledTestSums
 from collective.training.variants.coupled.forward import (
@@ -37,7 +45,9 @@ from collective.training.variants.coupled.forward import (
     keeps_activations,
 )
 from collective.training.variants.coupled.sums import CoupledSums
+from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
+from collective.training.variants.custom_step.step import CustomStep
 from collective.training.variants.memory.recompute import recompute_blocks
 from collective.training.variants.memory.reduce_scatter import ReduceScatter
 from collective.training.variants.memory.sharded_optimizer import (
@@ -45,9 +55,142 @@ from collective.training.variants.memory.sharded_optimizer import (
     WholeGradients,
 )
 from collective.training.variants.parallel.exchange import ByRank
+from collective.training.variants.virtual import checks as virtual_checks
+from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.exchange import TreeExchange
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.sums import PieceSums
+from collective.training.verification import compare_graphs, is_wanted, verify_step
+
+
+class Assembly:
+    """The choices of one training.
+
+    Args:
+        options: As asked for.
+        backend: That it trains on.
+        features: That it has besides, by their names in the table of compatibility.
+
+    Attributes:
+        features: All that are known.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
+
+    Raises:
+        UsageError: On every rank alike: two of them do not work together.
+    """
+
+    def __init__(self, options: FitOptions, backend: Backend, features: set[str]):
+        self.options = options
+        self.backend = backend
+        self.features = options.features
+        self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
+        self.require(features)
+
+    def require(self, features: set[str]) -> None:
+        """Adds features, and refuses what does not work with the others."""
+        self.features |= features
+        compatibility.check(self.features, self.backend)
+
+    @contextlib.contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Around the training: operations give the bits that were promised."""
+        if self.virtual is None:
+            yield
+            return
+        settings.agree(self.virtual, self.backend)
+        with settings.deterministic():
+            yield
+
+    def choose(
+        self, prepared: PreparedModel, data: TrainingData, verbose: str | int
+    ) -> StepPlan:
+        """Decides what was left open; every rank calls it.
+
+        Args:
+            verbose: Whether to say how the step compares with Keras' own.
+
+        Returns:
+            How the step computes what is not a sum over rows.
+        """
+        options, backend, features = self.options, self.backend, self.features
+        self.options = options = dataclasses.replace(
+            options,
+            jit_compile=xla.chosen(
+                options.jit_compile, prepared.model, backend, features
+            ),
+            sync_batch_norm=batch_norm.chosen(
+                options.sync_batch_norm, prepared, backend, features
+            ),
+        )
+        own_step = keras_compat.overrides(prepared.model, "train_step")
+        plan = verify_step(
+            prepared,
+            backend,
+            data.inputs,
+            data.validation,
+            accumulate=options.accumulate,
+            seed=options.seed,
+            sync_batch_norm=options.sync_batch_norm is True,
+            enabled=options.verify and not own_step,  # that one has a check of its own
+            verbose=verbose,
+            virtual=self.virtual,
+        )
+        # Of virtual replicas, tables travel whole.
+        rows = data.batch_rows if self.virtual is None else None
+        choice = options.embedding_gradients
+        return coupled_look_ups.planned(plan, choice, prepared, backend, rows, features)
+
+    def step(
+        self,
+        prepared: PreparedModel,
+        data: TrainingData,
+        plan: StepPlan,
+        attachments: Sequence[Attachment],
+        verbose: str | int,
+    ) -> Step | CustomStep:
+        """The step, compared with that of the other ranks; every rank calls it."""
+        options, backend = self.options, self.backend
+        if keras_compat.overrides(prepared.model, "train_step"):
+            custom = CustomStep(
+                prepared,
+                backend,
+                data.spec,
+                maybe_empty=data.maybe_empty,
+                attachments=attachments,
+                sync_batch_norm=options.sync_batch_norm is True,
+                jit_compile=options.jit_compile is True,
+            )
+            for line in check_step(custom, data.inputs, is_wanted(options.verify)):
+                if backend.rank == 0 and str(verbose) != "0":
+                    log.info(line)
+            return custom
+        before = host_random.state()
+        step = make_step(
+            prepared,
+            backend,
+            data.spec,
+            options,
+            plan=plan,
+            maybe_empty=data.maybe_empty,
+            attachments=attachments,
+        )
+        drawn = host_random.differ(before, host_random.state())
+        compare_graphs(backend, step.graph, drawn)
+        return step
+
+    def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
+        """Says in the log what was chosen."""
+        backend = self.backend
+        features = self.features | compatibility.of_backend(backend)
+        log.debug(
+            "backend %r (%s), %s; features: %s; plan of the step: %s; observers: %s",
+            backend.name,
+            backend.chosen_because,
+            f"bucket_bytes={getattr(backend, 'bucket_bytes', None)}",
+            ", ".join(sorted(features)) or "none",
+            plan,
+            ", ".join(type(observer).__name__ for observer in observers),
+        )
 
 
 def make_step(
