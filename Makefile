@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-mpis test-faults test-gpu chaos soak \
+.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -206,3 +206,6 @@ $(CLUSTERS)/ready: $(VENV)/ready
 	touch $@
 test-ray: core $(CLUSTERS)/ready
 	$(PYTEST) tests/cluster/test_ray.py
+# Needs java, and is skipped without (apt-get install default-jre-headless).
+test-spark: core $(CLUSTERS)/ready
+	$(PYTEST) tests/cluster/test_spark.py

@@ -22,6 +22,7 @@ from collective import deadline, recorder
 from collective.backends.options import Options
 from collective.environment import Environment, detect_rank
 from collective.errors import CollectiveError, UsageError
+from collective.running_time import Deadline
 
 
 def python() -> str:
@@ -43,8 +44,8 @@ def end_process(exit_code: int) -> NoReturn:
 
 def wait_until(ended: Callable[[], bool], seconds: float) -> bool:
     """Polls; whether it has ended in time."""
-    end = time.monotonic() + seconds
-    while not (done := ended()) and time.monotonic() < end:
+    deadline = Deadline(seconds)
+    while not (done := ended()) and not deadline.passed():
         time.sleep(0.01)
     return done
 

@@ -40,11 +40,13 @@ from collective.backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, cores_per_process
 from collective.errors import CollectiveError, UsageError
 from collective.log import log
+from collective.running_time import Deadline
 
 SHARD_BYTES = 256 << 10  # variables of two such shards or more are split [TensorFlow]
 AHEAD = 2  # batches handed out for each worker
 SECONDS = 10  # in which the rank of a server that died reports it
 TIMEOUT = 60  # seconds until all ranks have connected
+_CONNECT_SECONDS = 5.0  # for one attempt
 GIVE_UP = (3, 60.0)  # deaths of a worker within so many seconds
 
 
@@ -246,12 +248,14 @@ def _accept_ranks(address: str, ranks: int) -> list[socket.socket]:
     """
     connections: list[socket.socket] = []
     with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
-        deadline = time.monotonic() + TIMEOUT
+        deadline = Deadline(TIMEOUT)
         while len(connections) < ranks:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
+            server.settimeout(deadline.pause())
             try:
                 connections.append(server.accept()[0])
             except TimeoutError:
+                if not deadline.passed():
+                    continue
                 raise CollectiveError(
                     f"{ranks - len(connections)} of {ranks} servers did not start "
                     f"within {TIMEOUT} s",
@@ -308,12 +312,14 @@ def _report_death(task: _Task, code: int, deaths: list[float]) -> None:
 
 def _connect(chief: str) -> socket.socket:
     host, port = chief.rsplit(":", 1)
-    deadline = time.monotonic() + TIMEOUT
+    deadline = Deadline(TIMEOUT, longest=_CONNECT_SECONDS)
     while True:
         try:
-            return socket.create_connection((host, int(port)))
+            link = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+            link.settimeout(None)
+            return link
         except OSError:
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 raise CollectiveError(
                     f"the chief does not answer at {chief}",
                     hint="python -m collective.doctor",

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from collective import recorder
-from collective.elastic.running_time import Stops
 from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
+from collective.running_time import Stops
 
 EXIT_CODE = 1
 _POLL_SECONDS = 0.5

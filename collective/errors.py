@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -60,6 +61,16 @@ class CollectiveError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\nHINT: {self.hint}"
+
+    def __reduce__(self) -> Any:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[CollectiveError], args: Any, state: Any) -> CollectiveError:
+    """An error that was pickled, whatever its class asks for to make one."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(CollectiveError, ValueError):

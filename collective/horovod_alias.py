@@ -32,7 +32,7 @@ from collective.errors import CollectiveError, UsageError, exit_code
 NAME = "keras-collective-horovod"
 #: The version of Horovod whose interface this is.
 VERSION = "0.28.1"
-_INSIDE = ("common", "keras", "runner", "tensorflow")
+_INSIDE = ("common", "keras", "ray", "runner", "spark", "tensorflow")
 _PACKAGE = f'''"""Horovod's import names for the package collective: {NAME}."""
 
 from collective import run

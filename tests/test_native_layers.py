@@ -53,6 +53,14 @@ def parts() -> dict[str, set[str]]:
     return found
 
 
+def test_the_core_opens_no_connection_to_another_host():
+    """Between hosts bytes travel by MPI alone (docs/reference/security.md)."""
+    network = re.compile(r"AF_INET|sockaddr_in|getaddrinfo|<netinet/|<arpa/")
+    files = [*NATIVE.rglob("*.h"), *NATIVE.rglob("*.cc")]
+    assert [file for file in files if network.search(file.read_text())] == []
+    assert [file for file in files if "AF_UNIX" in file.read_text()]
+
+
 def test_each_part_has_a_layer():
     assert set(LAYER_OF) == {part(name) for name in included()}
 

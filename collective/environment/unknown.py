@@ -13,6 +13,7 @@ KNOWN = frozenset(
         "AGENT_SOCKET",
         "BOARD",
         "BUILD_CORE",
+        "CONTAINED",
         "GENERATION",
         "HOROVODRUN",
         "INTERFACES",

@@ -12,6 +12,7 @@ from collective import hosts
 from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.output import print_message
+from collective.running_time import Deadline
 
 EVERY_SECONDS = 1.0  # as horovodrun
 _SCRIPT_SECONDS = 60.0
@@ -36,13 +37,13 @@ class Discovery:
         Raises:
             UsageError: If the script fails, or there are not so many slots in time.
         """
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds, longest=_SCRIPT_SECONDS)
         while True:
             self.hosts = self._run_script()
             slots = hosts.slots_of(self.hosts)
             if slots >= least:
                 return
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 raise UsageError(
                     f"{self.script} printed hosts with {slots} slots within "
                     f"{seconds:g} s; {least} ranks need {least}",

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 from collective.elastic import generations, membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.elastic.running_time import Lasting
 from collective.environment.seconds import START_SECONDS, START_TIMEOUT
 from collective.launch import processes
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
+from collective.running_time import Lasting
 
 
 class ElasticSupervisor(Supervisor):

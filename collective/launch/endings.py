@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.elastic.running_time import Lasting
 from collective.launch import processes
 from collective.launch.output import print_message
+from collective.running_time import Deadline, Lasting
 
 DEAD_SECONDS = 5.0  # after which a process that was killed counts as dead
 _LOOK_SECONDS = 0.5
@@ -59,14 +59,14 @@ class Undead:
 
     def report(self, seconds: float) -> None:
         """Names what is still there after so many seconds, at the end of the job."""
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         while self._left:
             for pid in list(self._left):
                 with contextlib.suppress(ChildProcessError):
                     if os.waitpid(pid, os.WNOHANG)[0] == 0:
                         continue
                 del self._left[pid]
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 break
             time.sleep(_POLL_SECONDS)
         for pid, name in self._left.items():

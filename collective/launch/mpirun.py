@@ -12,7 +12,6 @@ from types import FrameType
 
 from collective import python_command
 from collective.elastic import generations
-from collective.elastic.running_time import Lasting, Stops
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import host_names, mpi, reachability
@@ -26,6 +25,8 @@ from collective.launch.output import (
 )
 from collective.launch.relay import Relay
 from collective.launch.supervisor import ProcessSpec, Supervisor, start_timer
+from collective.net import interfaces
+from collective.running_time import Lasting, Stops
 
 NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
@@ -49,6 +50,7 @@ class MpirunSupervisor(Supervisor):
         UsageError: If there is no mpirun, or it cannot start such a job.
     """
 
+    contains = False  # the supervisor of each rank does so
     grows_by_itself = False  # ranks can join on other hosts by a restart only
 
     def __init__(
@@ -229,10 +231,21 @@ class MpirunSupervisor(Supervisor):
             self.exit_code = failed.code
             errors = self.relay.errors_of_rank.get(failed.rank, ())
             rank = f"rank {failed.rank} of {self.size} on {failed.host}"
-            return report_failure(rank, failed.how, errors)
+            return report_failure(rank, failed.how, errors, self._network_hint())
         if self.relay.lost_hosts or (unfinished and self.exit_code == 0):
             return self._report_lost_host(unfinished)
         super()._report()
+
+    def _network_hint(self) -> str:
+        """What to do where Open MPI chose a network that does not join the hosts."""
+        address = self.relay.unreachable
+        others = interfaces.others(address) if address else []
+        if not others:
+            return ""
+        return (
+            f"no connection to {address}: that network does not join the hosts; "
+            f"--network-interfaces {others[0]} uses another"
+        )
 
     def _report_not_started(self) -> None:
         self.exit_code = NOT_STARTED

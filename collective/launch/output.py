@@ -247,10 +247,17 @@ def settled(code: int) -> int:
     return code
 
 
-def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:
-    """Prints, as the last thing on the screen, which rank failed, and its traceback."""
+def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -> None:
+    """Prints, as the last thing on the screen, which rank failed, and its traceback.
+
+    Args:
+        rank: Its name.
+        how: How it ended, as of ``supervisor.how_ended``.
+        errors: The last lines of its stderr.
+        hint: What to type; by default what is known of such an end.
+    """
     shown = last_error_lines(errors)
     if shown:
         print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))
-    hint = _HINTS.get(how.removeprefix("by "), "")
+    hint = f"\nHINT: {hint}" if hint else _HINTS.get(how.removeprefix("by "), "")
     print_message(f"{rank} failed: it ended {how}{hint}")

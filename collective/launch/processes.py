@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collective.launch import containment
+from collective.running_time import Deadline
+
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
@@ -177,8 +180,8 @@ def end_group(process: subprocess.Popen[Any], grace_seconds: float) -> None:
         process.poll()  # a zombie would count as alive
         if not signal_group(process.pid, number):
             break
-        deadline = time.monotonic() + grace_seconds
-        while signal_group(process.pid, 0) and time.monotonic() < deadline:
+        deadline = Deadline(grace_seconds)
+        while signal_group(process.pid, 0) and not deadline.passed():
             time.sleep(_POLL_SECONDS)
             process.poll()
     process.wait(10)
@@ -221,12 +224,18 @@ def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
         )
     except OSError as error:
         return Result(None, error=f"{command[0]}: {error.strerror}")
-    try:
-        out, errors = process.communicate(stdin, seconds)
-    except subprocess.TimeoutExpired:
-        kill_tree(process.pid)
-        process.communicate()
-        return Result(None, error=f"no answer in {seconds:g} s")
+    deadline, given = Deadline(seconds), stdin or None
+    while True:
+        try:
+            out, errors = process.communicate(given, deadline.pause())
+            break
+        except subprocess.TimeoutExpired:
+            given = None  # it has it already
+            if not deadline.passed():
+                continue
+            kill_tree(process.pid)
+            process.communicate()
+            return Result(None, error=f"no answer in {seconds:g} s")
     return Result(process.returncode, out, " ".join(errors.split()))
 
 
@@ -248,13 +257,13 @@ class Watchdog:
                 os._exit(0)
         os.close(reading)
 
-    def add(self, group: int) -> None:
-        """From now on this process group ends with this process."""
-        self._send(f"+{group}\n")
+    def add(self, group: int, mark: str = "") -> None:
+        """From now on this process group, and what has this mark, end with this process."""
+        self._send(f"+{group} {mark}\n")
 
     def forget(self, group: int) -> None:
         """This group has ended; its number may soon be that of another."""
-        self._send(f"-{group}\n")
+        self._send(f"-{group} \n")
 
     def close(self) -> None:
         """Ends the watchdog; nothing is killed."""
@@ -274,12 +283,17 @@ def _watch(reading: int) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
+    mark_of: dict[int, str] = {}  # by the process group
     with os.fdopen(reading) as messages:
         for line in messages:
             if line == _CLOSE:
                 return
-            change = groups.add if line[0] == "+" else groups.discard
-            change(int(line[1:]))
-    for group in groups:
-        signal_group(group, signal.SIGKILL)
+            group, _, mark = line[1:].rstrip().partition(" ")
+            if line[0] == "+":
+                mark_of[int(group)] = mark
+            else:
+                mark_of.pop(int(group), None)
+    for leader in mark_of:
+        signal_group(leader, signal.SIGKILL)
+    for mark in filter(None, mark_of.values()):
+        containment.kill(mark)

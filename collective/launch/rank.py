@@ -20,7 +20,6 @@ from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
 from collective.elastic.membership_file import MembershipFile
-from collective.elastic.running_time import Lasting, Stops
 from collective.elastic.wait_report import WaitReport
 from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
@@ -35,6 +34,7 @@ from collective.launch.output import (
 )
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5

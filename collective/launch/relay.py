@@ -29,6 +29,8 @@ _LOST_HOST = re.compile(r"Remote daemon *:.* on node (\S+)")
 # what it says: all daemons report back before the first rank is started.
 _LOST_SHELL = "A daemon failed to report back after being spawned"
 _REMOTE_HOST = re.compile(r"Remote host: +(\S+)")
+# Open MPI's own message about a network that two hosts share by name only.
+_NO_CONNECTION = re.compile(r"Message: +connect\(\) to (\S+):\d+ failed")
 # How a rank ends that was killed, or crashed. It is the cause: ranks that were connected
 # to it exit with a code of their own, and may be reported before it.
 _KILLED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
@@ -83,6 +85,7 @@ class Relay(RankOutput):
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
+        self.unreachable = ""  # an address to which a rank could not connect
         self._lost_shell = False  # the next line that names a host names the lost one
         self._on_failure, self._on_wait = on_failure, on_wait
         self._on_answer = on_answer
@@ -129,6 +132,8 @@ class Relay(RankOutput):
         if self._lost_shell and (lost := _REMOTE_HOST.search(line)):
             self.lost_hosts.append(lost[1])
             self._lost_shell = False
+        if lost := _NO_CONNECTION.search(line):
+            self.unreachable = lost[1]
         of_rank = _RANK_LINE.search(line)
         if not of_rank:
             return super()._is_shown(line)

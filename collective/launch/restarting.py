@@ -25,10 +25,11 @@ from collective.hosts import Host, slots_of
 from collective.launch import mpi, processes, reachability, single_host
 from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
-from collective.launch.options import LaunchOptions
+from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.requeue import Requeue, signal_of
 from collective.launch.supervisor import SIGNALS, Supervisor
+from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
 # A host that did not answer is asked again after so long.
@@ -123,8 +124,8 @@ class RestartingLauncher:
     def _wait_for_hosts(self, least: int) -> list[Host]:
         """The hosts of the next generation, as soon as they have so many slots."""
         seconds = self.options.elastic_timeout
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        deadline = Deadline(seconds, longest=ANSWER_SECONDS)
+        while not deadline.passed():
             if slots_of(wanted := self._wanted()) >= least:
                 return wanted
             time.sleep(POLL_SECONDS)

@@ -22,8 +22,7 @@ from types import FrameType
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
-from collective.elastic.running_time import Lasting
-from collective.launch import processes
+from collective.launch import containment, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.output import (
@@ -33,6 +32,7 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
+from collective.running_time import Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -69,6 +69,7 @@ class Supervisor:
     """
 
     inherits_files = False  # whether processes get all open files
+    contains = True  # whether what a process has started ends with it
 
     def __init__(
         self,
@@ -89,6 +90,8 @@ class Supervisor:
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
         self.undead, self.killed = Undead(), set[int]()
+        self.marks = containment.Marks()
+        self.mark_of: dict[int, str] = {}  # by pid
         self.grace = Lasting(GRACE_SECONDS)
         self.lingering = membership and Lingering(membership, end_seconds)
 
@@ -131,6 +134,8 @@ class Supervisor:
             self.exit_code = 2
         finally:
             self._signal_all(signal.SIGKILL)
+            if self.contains:
+                containment.kill(self.marks.job)
             deadline = time.monotonic() + GRACE_SECONDS
             for output in self.outputs.values():
                 output.finish(deadline)
@@ -147,6 +152,9 @@ class Supervisor:
         variables = {**ours, **spec.variables}
         if self.membership is not None:
             variables[membership_file.VARIABLE] = self.membership.path
+        mark = self.marks.make() if self.contains else ""
+        if mark:
+            variables[containment.VARIABLE] = mark
         process = processes.start(
             spec.command,
             has_threads=has_threads,
@@ -158,7 +166,8 @@ class Supervisor:
             close_fds=not self.inherits_files,
         )
         self.processes[process.pid] = (spec.rank, process)
-        self.watchdog.add(process.pid)
+        self.mark_of[process.pid] = mark
+        self.watchdog.add(process.pid, mark)
         self.outputs[spec.rank] = output
         output.attach(process.stdout, process.stderr)
         if self.verbose:
@@ -249,6 +258,9 @@ class Supervisor:
     def _reap(self, pid: int, code: int) -> None:
         # Before the process is forgotten, what it started is ended with it.
         processes.signal_group(pid, signal.SIGKILL)
+        mark = self.mark_of.pop(pid)
+        if mark and self.elastic:  # else at the end of the job, for all ranks at once
+            containment.kill(mark)
         self.watchdog.forget(pid)
         rank, process = self.processes.pop(pid)
         process.returncode = code

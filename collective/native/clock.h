@@ -26,8 +26,6 @@ inline int64_t Nanoseconds(double seconds) {
   return static_cast<int64_t>(std::min(seconds, kMost) * 1e9);
 }
 
-inline int64_t DeadlineIn(double seconds) { return Now() + Nanoseconds(seconds); }
-
 inline double SecondsSince(int64_t moment) {
   return static_cast<double>(Now() - moment) * 1e-9;
 }
@@ -35,5 +33,43 @@ inline double SecondsSince(int64_t moment) {
 inline void SleepFor(int64_t nanoseconds) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
 }
+
+// A thread that has not polled for so long was stopped: several times as long as
+// any wait pauses between two polls.
+constexpr int64_t kStopped = kSecond;
+constexpr int kLongestPauseMilliseconds = 200;
+
+// The time since it was made, without that in which this process did not run: a
+// job that is suspended as a whole (SIGSTOP, a frozen cgroup) continues as if no
+// time had passed.
+class RunningTime {
+ public:
+  // To be called at least every kLongestPauseMilliseconds.
+  int64_t Elapsed() {
+    const int64_t now = Now();
+    if (now - polled_ > kStopped) stopped_ += now - polled_;
+    polled_ = now;
+    return now - start_ - stopped_;
+  }
+  double Seconds() { return static_cast<double>(Elapsed()) * 1e-9; }
+  int64_t stopped() const { return stopped_; }
+
+ private:
+  int64_t start_ = Now();
+  int64_t polled_ = start_;
+  int64_t stopped_ = 0;
+};
+
+// A deadline in running time; to be polled as often.
+class Deadline {
+ public:
+  explicit Deadline(double seconds) : nanoseconds_(Nanoseconds(seconds)) {}
+  int64_t Left() { return nanoseconds_ - time_.Elapsed(); }
+  bool Passed() { return Left() <= 0; }
+
+ private:
+  int64_t nanoseconds_;
+  RunningTime time_;
+};
 
 }  // namespace collective

@@ -315,16 +315,16 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
   // Nothing is taken from the queue meanwhile, so its front stays.
   Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0), items_.front().request);
   size_t submitted = items_.size();
-  int64_t last = Now();
+  RunningTime quiet;  // since the last submission
   while (found == items_.end()) {
     change_.wait_for(lock, kPollInterval);
     wait.Poll();
     if (closing_) {
       throw Failure(Code::kUnavailable, kShutDown);
     }
-    if (items_.size() != submitted) last = Now();  // still more come
+    if (items_.size() != submitted) quiet = RunningTime();  // still more come
     submitted = items_.size();
-    if (SecondsSince(last) > Patience(next)) ThrowNotSubmitted(next);
+    if (quiet.Seconds() > Patience(next)) ThrowNotSubmitted(next);
     found = Find(next.name);
   }
   return found;

@@ -74,6 +74,16 @@ def name_of(address: str) -> str:
     return ""
 
 
+def others(address: str) -> list[str]:
+    """Returns this host's interfaces that are not in the network of an address."""
+    found = ipaddress.ip_address(address)
+    return [
+        each.name
+        for each in interfaces()
+        if found not in ipaddress.ip_interface(each.address).network
+    ]
+
+
 def wanted(variables: Mapping[str, str] | None = None) -> list[str]:
     """The interfaces that the user named, by ``--network-interfaces``."""
     env = os.environ if variables is None else variables

@@ -16,7 +16,8 @@ import hmac
 import secrets
 import socket
 import sys
-import time
+
+from collective.running_time import Deadline
 
 _BYTES = 32
 _SECONDS = 3.0  # for a proof: a stranger must not keep honest callers waiting
@@ -52,7 +53,7 @@ def verify_caller(caller: socket.socket, secret: str) -> bytes:
     Raises:
         OSError: It did not, or not in time; the connection must be closed.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = Deadline(_SECONDS)
     mine = secrets.token_bytes(_BYTES)
     caller.sendall(mine)
     theirs, proof = _receive(caller, deadline), _receive(caller, deadline)
@@ -71,7 +72,7 @@ def verify_listener(link: socket.socket, secret: str) -> bytes:
     Raises:
         OSError: As of ``verify_caller``.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = Deadline(_SECONDS)
     theirs, mine = _receive(link, deadline), secrets.token_bytes(_BYTES)
     link.sendall(mine + _proof(secret, b"caller", theirs, mine))
     proof = _receive(link, deadline)
@@ -84,13 +85,18 @@ def _proof(secret: str, role: bytes, listener: bytes, caller: bytes) -> bytes:
     return hmac.digest(secret.encode(), role + listener + caller, "sha256")
 
 
-def _receive(link: socket.socket, deadline: float) -> bytes:
+def _receive(link: socket.socket, deadline: Deadline) -> bytes:
     data = b""
     before = link.gettimeout()
     try:
         while len(data) < _BYTES:
-            link.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = link.recv(_BYTES - len(data))
+            link.settimeout(deadline.pause())
+            try:
+                part = link.recv(_BYTES - len(data))
+            except TimeoutError:
+                if deadline.passed():
+                    raise
+                continue
             if not part:
                 raise WrongSecretError
             data += part

@@ -9,28 +9,8 @@ import sys
 import ray
 
 import collective.ray
-
-
-def sums(base: float) -> tuple[float, int, str]:
-    import socket
-
-    import numpy as np
-
-    import collective
-
-    collective.init()
-    total = collective.allreduce(
-        np.array([base ** collective.rank()]), op=collective.Sum
-    )
-    return float(total[0]), collective.rank(), socket.gethostname()
-
-
-def fails() -> None:
-    import collective
-
-    collective.init()
-    if collective.rank() == 1:
-        raise ValueError("of rank 1")
+from collective.ray import RayExecutor
+from tests.cluster.functions import fails, report, sums
 
 
 def killed() -> None:
@@ -44,7 +24,7 @@ def killed() -> None:
     collective.init()
     if collective.rank() == collective.size() - 1:
         for process in psutil.process_iter():
-            if process.name().startswith("ray::Worker.run"):
+            if process.name().startswith("ray::Worker"):
                 same = os.stat(f"/proc/{process.pid}/ns/net").st_ino
                 if same == os.stat("/proc/self/ns/net").st_ino:
                     os.kill(process.pid, signal.SIGKILL)
@@ -53,15 +33,50 @@ def killed() -> None:
         time.sleep(0.2)
 
 
-def report(what: str, call) -> None:
-    try:
-        print(what, call(), flush=True)
-    except Exception as error:
-        print(what, type(error).__name__, str(error).replace("\n", " | "), flush=True)
+class Counter:
+    """What an executor makes on each rank: it keeps a sum between calls."""
+
+    def __init__(self, start: int, step: int = 1):
+        import collective
+
+        collective.init()
+        self.total, self.step = start, step
+
+    def add(self, number: int) -> tuple[int, int]:
+        import collective
+
+        self.total += number * self.step * (collective.rank() + 1)
+        return collective.rank(), self.total
+
+
+def executor() -> None:
+    """Horovod's interface: the ranks of one start make many calls."""
+    settings = RayExecutor.create_settings(placement_group_timeout_s=30)
+    ranks = RayExecutor(settings, num_workers=4)
+    report("early", lambda: ranks.run(sums, [1.0]))
+    ranks.start(Counter, [100], {"step": 10}, extra_env_vars={"OF_USER": "there"})
+    ranks.execute(lambda counter: counter.add(1))
+    report("counters", lambda: ranks.execute(lambda counter: counter.add(2)))
+    report("single", lambda: ranks.execute_single(lambda counter: counter.total))
+    report("variable", lambda: ranks.run(os.getenv, args=["OF_USER"]))
+    first = ranks.run_remote(sums, args=[10.0])
+    second = ranks.run_remote(sums, kwargs={"base": 2.0})
+    report("remote", lambda: [ray.get(first)[0][0], ray.get(second)[3][0]])
+    report("raises", lambda: ranks.run(fails))
+    report("ended", lambda: ranks.run(sums, [1.0]))
+    ranks.shutdown()
+    hosts = RayExecutor(settings, num_hosts=2, num_workers_per_host=1)
+    hosts.start()
+    report("hosts", lambda: sorted(place for *_, place in hosts.run(sums, [1.0])))
+    report("lost", lambda: hosts.run(killed))
+    hosts.shutdown()
 
 
 if __name__ == "__main__":
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+    if sys.argv[2:] == ["executor"]:
+        executor()
+        sys.exit()
     run = collective.ray.run
     report("sums", lambda: run(sums, (10.0,), num_workers=4))
     report("fails", lambda: run(fails, num_workers=4))

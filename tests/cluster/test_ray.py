@@ -48,11 +48,29 @@ def ray(cluster: Nodes) -> Iterator[Nodes]:
         daemon.wait(60)
 
 
-def test_a_function_on_every_rank(ray):
-    words = [str(PYTHON), "-m", "tests.cluster.ray_program", ADDRESS]
+def reports(ray: Nodes, *arguments: str) -> dict[str, str]:
+    """What the program prints, by the first word of each line."""
+    words = [str(PYTHON), "-m", "tests.cluster.ray_program", ADDRESS, *arguments]
     done = ray.run(1, words, 400)
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def assert_nothing_left(ray: Nodes) -> None:
+    """No rank, agent or mpirun runs on a node of Ray."""
+    deadline = time.monotonic() + 15
+    while left := [
+        line
+        for node in (1, 2)
+        for line in ray.on_node(node).values()
+        if "run_function" in line or "prte" in line
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.3)
+
+
+def test_a_function_on_every_rank(ray):
+    found = reports(ray)
     places = [(1111.0, r, "node1" if r < 2 else "node2") for r in range(4)]
     places_reversed = [(s, r, "node2" if r < 2 else "node1") for s, r, _ in places]
     assert found["sums"] in (str(places), str(places_reversed))
@@ -63,6 +81,19 @@ def test_a_function_on_every_rank(ray):
     assert "an actor or its node was lost" in found["killed"]
     assert "Ray has not 9 times {'CPU': 1} free within 3 s" in found["none"]
     assert found["again"].startswith("[(11.0, 0, ")
-    for node in (1, 2):  # nothing is left of the job whose actor was killed
-        lines = ray.on_node(node).values()
-        assert not [line for line in lines if "run_function" in line or "prte" in line]
+    assert_nothing_left(ray)
+
+
+def test_executor(ray):
+    found = reports(ray, "executor")
+    assert found["early"].startswith("UsageError RayExecutor: not started")
+    assert found["counters"] == str([(r, 100 + 30 * (r + 1)) for r in range(4)])
+    assert found["single"] == "130"
+    assert found["variable"] == str(["there"] * 4)
+    assert found["remote"] == str([1111.0, 15.0])
+    assert found["raises"].startswith("CollectiveError RayExecutor: rank 1 failed")
+    assert "ValueError: of rank 1" in found["raises"]
+    assert "the rank has ended" in found["ended"]
+    assert found["hosts"] == str(["node1", "node2"])
+    assert "an actor or its node was lost" in found["lost"]
+    assert_nothing_left(ray)

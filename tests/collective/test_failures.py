@@ -131,6 +131,26 @@ def test_kills_at_random_moments(request):
     assert shared_memory() == before
 
 
+@pytest.mark.matrix
+def test_a_rank_that_leaves_at_once_loses_no_sum():
+    """It comes about when the others look whether it has left, which they do by turns."""
+    code = """
+    import random, time
+    import numpy as np
+    import collective
+    draw = random.Random(1)
+    for job in range(40):
+        late, pause = draw.randrange(8), draw.choice([0.1, 0.2]) + draw.uniform(0, 0.012)
+        collective.init()
+        collective.barrier()
+        time.sleep(pause if collective.rank() == late else 0)
+        assert collective.allreduce(np.ones(5), collective.Sum)[0] == 8
+        collective.shutdown()
+    """
+    for exit_code, out, err in Ranks(8, code, COLLECTIVE_RECORDER="off").finish(120):
+        assert exit_code == 0, out + err
+
+
 def test_a_rank_that_leaves_is_named():
     code = (
         PRELUDE

@@ -14,6 +14,7 @@ import functools
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -87,6 +88,11 @@ def _abort() -> None:
     MPI.COMM_WORLD.Abort(3)
 
 
+def _start_daemon() -> None:
+    """Starts a process that leaves this one's group and parent, and does not end."""
+    subprocess.run(["setsid", "sh", "-c", "sleep 1000000 &"], check=True)
+
+
 def _fork() -> None:
     """Has a child call a collective, which must be refused."""
     child = os.fork()
@@ -113,6 +119,7 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
     "fork": _fork,
+    "daemon": _start_daemon,
     "hold-lock": _hold_lock,
     "abort": _abort,
     "print": lambda: print("x" * 5_000_000),

@@ -77,6 +77,14 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
     measured.append(Measured(fault, seconds))
 
 
+def test_tests_that_the_page_names_exist():
+    page = (launch.ROOT / "docs" / "reference" / "reliability.md").read_text()
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", page)
+    assert len(named) > 20
+    for file, name in named:
+        assert f"def {name}(" in (launch.ROOT / file).read_text(), (file, name)
+
+
 def test_the_table_has_every_fault():
     rows = table.rows(launch.ROOT / "docs" / "reference" / "reliability.md")
     keys = [table.key(fault) for fault in FAULTS]

@@ -25,9 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import launch
+from tests.hosts.switch import Switch
 
 PREFIX = "collective-"
 NETWORK = "10.77.0"
+SECOND = "10.79.0"  # where hosts have a second network
 
 
 def why_not() -> str:
@@ -53,12 +55,16 @@ class Lab:
         count: How many.
         rate: What each may send; None for no limit.
         folder: Where the agent and host files are written.
+        switch: The program that joins them; None where the kernel does.
     """
 
-    def __init__(self, count: int, rate: str | None, folder: Path):
+    def __init__(
+        self, count: int, rate: str | None, folder: Path, switch: Switch | None = None
+    ):
         self.count = count
         self.rate = rate
         self.folder = folder
+        self.switch = switch
         self.agent = folder / "agent"
         self.agent.write_text(
             "#!/bin/bash\n"
@@ -193,40 +199,67 @@ def _host(number: int | str) -> str:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str | None = None) -> Iterator[Lab]:
+def hosts(
+    count: int, rate: str | None = None, *, bad: bool = False, second: bool = False
+) -> Iterator[Lab]:
     """Makes hosts, and removes them and all that runs on them at the end.
 
     Args:
         count: How many.
         rate: What each may send, in the words of ``tc``: ``1gbit``. None: no limit.
+        bad: Whether a program joins them, which can be told to be a bad network
+            (``Lab.switch``); it has no rates.
+        second: Whether each has an address in a second network, ``eth1``, that joins
+            nothing.
 
     Raises:
         subprocess.CalledProcessError: Where namespaces are not permitted.
     """
     _remove_forgotten()
     switch = _host("switch")
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX) as folder,
+        contextlib.ExitStack() as stack,
+    ):
         try:
             _run("ip", "netns", "add", switch)
             _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
             _run("ip", "-n", switch, "link", "set", "bridge", "up")
+            joins = Switch() if bad else None
             for i in range(1, count + 1):
-                _add_host(_host(i), switch, i, rate)
-            yield Lab(count, rate, Path(folder))
+                _run("ip", "netns", "add", _host(i))
+                if joins is None:
+                    _connect(_host(i), switch, i)
+                else:
+                    joins.add(_host(i))
+                _configure(_host(i), i, rate, second)
+            if joins is not None:
+                stack.callback(joins.close)
+                joins.start()
+            yield Lab(count, rate, Path(folder), joins)
         finally:
             for name in _namespaces():
                 if name.startswith(_host("")):
                     _remove(name)
 
 
-def _add_host(name: str, switch: str, number: int, rate: str | None) -> None:
-    _run("ip", "netns", "add", name)
+def _connect(name: str, switch: str, number: int) -> None:
     port = f"port{number}"
     wire = ["type", "veth", "peer", "name", "eth0", "netns", name]
     _run("ip", "-n", switch, "link", "add", port, *wire)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+
+
+def _configure(name: str, number: int, rate: str | None, second: bool) -> None:
+    devices = ["lo", "eth0"]
+    if second:
+        devices.append("eth1")
+        pair = ["name", "eth1", "type", "veth", "peer", "name", "nowhere"]
+        _run("ip", "-n", name, "link", "add", *pair)
+        _run("ip", "-n", name, "link", "set", "nowhere", "up")
+        _run("ip", "-n", name, "addr", "add", f"{SECOND}.{number}/24", "dev", "eth1")
     _run("ip", "-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-    for device in ("lo", "eth0"):
+    for device in devices:
         _run("ip", "-n", name, "link", "set", device, "up")
     _shape(name, rate)
 

@@ -27,7 +27,7 @@ from collective.launch import processes
 from collective.launch.agents.settings import SECRET
 from collective.net import private_files
 
-_KEPT_LINES = 40
+KEPT_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ class Job:
     slots: Sequence[int]  # of each node
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
+    options: Sequence[str] = ()  # further ones of the launcher
+    python: str = ""  # of the ranks; that of the agent by default
+    kept_lines: int = KEPT_LINES  # of the output
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,32 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_node(job: Job, node: int, gpus: Sequence[str] = ()) -> NodeResult:
-    """Runs the agent of one node to the end of the job, where ranks see these GPUs."""
-    folder = Path(tempfile.gettempdir(), f"collective-{job.name}")
-    folder.mkdir(mode=0o700, exist_ok=True)  # nodes of a test may share a disk
+def job_folder(name: str) -> Path:
+    """The folder of a job on this node, made if missing: only this user's."""
+    folder = Path(tempfile.gettempdir(), f"collective-{name}")
+    folder.mkdir(mode=0o700, exist_ok=True)  # nodes may share a disk
+    return folder
+
+
+def run_node(
+    job: Job,
+    node: int,
+    gpus: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> NodeResult:
+    """Runs the agent of one node to the end of the job.
+
+    Args:
+        job: What all nodes know.
+        node: The number of this one.
+        gpus: Those that its ranks see; empty for all.
+        variables: Of the environment, for the ranks.
+    """
+    folder = job_folder(job.name)
     try:
         with contextlib.suppress(FileExistsError):
             private_files.write(folder / "call", job.call)
-        code, tail = _agent(job, node, folder, gpus)
+        code, tail = _agent(job, node, folder, gpus, variables or {})
         files = {
             file.name: private_files.read(file)
             for pattern in ("*.result", "*.failure")
@@ -81,17 +102,25 @@ def run_node(job: Job, node: int, gpus: Sequence[str] = ()) -> NodeResult:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _agent(job: Job, node: int, folder: Path, gpus: Sequence[str]) -> tuple[int, str]:
+def _agent(
+    job: Job,
+    node: int,
+    folder: Path,
+    gpus: Sequence[str],
+    variables: Mapping[str, str],
+) -> tuple[int, str]:
     words = [sys.executable, "-m", "collective.launch", "--agent", "--head", job.head]
     words += ["--nodes", str(len(job.slots)), "--node", str(node)]
     words += ["--slots-per-host", str(job.slots[node])]
-    words += ["--start-timeout", str(job.seconds)]
-    words += [sys.executable, "-m", "collective.run_function", str(folder)]
+    words += ["--start-timeout", str(job.seconds), *job.options]
+    python = job.python or sys.executable
+    words += [python, "-m", "collective.run_function", str(folder)]
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
     env = {
         **os.environ,
+        **variables,
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         SECRET: job.secret,
@@ -108,7 +137,7 @@ def _agent(job: Job, node: int, folder: Path, gpus: Sequence[str]) -> tuple[int,
         stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
-    kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+    kept: collections.deque[str] = collections.deque(maxlen=job.kept_lines)
     try:
         for raw in process.stdout:
             line = raw.decode(errors="replace")
@@ -119,26 +148,33 @@ def _agent(job: Job, node: int, folder: Path, gpus: Sequence[str]) -> tuple[int,
         process.terminate()
 
 
-def results(found: Sequence[NodeResult], size: int, who: str) -> list[Any]:
+def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
     """What the ranks returned, in their order.
+
+    Args:
+        found: What became of each node.
+        size: Number of ranks; None for an elastic job, which may end with any.
+        who: The function that the user called.
 
     Raises:
         CollectiveError: If a rank failed, with its traceback; or the job did.
     """
     files = {name: data for node in found for name, data in node.files.items()}
+    code = max(node.code for node in found)
     for name in sorted(files):
-        if name.endswith(".failure"):
+        if name.endswith(".failure") and (code or size is not None):
             raise CollectiveError(
                 f"{who}: rank {name.partition('.')[0]} failed\n{files[name].decode()}",
                 hint="the last line above says why",
             )
-    missing = [rank for rank in range(size) if f"{rank}.result" not in files]
-    code = max(node.code for node in found)
-    if code or missing:
+    there = {int(name.partition(".")[0]) for name in files if name.endswith(".result")}
+    expected = sorted(there) if size is None else range(size)
+    missing = [rank for rank in expected if rank not in there]
+    if code or missing or not there:
         tail = next((node.tail for node in found if node.tail), "")
         raise CollectiveError(
             f"{who}: the job ended with exit code {code}, without the results of rank "
             f"{', '.join(map(str, missing)) or 'none'}\n{tail}",
             hint="the lines above say why",
         )
-    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in range(size)]
+    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in expected]

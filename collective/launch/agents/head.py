@@ -31,11 +31,13 @@ from collective.launch.agents.shell import (
     STDOUT,
 )
 from collective.net import shared_secret
+from collective.running_time import Deadline
 
 SSH = Path(__file__).with_name("ssh")
 _PYTHON = "COLLECTIVE_AGENT_PYTHON"  # that runs the remote shell
 _HELLO_SECONDS = 10.0
 _RETRY_SECONDS = 0.3
+_ATTEMPT_SECONDS = 10.0  # that the look-up of a name may take
 # Open MPI 5 takes an exit code but 0 of its remote shell, at any time, for a daemon that did
 # not start, and ends the job. That a daemon is lost it finds out by itself.
 _START_SECONDS = 10.0
@@ -110,7 +112,7 @@ class Head:
 
     async def listen(self) -> socket.socket:
         """Listens at the head's address alone. A name may not be known at once."""
-        deadline = time.monotonic() + self.settings.seconds
+        deadline = Deadline(self.settings.seconds, longest=_ATTEMPT_SECONDS)
         host, port = self.settings.head
         while True:
             try:
@@ -121,7 +123,7 @@ class Head:
                 )
                 break
             except socket.gaierror:
-                if time.monotonic() > deadline:
+                if deadline.passed():
                     raise
                 await asyncio.sleep(_RETRY_SECONDS)
         self.address = listener.getsockname()[0]
@@ -139,14 +141,15 @@ class Head:
 
     async def wait_for_nodes(self) -> bool:
         """Whether all have come in time."""
-        deadline = time.monotonic() + self.settings.seconds
+        deadline = Deadline(self.settings.seconds)
         wanted = self.settings.nodes
         while len(self.nodes) + 1 < wanted:
             self.changed.clear()
             try:
-                left = max(0.01, deadline - time.monotonic())
-                await asyncio.wait_for(self.changed.wait(), left)
+                await asyncio.wait_for(self.changed.wait(), deadline.pause())
             except asyncio.TimeoutError:
+                if not deadline.passed():
+                    continue
                 here = {0, *(node.number for node in self.nodes.values())}
                 missing = ", ".join(str(n) for n in range(wanted) if n not in here)
                 print_agent(
@@ -178,8 +181,8 @@ class Head:
         self.ended = True
         for node in list(self.nodes.values()):
             await node.link.send(0, END, b"%d" % code)
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        while self.nodes and time.monotonic() < deadline:
+        deadline = Deadline(_LEAVE_SECONDS)
+        while self.nodes and not deadline.passed():
             await asyncio.sleep(0.05)
 
     # The nodes.

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
 
 from collective.launch.agents import guard
 from collective.launch.agents.link import Link, keep_alive
@@ -24,8 +23,10 @@ from collective.launch.agents.shell import (
     STDOUT,
 )
 from collective.net import shared_secret
+from collective.running_time import Deadline
 
 _PART = 65536
+_CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.3
 _ANSWER_SECONDS = 10.0
 
@@ -63,14 +64,16 @@ async def run(settings: Settings) -> int:
 
 async def _connect(settings: Settings) -> tuple[Link | None, str]:
     """The connection to the head, or None and the reason."""
-    deadline = time.monotonic() + settings.seconds
+    deadline = Deadline(settings.seconds, longest=2 * _CONNECT_SECONDS)
     host, port = settings.head
     while True:
         try:
-            opened = await asyncio.to_thread(socket.create_connection, (host, port), 5)
+            opened = await asyncio.to_thread(
+                socket.create_connection, (host, port), _CONNECT_SECONDS
+            )
             break
         except OSError as error:
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 return None, (
                     f"no head at {host}:{port} within {settings.seconds} s: {error}\n"
                     "HINT: node 0 runs the same command; --head is its name or address; "

@@ -290,13 +290,10 @@ std::string Job::NextMeeting(int local_rank) const {
 }
 
 GoneFunction Job::GoneOrStuck() const {
-  return [this, since = Now(), looked = Now(),
-          stopped = int64_t{0}](int local_rank) mutable {
-    const int64_t now = Now();
-    if (now - looked > kStopped) stopped += now - looked;
-    looked = now;
+  return [this, time = RunningTime()](int local_rank) mutable {
+    const double waited = time.Seconds();
     if (HasLeft(local_rank) || IsDead(local_rank)) return true;
-    EndIfStuck(local_rank, SecondsSince(since + stopped), stopped);
+    EndIfStuck(local_rank, waited, time.stopped());
     return false;
   };
 }

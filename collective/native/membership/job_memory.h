@@ -71,8 +71,4 @@ struct Job::Header {
   RankState ranks[kMaxRanks];
 };
 
-// A thread that has not polled for so long was stopped: ten times as long as it
-// sleeps at most.
-constexpr int64_t kStopped = kSecond;
-
 }  // namespace collective

@@ -115,7 +115,10 @@ void Job::LongWait::Poll() {
   // the other ranks may take its wait as seen.
   if (record_ && now - polled_ < kStopped) record_->polled = now;
   // A job that is suspended as a whole continues as if no time had passed.
-  if (now - polled_ > kStopped) stopped_ += now - polled_;
+  if (now - polled_ > kStopped) {
+    stopped_ += now - polled_;
+    quiet_since_ += now - polled_;
+  }
   polled_ = now;
   job_->my_state().last_waited = now;
   if (job_->blocked_) job_->SetWaitingSince(true);
@@ -134,7 +137,7 @@ void Job::LongWait::Poll() {
     submitted_ = submitted;
     quiet_since_ = now;
   }
-  if (job_->network_ && now - start_ > job_->Patience()) {
+  if (job_->network_ && now - start_ - stopped_ > job_->Patience()) {
     ReportToOtherHosts(now);
   }
   if (now - quiet_since_ > job_->Patience()) CheckUnmatched();

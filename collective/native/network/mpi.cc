@@ -42,8 +42,10 @@ class StartDeadline {
  public:
   StartDeadline(const std::string& who, double seconds)
       : thread_([who, seconds, started = started_.get_future()] {
-          const std::chrono::duration<double> most(seconds);
-          if (started.wait_for(most) == std::future_status::ready) return;
+          constexpr std::chrono::milliseconds kPause(kLongestPauseMilliseconds);
+          for (Deadline deadline(seconds); !deadline.Passed();) {
+            if (started.wait_for(kPause) == std::future_status::ready) return;
+          }
           std::fprintf(stderr,
                        "collective: %son a host of the name %s: MPI did not "
                        "connect all ranks within %.0f s\nHINT: see whether a "
@@ -272,7 +274,7 @@ class MpiNetwork final : public Network {
   }
 
   bool Agree(bool yes, double seconds) override {
-    const int64_t deadline = DeadlineIn(seconds);
+    Deadline deadline(seconds);
     Lock lock(mpi_mutex);
     auto* agreement = new Transfer;
     agreement->yes = yes;
@@ -280,7 +282,7 @@ class MpiNetwork final : public Network {
     for (;;) {
       const int done = TestLocked(agreement);
       if (done) return done > 0;
-      if (Now() > deadline) break;
+      if (deadline.Passed()) break;
       lock.unlock();
       SleepFor(kPollInterval);
       lock.lock();

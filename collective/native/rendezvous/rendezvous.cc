@@ -26,10 +26,10 @@ namespace {
 // How often a coordinator looks whether a survivor has died.
 constexpr int kLookMilliseconds = 10;
 // A connection that sends no request within this time is dropped.
-constexpr int kRequestMilliseconds = 2000;
+constexpr double kRequestSeconds = 2;
 // Other ranks wait a little longer than the coordinator: its error names the
 // ranks that are missing.
-constexpr int kExtraMilliseconds = 1000;
+constexpr double kExtraSeconds = 1;
 constexpr int kMaxPauseMilliseconds = 20;  // between two attempts to connect
 constexpr double kForever = 1e6;           // seconds
 
@@ -53,8 +53,20 @@ bool HasExited(int pid) {
   return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
-int MillisecondsUntil(int64_t deadline) {
-  return static_cast<int>(std::max<int64_t>(0, deadline - Now()) / kMillisecond) + 1;
+// How long poll may wait, so that the deadline is polled often enough.
+int PauseBefore(Deadline* deadline) {
+  const int64_t left = std::max<int64_t>(0, deadline->Left()) / kMillisecond + 1;
+  return static_cast<int>(std::min<int64_t>(left, kLongestPauseMilliseconds));
+}
+
+// Waits until a connection can be read, or has failed; false at the deadline.
+bool AwaitReadable(int connection, Deadline* deadline) {
+  for (;;) {
+    pollfd one = {connection, POLLIN, 0};
+    const int ready = poll(&one, 1, PauseBefore(deadline));
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
+    if (ready == 0 && deadline->Passed()) return false;
+  }
 }
 
 // The process that has sent a request. Without a pidfd its number is needed to
@@ -85,7 +97,7 @@ void SendRefusal(int socket, const std::string& what, const std::string& hint) {
 class Coordinator {
  public:
   // `gone` is empty at the first rendezvous, which every rank must join.
-  Coordinator(const RankInfo& info, const std::string& name, int64_t deadline,
+  Coordinator(const RankInfo& info, const std::string& name, const Deadline& deadline,
               const GoneFunction& gone)
       : info_(info), deadline_(deadline), gone_(gone), peers_(info.local_size) {
     // A rank that is alone on its host waits for nobody.
@@ -144,11 +156,11 @@ class Coordinator {
       if (!peer.connection.valid()) continue;
       watched.push_back({peer.connection.get(), POLLIN, 0});
     }
-    const int left = MillisecondsUntil(deadline_);
+    const int pause = PauseBefore(&deadline_);
     const int ready = poll(watched.data(), watched.size(),
-                           gone_ ? std::min(left, kLookMilliseconds) : left);
+                           gone_ ? std::min(pause, kLookMilliseconds) : pause);
     if (ready < 0 && errno == EINTR) return;
-    if (ready == 0 && Now() < deadline_) return;
+    if (ready == 0 && !deadline_.Passed()) return;
     if (ready == 0) {
       Refuse(Code::kDeadlineExceeded, "local ranks did not come to init:" + missing,
              std::string("see whether they failed before; ") + kSlowStartHint);
@@ -174,11 +186,11 @@ class Coordinator {
   void Accept() {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!caller.valid()) return;
-    pollfd one = {caller.get(), POLLIN, 0};
+    Deadline deadline(kRequestSeconds);
     JoinRequest request = {};
     Descriptor pidfd;
     if (PeerCredentials(caller.get()).uid != getuid() ||
-        poll(&one, 1, kRequestMilliseconds) <= 0 ||
+        !AwaitReadable(caller.get(), &deadline) ||
         !ReceiveRequest(caller.get(), &request, &pidfd)) {
       return;  // a stranger, or a rank that died at once
     }
@@ -262,7 +274,7 @@ class Coordinator {
   }
 
   const RankInfo& info_;
-  const int64_t deadline_;
+  Deadline deadline_;
   const GoneFunction& gone_;
   Descriptor listener_;
   std::vector<Peer> peers_;  // by local rank, then newcomers
@@ -273,11 +285,11 @@ class Coordinator {
 
 // Connects to the coordinator; invalid if it is gone.
 Descriptor ConnectTo(const RankInfo& info, int coordinator, const std::string& name,
-                     int64_t deadline, const GoneFunction& gone) {
+                     Deadline* deadline, const GoneFunction& gone) {
   for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kMaxPauseMilliseconds)) {
     Descriptor connection = Connect(info, name);
     if (connection.valid() || (gone && gone(coordinator))) return connection;
-    if (Now() > deadline) {
+    if (deadline->Passed()) {
       throw Failure(Code::kDeadlineExceeded,
                     ToString(info) + ": local rank " + std::to_string(coordinator) +
                         " did not come to init",
@@ -287,16 +299,13 @@ Descriptor ConnectTo(const RankInfo& info, int coordinator, const std::string& n
   }
 }
 
-void AwaitReply(const RankInfo& info, int connection, int64_t deadline) {
-  for (;;) {
-    pollfd one = {connection, POLLIN, 0};
-    const int ready = poll(&one, 1, MillisecondsUntil(deadline) + kExtraMilliseconds);
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready != 0) return;
-    throw Failure(Code::kDeadlineExceeded,
-                  ToString(info) + ": not every local rank came to init",
-                  std::string("see whether one failed before; ") + kSlowStartHint);
-  }
+void AwaitReply(const RankInfo& info, int connection, Deadline* deadline) {
+  const int64_t left = std::max<int64_t>(0, deadline->Left());
+  Deadline later(static_cast<double>(left) * 1e-9 + kExtraSeconds);
+  if (AwaitReadable(connection, &later)) return;
+  throw Failure(Code::kDeadlineExceeded,
+                ToString(info) + ": not every local rank came to init",
+                std::string("see whether one failed before; ") + kSlowStartHint);
 }
 
 // Takes over the descriptors in `files`.
@@ -315,7 +324,7 @@ Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
 
 // False if the coordinator is gone, or gave this rendezvous up.
 bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
-             int64_t deadline, const GoneFunction& gone, Rendezvous* found) {
+             Deadline* deadline, const GoneFunction& gone, Rendezvous* found) {
   const Descriptor connection = ConnectTo(info, coordinator, name, deadline, gone);
   if (!connection.valid()) return false;
   JoinRequest request = {};
@@ -398,12 +407,12 @@ Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
 Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name, size_t bytes,
                          double seconds, const GoneFunction& gone) {
   CheckCount(info.local_size);
-  const auto deadline = DeadlineIn(seconds);
+  Deadline deadline(seconds);
   if (info.local_rank == 0) {
     return Coordinator(info, name, deadline, gone).Run(bytes, {}, nullptr);
   }
   Rendezvous found;
-  TryJoin(info, 0, name, deadline, gone, &found);
+  TryJoin(info, 0, name, &deadline, gone, &found);
   return found;
 }
 
@@ -414,7 +423,7 @@ Rendezvous Reconfigure(const RankInfo& info, int generation, int reconfiguration
   JoinReply reply = {};
   reply.generation = generation;
   reply.reconfigurations = reconfigurations;
-  const auto deadline = DeadlineIn(seconds);
+  Deadline deadline(seconds);
   const int me = info.local_rank;
   for (Rendezvous found;;) {
     int coordinator = 0;
@@ -423,16 +432,16 @@ Rendezvous Reconfigure(const RankInfo& info, int generation, int reconfiguration
     if (coordinator == me) {
       return Coordinator(info, name, deadline, gone).Run(bytes, reply, listener);
     }
-    if (TryJoin(info, coordinator, name, deadline, gone, &found)) return found;
+    if (TryJoin(info, coordinator, name, &deadline, gone, &found)) return found;
   }
 }
 
 Rendezvous RequestJoin(const std::string& job) {
   const RankInfo info = JoinListenerInfo(job);
   const GoneFunction never = [](int) { return false; };
-  const auto deadline = DeadlineIn(kForever);
+  Deadline deadline(kForever);
   Rendezvous found;
-  while (!TryJoin(info, kNewcomer, kJoinListenerName, deadline, never, &found)) {
+  while (!TryJoin(info, kNewcomer, kJoinListenerName, &deadline, never, &found)) {
   }
   return found;
 }

@@ -10,12 +10,13 @@ import sys
 
 import pytest
 
-from collective.elastic import membership_file, running_time
-from collective.elastic.running_time import Lasting, Stops
+from collective import running_time
+from collective.elastic import membership_file
 from collective.launch import endings, processes, supervisor
 from collective.launch.endings import Lingering, Undead
 from collective.launch.output import OutputStyle
 from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.running_time import Deadline, Lasting, Stops
 from tests import freezer, launch
 
 
@@ -46,6 +47,22 @@ def test_a_suspended_process_does_not_count_the_time(clock):
     assert stops.since(0) == 3600
     assert stops.since(clock.now - 3) == 0.5
     assert not lasting.since(False)
+
+
+def test_a_deadline_does_not_count_a_suspension(clock):
+    deadline = Deadline(10)
+    for pause, left in ((1, 9), (3600, 7), (2, 5), (1e9, 3), (1, 2)):
+        clock.now += pause
+        assert deadline.left() == left and not deadline.passed()
+    assert deadline.pause() == 0.5  # polled often enough
+    for _ in range(2):
+        clock.now += 1
+    assert not Deadline(10).passed() and Deadline(0).passed()
+    clock.now += 2
+    assert deadline.passed() and deadline.pause() == 0.01
+    slow = Deadline(60, longest=30)  # as where each try may take so long
+    clock.now += 25
+    assert slow.left() == 35
 
 
 def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):

@@ -82,6 +82,15 @@ def relay(*lines: str) -> tuple[Relay, list[bool]]:
     return made, [made._is_shown(f"collective.launch: {line}\n") for line in lines]
 
 
+def test_a_network_that_leads_nowhere_is_known_by_its_address(monkeypatch):
+    heard, _ = relay("rank 1 on b started")
+    heard._is_shown("  Message:    connect() to 10.79.0.1:1025 failed\n")
+    assert heard.unreachable == "10.79.0.1"
+    mine = [interfaces.Interface(f"eth{i}", f"10.7{i}.0.9/24") for i in (7, 9)]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
+    assert interfaces.others("10.79.0.1") == ["eth7"]
+
+
 def test_the_rank_that_was_killed_is_to_blame():
     heard, shown = relay(
         "rank 0 on a started",

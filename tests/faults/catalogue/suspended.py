@@ -109,6 +109,15 @@ FAULTS = [
         launcher_options=("--min-np", "1"),
     ),
     Fault(
+        "a rank starts a daemon (setsid), that does not end",
+        training(*KEPT, *JSON),
+        "it ends with the job",
+        code=0,
+        seconds=None,
+        inside="daemon forward 1 7",
+        holds=undisturbed,
+    ),
+    Fault(
         "a rank gives its communicator up (MPI_Abort)",
         training(backend="mpi"),
         "the job ends",

@@ -29,6 +29,7 @@ from collective.elastic import generations, membership_file
 from collective.errors import CollectiveError, UsageError, printable
 from collective.launch import processes
 from collective.log import log
+from collective.running_time import Deadline
 from collective.training.input.plan import Plan
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
@@ -295,7 +296,7 @@ class Checkpoint(Observer):
         if self._lock is not None:
             return
         path = self.folder / LOCK
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = Deadline(PATIENCE_SECONDS)
         while True:
             if path.is_symlink():
                 path.unlink(missing_ok=True)  # never ours; a file in its place is
@@ -312,7 +313,7 @@ class Checkpoint(Observer):
                 if holder and processes.kill_is_pending(holder):
                     path.unlink(missing_ok=True)  # it never writes again
                     continue
-                if time.monotonic() < deadline:
+                if not deadline.passed():
                     time.sleep(0.1)
                     continue
                 raise UsageError(

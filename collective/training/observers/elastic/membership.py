@@ -29,6 +29,7 @@ from collective.errors import (
     NextGeneration,
     UsageError,
 )
+from collective.running_time import Deadline
 from collective.training.exchange import gather_few
 from collective.training.input.pipeline import Input
 from collective.training.loop.loop import Loop
@@ -212,10 +213,10 @@ class Membership(Observer):
                 file=sys.stderr,
                 flush=True,
             )
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = Deadline(WAIT_SECONDS)
         while True:
             mine = preemption.flags() & (WAITING | RESTARTS)
-            gives_up = preemption.noticed or time.monotonic() > deadline
+            gives_up = preemption.noticed or deadline.passed()
             found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
             if found & RESTARTS:
                 self._begin_next_generation()

@@ -1,45 +1,29 @@
-"""Random faults at random moments: ``python -m tests.chaos --seconds 300 --seed 1``.
-
-Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``,
-and strikes it once, from without or in the code of a rank. Afterwards it has gone on or ended as docs/reference/reliability.md
-says, with the losses of one process, and nothing of it is left. A round that finds something
-else is shown with its seed: ``python -m tests.chaos --seed SEED --rounds 1`` repeats it.
-"""
+"""What may happen to a job on one host, from without or in the code of a rank."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from collective import recorder
-from tests import freezer, launch
+from tests import freezer
 from tests.collective.meeting import names_of
-from tests.faults.catalogue.killed import KEPT
-from tests.faults.catalogue.survived import undisturbed
 from tests.faults.catalogue.suspended import suspend
-from tests.faults.fault import JSON, OPEN_MPIS, STEPS, nothing, training
-from tests.faults.job import Job, running
-from tests.faults.undisturbed import goes_on_from_checkpoint
+from tests.faults.fault import nothing
+from tests.faults.job import Job
 
-RANKS, LEAST, RANK_TIMEOUT = 3, 2, 8
-LONGEST = 14.0  # until it strikes: about as long as a round takes
-PACE = "0.2"  # that a step takes longer, so that many strikes hit one
+RANK_TIMEOUT = 8
 
 
 def processes_of(job: Job, rank: int) -> list[int]:
@@ -160,6 +144,12 @@ class Chaos:
         inside: In place of it: what ``tests.faults.inside`` does, at a random place.
         disk: Size of the disk that its checkpoints are on; empty: none of its own.
         command: Words before the launcher's.
+        program: Words before each rank's program.
+        variables: Of the job.
+        elastic: Whether only jobs with ``--min-np`` are struck: others would wait for as
+            long as COLLECTIVE_TIMEOUT.
+        on_hosts: Whether the job runs on two hosts of the lab.
+        needs: Why it cannot be tried here; empty where it can.
     """
 
     strike: Callable[[Job, int], None] = nothing
@@ -167,6 +157,22 @@ class Chaos:
     inside: str = ""
     disk: str = ""
     command: Sequence[str] = ()
+    program: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    elastic: bool = False
+    on_hosts: bool = False
+    needs: Callable[[], str] = lambda: ""
+
+
+def jumps(seconds: int) -> Chaos:
+    """The wall clock of a rank."""
+    return Chaos(
+        inside="jump",
+        survives=(True, True),
+        program=[sys.executable, "-m", "tests.faults.clock"],
+        variables={"FAULT_SECONDS": str(seconds)},
+        needs=lambda: "" if shutil.which("cc") else "there is no C compiler",
+    )
 
 
 CATALOGUE = {
@@ -174,10 +180,18 @@ CATALOGUE = {
     "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
     "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=2), (True, True)),
-    "stop": Chaos(stops, (False, True)),
+    "stop": Chaos(stops, (False, True), elastic=True),
     "suspend": Chaos(suspends, (True, True)),
-    "freeze": Chaos(freezes, (False, True)),
-    "hold-lock": Chaos(inside="hold-lock", survives=(False, True)),
+    "freeze": Chaos(freezes, (False, True), elastic=True, needs=freezer.why_not),
+    "hold-lock": Chaos(
+        inside="hold-lock",
+        survives=(False, True),
+        elastic=True,
+        variables={"FAULT_SECONDS": "100000"},
+    ),
+    "clock-forward": jumps(3600),
+    "clock-back": jumps(-3600),
+    "daemon": Chaos(inside="daemon", survives=(True, True)),
     "launcher-kill": Chaos(to_launcher(signal.SIGKILL), (False, False)),
     "launcher-term": Chaos(to_launcher(signal.SIGTERM), (False, False)),
     "launcher-int": Chaos(to_launcher(signal.SIGINT), (False, False)),
@@ -195,94 +209,3 @@ CATALOGUE = {
     "fork": Chaos(inside="fork", survives=(True, True)),
     "long-line": Chaos(inside="print", survives=(True, True)),
 }
-# What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
-# loses before all have met.
-EXCEPTED = "before it had joined the job"
-
-
-def one_round(seed: int, folder: Path) -> str:
-    """Returns what was tried.
-
-    Raises:
-        AssertionError: If something was found.
-    """
-    rng = random.Random(seed)
-    name = rng.choice(sorted(CATALOGUE))
-    backend, elastic = rng.choice(["native", "native", "mpi"]), rng.random() < 0.6
-    rank, moment = rng.randrange(RANKS), rng.uniform(0, LONGEST)
-    if name == "freeze" and freezer.why_not():
-        name = "stop"
-    if name in ("stop", "freeze", "hold-lock") and not elastic:
-        elastic = True  # it would last as long as COLLECTIVE_TIMEOUT
-    tried = f"{name} rank {rank} after {moment:.1f} s, {backend}, elastic: {elastic}"
-    words = launch.command("native", RANKS)
-    if backend == "mpi":
-        words.append("--mpi")
-    if elastic:
-        words += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
-    chaos = CATALOGUE[name]
-    variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder)}
-    variables[recorder.VARIABLE] = str(folder)
-    if chaos.inside:
-        place, step = rng.choice(["input", "forward", "update"]), rng.randrange(STEPS)
-        tried = tried.replace(f"after {moment:.1f} s", f"in {place} of step {step}")
-        if name == "hold-lock":
-            variables["FAULT_SECONDS"] = "100000"
-        variables["FAULT"] = f"{chaos.inside} {place} {rank} {step}"
-    if chaos.disk:
-        (folder / "runs").symlink_to(folder / "disk")
-    program = [*training(*KEPT, *JSON, backend=backend)]
-    command = [*words, *(word.format(folder=folder) for word in program)]
-    with running([*chaos.command, *command], folder, variables, disk=chaos.disk) as job:
-        if not chaos.inside:
-            with contextlib.suppress(Exception):
-                job.launcher.wait(moment)
-        early = not (job.folder / "ledger").exists()
-        chaos.strike(job, rank)
-        code, _ = job.wait()
-        printed = job.text
-        for filler in folder.glob("*/filler"):
-            filler.unlink()
-        try:
-            assert code is not None and not job.processes(), "it hangs"
-            left = [n for n in job.left() if not re.fullmatch(OPEN_MPIS, n)]
-            assert left == [], f"left in /dev/shm: {left}"
-            survives = chaos.survives[elastic] and not (early and EXCEPTED in printed)
-            assert code == 0 or not survives, f"exit code {code}"
-            if code and chaos.survives[elastic] is None:
-                named = "HINT: " in printed or "Traceback" in printed
-                assert named, "it names no reason"
-            if code == 0 and not chaos.command:
-                undisturbed(job)
-            else:
-                goes_on_from_checkpoint(job)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{printed[-6000:]}") from error
-    return f"{tried}: exit code {code}"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if something was found."""
-    parser = argparse.ArgumentParser("python -m tests.chaos")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--rounds", type=int, default=1_000_000)
-    options = parser.parse_args(arguments)
-    deadline = time.monotonic() + options.seconds
-    found = rounds = 0
-    for seed in range(options.seed, options.seed + options.rounds):
-        if time.monotonic() > deadline:
-            break
-        rounds += 1
-        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-            try:
-                print(f"seed {seed}: {one_round(seed, Path(folder))}", flush=True)
-            except AssertionError:
-                found += 1
-                print(f"seed {seed}: FOUND\n{traceback.format_exc()}", flush=True)
-    print(f"{rounds} rounds, {found} findings")
-    return min(found, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

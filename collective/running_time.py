@@ -50,3 +50,31 @@ class Lasting:
         now = self._stops.look()
         self._began = min(self._began, now) if is_so else math.inf
         return now - self._began - self._stops.since(self._began) > self.seconds
+
+
+class Deadline:
+    """A time-out that counts only the time in which this process ran.
+
+    Args:
+        seconds: Until it has passed.
+        longest: Seconds that may lie between two calls. Of a longer pause so many count.
+    """
+
+    def __init__(self, seconds: float, longest: float = STOPPED_SECONDS) -> None:
+        self._left, self._longest = seconds, longest
+        self._looked = time.monotonic()
+
+    def left(self) -> float:
+        """Returns the seconds that are left; less than 0 when it has passed."""
+        now = time.monotonic()
+        self._left -= min(now - self._looked, self._longest)
+        self._looked = now
+        return self._left
+
+    def passed(self) -> bool:
+        """Returns whether no time is left."""
+        return self.left() <= 0
+
+    def pause(self) -> float:
+        """Returns how many seconds a call may block, so that this one is asked in time."""
+        return min(max(self.left(), 0.01), self._longest / 4)

@@ -1,0 +1,272 @@
+"""``RayExecutor``: Horovod's interface to a job that Ray places, whose ranks stay alive."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from collective.errors import CollectiveError, UsageError
+from collective.launch.agents import function
+from collective.ray.job import lost_actors_named
+from collective.ray.placement import Request, Workers
+from collective.ray.serve import serve
+
+_END_SECONDS = 20.0
+
+
+@dataclass
+class Settings:
+    """What ``RayExecutor.create_settings`` returns."""
+
+    timeout_s: int = 30
+    placement_group_timeout_s: int = 100
+    nics: Sequence[str] | None = None
+
+
+class RayExecutor:
+    """Ranks that Ray places, and that make one call after another until ``shutdown``.
+
+    >>> executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)
+    >>> executor.start()
+    >>> losses = executor.run(train, kwargs={"epochs": 3})
+    >>> executor.shutdown()
+
+    A function that fails on a rank ends all ranks, because others may wait for that one; so
+    does a lost actor or node. ``shutdown`` and ``start`` then begin again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
+    ):
+        """Describes the job; ``start`` asks Ray for it.
+
+        Args:
+            settings: What ``create_settings`` returns.
+            num_workers: Number of ranks, wherever Ray has room; or:
+            num_hosts: Number of nodes, each with
+            num_workers_per_host: as many ranks.
+            cpus_per_worker: CPUs that Ray holds for each rank.
+            use_gpu: Whether each rank has GPUs.
+            gpus_per_worker: How many; 1 by default.
+            use_current_placement_group: Whether an actor or task that is in a placement
+                group, as those of Ray Tune are, takes the resources from it.
+            min_workers: Of elastic jobs, like the rest: refused.
+            max_workers: See ``min_workers``.
+            reset_limit: See ``min_workers``.
+            cooldown_range: See ``min_workers``.
+            elastic_timeout: Ignored: of elastic jobs.
+            override_discovery: Ignored: of elastic jobs.
+
+        Raises:
+            UsageError: The arguments contradict each other, or ask for an elastic job.
+        """
+        if min_workers or max_workers or reset_limit or cooldown_range:
+            raise UsageError(
+                "RayExecutor: elastic jobs on Ray are not built",
+                hint="num_workers=N; or collectiverun --agent with --min-np on each node",
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise UsageError(
+                "RayExecutor: one of num_workers and num_hosts is needed",
+                hint="RayExecutor(settings, num_workers=4)",
+            )
+        size = num_workers or (num_hosts or 0) * num_workers_per_host
+        if size < 1:
+            raise UsageError(
+                f"RayExecutor: {size} workers: at least 1", hint="num_workers=2"
+            )
+        self._settings = settings or Settings()
+        each: dict[str, float] = {"CPU": cpus_per_worker}
+        if use_gpu:
+            each["GPU"] = gpus_per_worker or 1
+        self._request = Request(
+            size=size,
+            each=each,
+            seconds=self._settings.placement_group_timeout_s,
+            per_node=0 if num_workers else num_workers_per_host,
+            use_current_group=use_current_placement_group,
+        )
+        self._workers: Workers | None = None
+        self._actors: list[Any] = []  # by rank
+        self._nodes: list[Any] = []  # references to what becomes of each node
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: int = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: int = 100,
+        nics: Sequence[str] | None = None,
+    ) -> Settings:
+        """Makes the settings of a job.
+
+        Args:
+            timeout_s: Seconds in which all ranks start.
+            ssh_identity_file: Ignored: agents need no ssh.
+            ssh_str: Ignored.
+            placement_group_timeout_s: Seconds until Ray has the resources.
+            nics: Network interfaces between nodes.
+        """
+        return Settings(timeout_s, placement_group_timeout_s, nics)
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the ranks; returns when all are ready for calls.
+
+        Args:
+            executable_cls: Each rank makes one object of it, for ``execute``.
+            executable_args: Its arguments.
+            executable_kwargs: Its keyword arguments.
+            extra_env_vars: Environment variables of the ranks.
+
+        Raises:
+            CollectiveError: The ranks do not start; with their last lines.
+            UsageError: It has been started; or Ray has not the resources.
+        """
+        if self._workers is not None:
+            raise UsageError("RayExecutor: started already", hint="shutdown() first")
+        name = secrets.token_hex(16)
+        made = (executable_cls, executable_args or (), executable_kwargs or {})
+        call = function.pickled(serve, (name, *made), None)
+        self._workers = Workers(self._request)
+        try:
+            with lost_actors_named("RayExecutor.start"):
+                self._start(name, call, extra_env_vars or {})
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[Any]:
+        """Calls ``fn(*args, **kwargs)`` on every rank; returns the results, by rank.
+
+        Raises:
+            CollectiveError: It failed on a rank, with the traceback; or an actor was lost.
+            UsageError: It has not been started; or ``callbacks``, which are not built.
+        """
+        _refuse(callbacks)
+        return self._get(self.run_remote(fn, args, kwargs))
+
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As ``run``; returns Ray's references to the results at once."""
+        given, named = tuple(args or ()), dict(kwargs or {})
+        return self._call(lambda executable: fn(*given, **named), self._started())
+
+    def execute(
+        self,
+        fn: Callable[[Any], Any],
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[Any]:
+        """Calls ``fn(executable)`` on every rank; see ``run``."""
+        _refuse(callbacks)
+        return self._get(self._call(fn, self._started()))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Calls ``fn(executable)`` on rank 0 alone; returns its result."""
+        return self._get(self._call(fn, self._started()[:1]))[0]
+
+    def shutdown(self) -> None:
+        """Ends the ranks, also those in the midst of a call, and gives the resources back."""
+        workers, self._workers = self._workers, None
+        if workers is None:
+            return
+        import ray
+
+        for actor in self._actors:
+            actor.end.remote()
+        if self._actors:
+            ray.wait(self._nodes, num_returns=len(self._nodes), timeout=_END_SECONDS)
+        self._actors, self._nodes = [], []
+        workers.close()
+
+    def _start(self, name: str, call: bytes, variables: Mapping[str, str]) -> None:
+        import ray
+
+        assert self._workers is not None
+        workers = self._workers
+        actors = [actor for node in workers.nodes for actor in node]
+        places = [index for node in workers.nodes for index in range(len(node))]
+        ray.get([a.listen.remote(name, i) for a, i in zip(actors, places, strict=True)])
+        nics = self._settings.nics
+        options = ["--network-interfaces", ",".join(nics)] if nics else []
+        job = workers.job(name, call, self._settings.timeout_s, options)
+        self._nodes = workers.start(job, variables)
+        ranks = [actor.accept.remote() for actor in actors]
+        waiting = [*ranks, *self._nodes]
+        while any(rank in waiting for rank in ranks):
+            done, waiting = ray.wait(waiting)
+            if done[0] in self._nodes:  # the job has ended before all ranks were ready
+                nodes = ray.get(self._nodes)
+                function.results(nodes, self._request.size, "RayExecutor.start")
+        order = ray.get(ranks)
+        self._actors = [actors[order.index(rank)] for rank in range(len(actors))]
+
+    def _started(self) -> list[Any]:
+        if not self._actors:
+            raise UsageError("RayExecutor: not started", hint="executor.start() first")
+        return self._actors
+
+    def _call(self, fn: Callable[[Any], Any], actors: Sequence[Any]) -> list[Any]:
+        import ray
+
+        call = ray.put(cloudpickle.dumps(fn))  # sent once to each node
+        return [actor.execute.remote(call) for actor in actors]
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        """The results, or the first failure: other ranks may have failed because of it."""
+        import ray
+
+        with lost_actors_named("RayExecutor"):
+            try:
+                waiting = references
+                while waiting:
+                    done, waiting = ray.wait(waiting)
+                    ray.get(done)
+                return ray.get(references)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if isinstance(cause, CollectiveError):
+                    raise cause from None
+                raise
+
+
+def _refuse(callbacks: Sequence[Callable[..., Any]] | None) -> None:
+    if callbacks:
+        raise UsageError(
+            "RayExecutor: callbacks are not built",
+            hint="callbacks of collective.fit, or of Keras, run on rank 0",
+        )

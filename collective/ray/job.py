@@ -1,0 +1,68 @@
+"""``collective.ray.run``: calls a function on every rank of a job that Ray places."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from collective.errors import CollectiveError, UsageError
+from collective.launch.agents import function
+from collective.ray.placement import Request, Workers
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_workers: int = 1,
+    resources_per_worker: Mapping[str, float] | None = None,
+    start_timeout: int = 120,
+) -> list[Any]:
+    """Calls ``fn(*args, **kwargs)`` on every rank; ``ray.init`` has been called.
+
+    Args:
+        fn: Any function; it and its arguments are pickled by value.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        num_workers: Number of ranks.
+        resources_per_worker: As Ray names them: ``{"CPU": 2, "GPU": 1}``; one CPU by default.
+        start_timeout: Seconds until the resources are free, and until all nodes have met.
+
+    Returns:
+        The results, by rank.
+
+    Raises:
+        CollectiveError: A rank failed, with its traceback; or an actor or its node was
+            lost: then the other nodes have ended.
+        UsageError: Ray has not so many resources free in time.
+    """
+    import ray
+
+    if num_workers < 1:
+        raise UsageError(f"num_workers={num_workers}: at least 1", hint="num_workers=2")
+    each = dict(resources_per_worker or {"CPU": 1})
+    call = function.pickled(fn, args, kwargs)
+    workers = Workers(Request(num_workers, each, start_timeout))
+    try:
+        job = workers.job(secrets.token_hex(16), call, start_timeout)
+        with lost_actors_named("collective.ray.run"):
+            nodes = ray.get(workers.start(job, {}))
+        return function.results(nodes, num_workers, "collective.ray.run")
+    finally:
+        workers.close()
+
+
+@contextlib.contextmanager
+def lost_actors_named(who: str) -> Iterator[None]:
+    """Raises the loss of an actor or of its node as a ``CollectiveError``."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayActorError as error:
+        raise CollectiveError(
+            f"{who}: an actor or its node was lost: {error}",
+            hint="call it again, with collective.fit(..., checkpoint=...) to resume",
+        ) from None

@@ -1,0 +1,157 @@
+"""Places one actor for each rank in Ray's cluster, and starts the job on their nodes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collective.errors import UsageError
+from collective.launch.agents import function
+from collective.ray.worker import Found, Worker
+
+_ANY_BUNDLE = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the ranks of a job need."""
+
+    size: int
+    each: Mapping[str, float]  # resources of a rank, as Ray names them
+    seconds: int  # until they are free
+    per_node: int = 0  # ranks on each node; 0: as Ray places them
+    use_current_group: bool = False  # of an actor or a task that Ray has placed
+
+    def bundles(self) -> tuple[list[dict[str, float]], str]:
+        """Bundles and strategy of a placement group."""
+        if not self.per_node:
+            return [dict(self.each)] * self.size, "PACK"
+        of_node = {name: count * self.per_node for name, count in self.each.items()}
+        return [of_node] * (self.size // self.per_node), "STRICT_SPREAD"
+
+    def bundle_of(self, index: int) -> int:
+        """The bundle that holds an actor, in a placement group of our own."""
+        return index // self.per_node if self.per_node else index
+
+
+class Workers:
+    """Actors for the ranks of one job, in the order of nodes: that of the ranks, too."""
+
+    def __init__(self, request: Request):
+        """Places the actors.
+
+        Raises:
+            UsageError: Ray has not so many resources free in time.
+        """
+        import ray
+        from ray.util.placement_group import get_current_placement_group
+
+        self.actors: list[Any] = []
+        current = get_current_placement_group() if request.use_current_group else None
+        self.own_group = None if current else _placement_group(request)
+        group = current or self.own_group
+        own = [request.bundle_of(index) for index in range(request.size)]
+        bundles = [_ANY_BUNDLE] * request.size if current else own
+        try:
+            self.actors = _actors(request.each, group, bundles)
+            places = [actor.found.remote() for actor in self.actors]
+            found: list[Found] = ray.get(places, timeout=request.seconds)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ray.exceptions.GetTimeoutError):
+                raise _missing(request, "the current placement group") from None
+            raise
+        nodes = list(dict.fromkeys(place.node for place in found))
+        # Of each node: its actors, and the GPUs that they hold.
+        self.nodes = [
+            [
+                a
+                for a, place in zip(self.actors, found, strict=True)
+                if place.node == node
+            ]
+            for node in nodes
+        ]
+        self.gpus = [
+            [gpu for place in found if place.node == node for gpu in place.gpus]
+            for node in nodes
+        ]
+        self.head = found[0].head
+
+    def job(
+        self, name: str, call: bytes, seconds: int, options: Sequence[str] = ()
+    ) -> function.Job:
+        """The job that makes a pickled call on every rank."""
+        return function.Job(
+            name=name,
+            secret=secrets.token_hex(32),
+            head=self.head,
+            slots=[len(actors) for actors in self.nodes],
+            call=call,
+            seconds=seconds,
+            options=options,
+        )
+
+    def start(self, job: function.Job, variables: Mapping[str, str]) -> list[Any]:
+        """Starts the agents; returns references to the result of each node."""
+        return [
+            actors[0]
+            .run.options(concurrency_group="agent")
+            .remote(job, node, gpus, dict(variables))
+            for node, (actors, gpus) in enumerate(
+                zip(self.nodes, self.gpus, strict=True)
+            )
+        ]
+
+    def close(self) -> None:
+        """Ends the actors, with what they have started."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self.actors:
+            ray.kill(actor)
+        if self.own_group is not None:
+            remove_placement_group(self.own_group)
+            self.own_group = None
+
+
+def _placement_group(request: Request) -> Any:
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundles, strategy = request.bundles()
+    group = placement_group(bundles, strategy=strategy)
+    if not group.wait(request.seconds):
+        remove_placement_group(group)
+        raise _missing(request, "Ray")
+    return group
+
+
+def _missing(request: Request, who: str) -> UsageError:
+    bundles, _ = request.bundles()
+    return UsageError(
+        f"{who} has not {len(bundles)} times {bundles[0]} free within "
+        f"{request.seconds} s",
+        hint="ray status shows what there is; fewer workers, or start_timeout=600",
+    )
+
+
+def _actors(each: Mapping[str, float], group: Any, bundles: Sequence[int]) -> list[Any]:
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # The agent runs beside the calls that the actor passes to its rank.
+    worker: Any = ray.remote(concurrency_groups={"agent": 1})(Worker)
+    resources = dict(each)
+    options = {
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "resources": resources,
+    }
+    return [
+        worker.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+            **options,
+        ).remote()
+        for bundle in bundles
+    ]

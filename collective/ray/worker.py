@@ -1,0 +1,101 @@
+"""The actor of a rank: it holds the rank's resources, and passes calls to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from collective.errors import CollectiveError
+from collective.launch.agents import function
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where an actor is."""
+
+    node: str  # Ray's name of the node
+    head: str  # HOST:PORT, if this is the first actor of all
+    gpus: list[str]
+
+
+class Worker:
+    """Holds the resources of one rank; the first of a node runs the node's agent."""
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+        self.rank: Connection | None = None
+
+    def found(self) -> Found:
+        """Where Ray has put this actor."""
+        import ray
+
+        head = f"{ray.util.get_node_ip_address()}:{function.free_port()}"
+        node = ray.get_runtime_context().get_node_id()
+        return Found(node, head, [str(gpu) for gpu in ray.get_gpu_ids()])
+
+    def run(
+        self, job: function.Job, node: int, gpus: list[str], variables: dict[str, str]
+    ) -> function.NodeResult:
+        """Runs the agent of this node to the end of the job."""
+        return function.run_node(job, node, gpus, variables)
+
+    def listen(self, job: str, index: int) -> None:
+        """Prepares for the rank with this index on this node."""
+        path = socket_path(function.job_folder(job), index)
+        self.listener = Listener(str(path), "AF_UNIX")
+
+    def accept(self) -> int:
+        """Waits for the rank; returns its number."""
+        assert self.listener is not None, "listen() first"
+        self.rank = self.listener.accept()
+        return int(self.rank.recv_bytes())
+
+    def execute(self, call: bytes) -> Any:
+        """Has the rank make a call; returns its result.
+
+        Raises:
+            CollectiveError: The function failed, with its traceback; or the rank ended.
+        """
+        assert self.rank is not None, "accept() first"
+        try:
+            self.rank.send_bytes(call)
+            good, result = cloudpickle.loads(self.rank.recv_bytes())
+        except (EOFError, OSError):
+            raise CollectiveError(
+                "RayExecutor: the rank has ended",
+                hint="the first error of the ranks says why; then start() again",
+            ) from None
+        if not good:
+            raise CollectiveError(
+                f"RayExecutor: {result}",
+                hint="all ranks have ended: shutdown(), and start() again",
+            )
+        return result
+
+    def end(self) -> None:
+        """Lets the rank return from ``serve``."""
+        if self.rank is not None:
+            with contextlib.suppress(OSError):
+                self.rank.send_bytes(b"")
+
+
+def socket_path(folder: Path, index: int) -> Path:
+    """The Unix socket of a rank; nodes may share the folder's disk."""
+    return folder / f"{socket.gethostname()}-{index}.socket"
+
+
+def calls(rank: Connection) -> Iterator[Any]:
+    """The functions that this rank's actor sends, until it ends the rank.
+
+    Raises:
+        EOFError: The actor was lost.
+    """
+    while call := rank.recv_bytes():
+        yield cloudpickle.loads(call)

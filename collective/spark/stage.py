@@ -1,0 +1,170 @@
+"""A barrier stage of Spark whose tasks are the nodes of one job."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from collective.errors import CollectiveError, UsageError
+from collective.launch.agents import function
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass
+class Request:
+    """What every task needs to know."""
+
+    tasks: int
+    name: str  # that cannot be guessed
+    secret: str
+    call: bytes  # function, arguments: pickled by value
+    seconds: int  # until all tasks run, and until all nodes have met
+    variables: Mapping[str, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)  # of the launcher
+    python: str = ""
+    kept_lines: int = function.KEPT_LINES
+
+
+def spark_context() -> Any:
+    """The SparkContext that is active.
+
+    Raises:
+        UsageError: There is none, or no PySpark.
+    """
+    hint = "spark = SparkSession.builder.getOrCreate() first"
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        raise UsageError(
+            "collective.spark needs PySpark", hint="pip install pyspark"
+        ) from None
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise UsageError("collective.spark: there is no SparkContext", hint=hint)
+    return context
+
+
+def run(context: Any, request: Request) -> list[function.NodeResult]:
+    """Runs the job in a barrier stage; returns what became of each node.
+
+    Raises:
+        CollectiveError: A task or its executor was lost; then all tasks have ended.
+        UsageError: Spark has not so many tasks free in time.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark import InheritableThread
+
+    group = f"collective-{request.name}"
+    outcome: Future[list[function.NodeResult]] = Future()
+
+    def collect() -> None:
+        # In a thread of its own, whose job group is not that of the user's jobs.
+        context.setJobGroup(group, "collective.spark", interruptOnCancel=True)
+        tasks = context.parallelize(range(request.tasks), request.tasks)
+        try:
+            stage = tasks.barrier().mapPartitions(_task_of(request))
+            outcome.set_result(stage.collect())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    thread = InheritableThread(target=collect, daemon=True)
+    thread.start()
+    try:
+        _wait(context, thread, group, request)
+        return outcome.result()
+    except Py4JJavaError as error:
+        raise CollectiveError(
+            f"collective.spark: a task or its executor was lost, or has failed: "
+            f"{error.java_exception.getMessage()}",
+            hint="call it again, with collective.fit(..., checkpoint=...) to resume",
+        ) from None
+    finally:
+        if thread.is_alive():
+            context.cancelJobGroup(group)
+            thread.join()
+
+
+def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
+    """Waits for the stage to end, and at first for all its tasks to start."""
+    deadline = time.monotonic() + request.seconds
+    started = False
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        started = started or _running(context, group) >= request.tasks
+        if not started and time.monotonic() > deadline and thread.is_alive():
+            raise UsageError(
+                f"Spark has not {request.tasks} tasks free at once within "
+                f"{request.seconds} s",
+                hint="as num_proc at most the cores of all executors, divided by "
+                "spark.task.cpus; or start_timeout=1200",
+            )
+
+
+def _running(context: Any, group: str) -> int:
+    """How many tasks of the group's jobs run."""
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [
+        tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds
+    ]
+    return sum(stage.numActiveTasks for stage in stages if stage)
+
+
+def _task_of(request: Request) -> Callable[[Any], Iterator[function.NodeResult]]:
+    """The function of the stage's tasks, which Spark pickles."""
+
+    def task(_: Any) -> Iterator[function.NodeResult]:
+        from pyspark import BarrierTaskContext
+
+        yield from run_task(BarrierTaskContext.get(), request)
+
+    return task
+
+
+def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
+    """One task: the first of its node runs the agent there, the others wait for it.
+
+    Args:
+        context: Spark's ``BarrierTaskContext``.
+        request: The job.
+    """
+    hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+    found = context.resources()
+    gpus = list(found["gpu"].addresses) if "gpu" in found else []
+    said = context.allGather(json.dumps([function.free_port(), gpus]))
+    ports, gpus_of = zip(*map(json.loads, said), strict=True)
+    nodes = list(dict.fromkeys(hosts))
+    mine = hosts[context.partitionId()]
+    here = [index for index, host in enumerate(hosts) if host == mine]
+    code = 0
+    if here[0] == context.partitionId():
+        job = function.Job(
+            name=request.name,
+            secret=request.secret,
+            head=f"{hosts[0]}:{ports[0]}",
+            slots=[hosts.count(host) for host in nodes],
+            call=request.call,
+            seconds=request.seconds,
+            options=request.options,
+            python=request.python,
+            kept_lines=request.kept_lines,
+        )
+        gpus = [gpu for index in here for gpu in gpus_of[index]]
+        result = function.run_node(job, nodes.index(mine), gpus, request.variables)
+        code = result.code
+        yield result
+    _report(context.allGather(str(code)), hosts)
+
+
+def _report(codes: Sequence[str], hosts: Sequence[str]) -> None:
+    """Writes a failure to the log of every task; they have all ended."""
+    failed = [f"{host}: {c}" for host, c in zip(hosts, codes, strict=True) if c != "0"]
+    if failed:
+        text = f"collective.spark: the job failed; exit codes: {', '.join(failed)}"
+        print(text, file=sys.stderr, flush=True)

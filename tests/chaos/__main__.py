@@ -1,0 +1,148 @@
+"""Random faults at random moments: ``python -m tests.chaos --seconds 300 --seed 1``.
+
+Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``,
+on this host or on two hosts of the lab, and strikes it once: from without, in the code of
+a rank, or on the network. Afterwards it has gone on or ended as
+docs/reference/reliability.md says, with the losses of one process, and nothing of it is
+left. A round that finds something else is shown with its seed:
+``python -m tests.chaos --seed SEED --rounds 1`` repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from collective import recorder
+from tests import launch
+from tests.chaos import hosts, kinds
+from tests.chaos.kinds import RANK_TIMEOUT, Chaos
+from tests.faults.catalogue.killed import KEPT
+from tests.faults.catalogue.survived import undisturbed
+from tests.faults.fault import JSON, OPEN_MPIS, STEPS, training
+from tests.faults.job import Job, running
+from tests.faults.undisturbed import goes_on_from_checkpoint
+from tests.hosts.lab import Lab
+
+RANKS, LEAST = 3, 2
+LONGEST = 14.0  # until it strikes: about as long as a round takes
+PACE = "0.2"  # that a step takes longer, so that many strikes hit one
+# What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
+# loses before all have met.
+EXCEPTED = "before it had joined the job"
+
+
+def catalogue(lab: Lab | None) -> dict[str, Chaos]:
+    """What may happen here."""
+    all_ = {**kinds.CATALOGUE, **(hosts.CATALOGUE if lab else {})}
+    return {name: kind for name, kind in all_.items() if not kind.needs()}
+
+
+def one_round(seed: int, folder: Path, lab: Lab | None) -> tuple[str, str]:
+    """Returns the kind of fault, and what was tried.
+
+    Raises:
+        AssertionError: If something was found.
+    """
+    rng = random.Random(seed)
+    found = catalogue(lab)
+    name = rng.choice(sorted(found))
+    chaos = found[name]
+    backend = rng.choice(["native", "native", "mpi"])
+    elastic = rng.random() < 0.6 or chaos.elastic
+    rank, moment = rng.randrange(RANKS), rng.uniform(0, LONGEST)
+    tried = f"{name} rank {rank} after {moment:.1f} s, {backend}, elastic: {elastic}"
+    variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder), **chaos.variables}
+    variables[recorder.VARIABLE] = str(folder)
+    if chaos.inside:
+        place, step = rng.choice(["input", "forward", "update"]), rng.randrange(STEPS)
+        tried = tried.replace(f"after {moment:.1f} s", f"in {place} of step {step}")
+        variables["FAULT"] = f"{chaos.inside} {place} {rank} {step}"
+    if chaos.disk:
+        (folder / "runs").symlink_to(folder / "disk")
+    options = ["--mpi"] if backend == "mpi" and not chaos.on_hosts else []
+    if elastic:
+        options += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
+    program = [*chaos.program, *training(*KEPT, *JSON, backend=backend)]
+    words = [*options, *(word.format(folder=folder) for word in program)]
+    if chaos.on_hosts:
+        assert lab is not None
+        command = hosts.command(lab, words)
+    else:
+        command = [*chaos.command, *launch.command("native", RANKS), *words]
+    used = lab if chaos.on_hosts else None
+    with running(command, folder, variables, disk=chaos.disk, hosts=used) as job:
+        if not chaos.inside:
+            with contextlib.suppress(Exception):
+                job.launcher.wait(moment)
+        early = not (job.folder / "ledger").exists()
+        chaos.strike(job, rank)
+        code, _ = job.wait()
+        printed = job.text
+        for filler in folder.glob("*/filler"):
+            filler.unlink()
+        try:
+            _check(chaos, job, code, elastic, early)
+        except AssertionError as error:
+            raise AssertionError(f"{tried}: {error}\n{printed[-6000:]}") from error
+    return name, f"{tried}: exit code {code}"
+
+
+def _check(
+    chaos: Chaos, job: Job, code: int | None, elastic: bool, early: bool
+) -> None:
+    printed, survives = job.text, chaos.survives[elastic]
+    assert code is not None and not job.processes(), "it hangs"
+    left = [n for n in job.left() if not re.fullmatch(OPEN_MPIS, n)]
+    assert left == [], f"left in /dev/shm: {left}"
+    excepted = early and (EXCEPTED in printed or chaos.on_hosts)
+    assert code == 0 or not survives or excepted, f"exit code {code}"
+    if code and (survives is None or chaos.on_hosts):
+        named = "HINT: " in printed or "Traceback" in printed
+        assert named, "it names no reason"
+    if code == 0 and not chaos.command:
+        undisturbed(job)
+    else:
+        goes_on_from_checkpoint(job)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if something was found."""
+    parser = argparse.ArgumentParser("python -m tests.chaos")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rounds", type=int, default=1_000_000)
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.seconds
+    found, rounds, tried = 0, 0, Counter[str]()
+    with contextlib.ExitStack() as stack:
+        why_not = hosts.why_not()
+        if why_not:
+            print(f"no hosts: {why_not}", flush=True)
+        lab = None if why_not else stack.enter_context(hosts.made())
+        for seed in range(options.seed, options.seed + options.rounds):
+            if time.monotonic() > deadline:
+                break
+            rounds += 1
+            with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+                try:
+                    name, what = one_round(seed, Path(folder), lab)
+                    tried[name] += 1
+                    print(f"seed {seed}: {what}", flush=True)
+                except AssertionError:
+                    found += 1
+                    print(f"seed {seed}: FOUND\n{traceback.format_exc()}", flush=True)
+    print(f"{rounds} rounds, {len(tried)} kinds of faults, {found} findings")
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Networks that are bad, lead nowhere, or are not to be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import launch
+from tests.hosts import lab, switch
+from tests.hosts.lab import NETWORK, SECOND
+
+TWO = ("-H", f"{NETWORK}.1:1,{NETWORK}.2:1")
+SUMS = """
+import collective, numpy as np, sys, time
+collective.init()
+print("begins", flush=True)
+for step in range(int(sys.argv[1])):
+    total = collective.allreduce(np.full(20_000, 1.0 + collective.rank()), collective.Sum)
+    assert (total == 3).all()
+    time.sleep(0.02)
+print("all sums", flush=True)
+"""
+
+
+def start(hosts: lab.Lab, *options: str, steps: int, **variables: str):
+    """A job of two ranks on two hosts, without a network that it is told to use."""
+    words = [sys.executable, "-m", "collective.launch"]
+    words += ["--remote-shell", str(hosts.agent), *options, *TWO]
+    return subprocess.Popen(
+        hosts.on(1, [*words, sys.executable, "-c", SUMS, str(steps)]),
+        cwd=launch.ROOT,
+        env=launch.environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(job: subprocess.Popen, hosts: lab.Lab, seconds: float = 90) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    try:
+        printed = job.communicate(timeout=seconds)[0]
+    finally:
+        hosts.end_all()
+        job.wait(10)
+    return job.returncode, printed
+
+
+def await_ranks(job: subprocess.Popen) -> None:
+    """Returns when both ranks have begun."""
+    assert job.stdout is not None
+    begun = 0
+    while begun < 2:
+        line = job.stdout.readline()
+        assert line, "it has ended"
+        begun += bool(re.search(r"\] begins$", line.rstrip()))
+
+
+@pytest.fixture(scope="module")
+def two_networks():
+    with lab.hosts(2, second=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bad_network():
+    if reason := switch.why_not():
+        pytest.skip(reason)
+    with lab.hosts(2, bad=True) as made:
+        yield made
+
+
+def test_a_network_that_leads_nowhere_is_named(two_networks):
+    code, printed = end(start(two_networks, steps=3), two_networks)
+    assert code != 0
+    *_, last = printed.splitlines()
+    assert re.fullmatch(
+        rf"HINT: no connection to {SECOND}.\d: that network does not join the hosts; "
+        "--network-interfaces eth0 uses another",
+        last,
+    ), printed
+    job = start(two_networks, "--network-interfaces", "eth0", steps=3)
+    code, printed = end(job, two_networks)
+    assert code == 0 and printed.count("all sums") == 2, printed
+
+
+def listeners(hosts: lab.Lab, host: int) -> dict[str, set[int]]:
+    """The processes of a host that listen at each IPv4 address, by their ports."""
+    inside = ["ip", "netns", "exec", lab._host(host), "cat", "/proc/net/tcp"]
+    table = subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+    sockets = {}
+    for row in table.splitlines()[1:]:
+        words = row.split()
+        if words[3] == "0A":  # LISTEN
+            address, _, port = words[1].partition(":")
+            parts = [str(int(address[i : i + 2], 16)) for i in (6, 4, 2, 0)]
+            sockets[f"socket:[{words[9]}]"] = ".".join(parts), int(port, 16)
+    found: dict[str, set[int]] = {}
+    for process in hosts.processes_of(host):
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError, KeyError):
+                address, port = sockets[os.readlink(file)]
+                found.setdefault(address, set()).add(port)
+    return found
+
+
+def test_ports_are_those_that_security_md_has_a_firewall_limit(two_networks):
+    page = (launch.ROOT / "docs" / "reference" / "security.md").read_text()
+    (options,) = re.findall(r'--mpi-args="(--prtemca [^"]*)"', page)
+    job = start(
+        *(two_networks, "--network-interfaces", "eth0", f"--mpi-args={options}"),
+        steps=300,
+    )
+    try:
+        await_ranks(job)
+        found = [listeners(two_networks, host) for host in (1, 2)]
+    finally:
+        code, printed = end(job, two_networks)
+    assert code == 0, printed
+    for by_address in found:
+        everywhere = by_address.pop("0.0.0.0", set())
+        assert everywhere and all(20_000 <= port < 21_000 for port in everywhere), found
+        assert {*by_address} <= {"127.0.0.1"}, found
+
+
+def test_a_bad_network_only_takes_time(bad_network):
+    with bad_network.switch.at(loss=0.02, delay=0.01):
+        job = start(bad_network, "--network-interfaces", "eth0", steps=20)
+        code, printed = end(job, bad_network)
+    assert code == 0 and printed.count("all sums") == 2, printed
+
+
+def test_nothing_is_left_behind_where_long_frames_are_lost(bad_network):
+    job = start(
+        *(bad_network, "--network-interfaces", "eth0"),
+        steps=10_000,
+        COLLECTIVE_TIMEOUT="5",
+    )
+    try:
+        await_ranks(job)
+        with bad_network.switch.at(longest=1000):
+            printed = job.communicate(timeout=90)[0]
+            deadline = time.monotonic() + 30
+            while bad_network.processes() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            left = [Path(f"/proc/{p}/cmdline") for p in bad_network.processes()]
+            assert [file.read_text() for file in left] == [], printed
+    finally:
+        end(job, bad_network)
+    assert job.returncode != 0 and "HINT" in printed, printed
