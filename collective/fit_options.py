@@ -39,15 +39,21 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
-    """A field, with how ``train.py`` reads it."""
+def _option(
+    group: str, help: str, start: Any, *, also: Any = None, **parsing: Any
+) -> Any:
+    """A field, with how ``train.py`` reads it.
+
+    Args:
+        also: Of an option that is True by default: how ``train.py`` reads another value.
+    """
     if start is False:
         parsing["action"] = "store_true"
     elif start is True:
         parsing["action"] = "store_false"
     else:
         parsing = {"default": start} | parsing
-    about = {"group": group, "help": help, "parsing": parsing}
+    about = {"group": group, "help": help, "parsing": parsing, "also": also}
     return dataclasses.field(default=start, metadata=about)
 
 
@@ -97,8 +103,18 @@ class FitOptions:
         choices=("combined", "keras"),
         metavar="CHOICE",
     )
-    verify: bool = _option(
-        "training", "train without comparing the step with Keras' own first", True
+    whole_batch: bool = _option(
+        "unedited", "rank 0 computes whole batches, and the others wait", False
+    )
+    verify: bool | str = _option(
+        "training",
+        "train without comparing the step with Keras' own first",
+        True,
+        also={
+            "help": "run | run:K: make the first K steps (10) by Keras, too, and show\n"
+            "what differs",
+            "metavar": "CHOICE",
+        },
     )
     seed: int | None = _option(
         "numbers",
@@ -144,13 +160,19 @@ def taken(kind: type[T], given: Mapping[str, Any]) -> T:
 
 #: Names of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
+#: Of those that may be a word.
+WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.type))
 
 
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
     """Adds the options of one group to a parser."""
     for field in dataclasses.fields(FitOptions):
         about = field.metadata
+        name = field.name.replace("_", "-")
         if about["group"] == group:
-            name = field.name.replace("_", "-")
             flag = f"--no-{name}" if field.default is True else f"--{name}"
             add(flag, dest=field.name, help=about["help"], **about["parsing"])
+            if about["also"]:
+                add(
+                    f"--{name}", dest=field.name, default=field.default, **about["also"]
+                )

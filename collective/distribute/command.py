@@ -22,6 +22,7 @@ from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
 from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
+from collective.fit_options import WORDS
 from collective.launch.output import print_message
 from collective.streams import open_streams
 
@@ -53,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
         help="whose standard output is shown (default: rank0)")  # fmt: skip
     add("--loops", action="store_true",
         help="cut the batches of the script's own training loops, too")  # fmt: skip
+    add("--private-files", action="store_true",
+        help="what the script writes by relative paths is rank 0's alone")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="an option of collective.fit: accumulate=4")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
@@ -143,6 +146,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         options=backends.Options(devices=args.devices, threads=args.threads),
         output=args.output,
         loops=args.loops,
+        private_files=args.private_files,
         **_fit_options(args.set),
     )
 
@@ -154,6 +158,9 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
+            if name in WORDS:
+                found[name] = value
+                continue
             raise UsageError(
                 f"--set {text}: {value!r} is not a value of Python",
                 hint="--set accumulate=4",

@@ -132,8 +132,8 @@ def start_of(ranks: int | None) -> str:
 def _check_keras(parsed: argparse.Namespace) -> None:
     if not parsed.keras:
         plain_keras.check_program(parsed.command, start_of(parsed.num_proc))
-        for option in ("backend", "output", "loops"):
-            if getattr(parsed, option):
+        for option in ("backend", "output", "loops", "private-files", "set"):
+            if getattr(parsed, option.replace("-", "_")):
                 raise UsageError(
                     f"--{option} goes with --keras; the command takes options of its "
                     "own behind it",
@@ -161,6 +161,8 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     python = words.pop(0) if _is_python(words[0]) else sys.executable
     options = ["--backend", parsed.backend] if parsed.backend else []
     options += ["--loops"] if parsed.loops else []
+    options += ["--private-files"] if parsed.private_files else []
+    options += [f"--set={value}" for value in parsed.set]
     # Each rank has files of its own then.
     output = "all" if parsed.output_filename else parsed.output
     if output:
@@ -237,6 +239,10 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", metavar="NAME", help="who sums the gradients (default: auto)")
     add("--loops", action="store_true",
         help="cut the batches of its own training loops, too")  # fmt: skip
+    add("--private-files", action="store_true",
+        help="what it writes by relative paths is rank 0's alone")  # fmt: skip
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="an option of collective.fit for it: accumulate=4")  # fmt: skip
     add("--output", choices=("rank0", "all"),
         help="whose standard output is shown (default: rank0)")  # fmt: skip
 

@@ -22,6 +22,7 @@ from collective.errors import printable
 KEPT_LINES = 200
 KEPT_CHARACTERS = 4096  # of each kept line
 _SHOWN_LINES = 60
+_NEAR_LINES = 20  # a message above so few lines is not repeated below them
 _SHOWN_WITHOUT_TRACEBACK = 12
 _BLOCK_SECONDS = 1.0  # that a message may wait for the reader of our standard error
 _KEPT_MESSAGES = 1000
@@ -54,12 +55,18 @@ class OutputStyle:
 class RankOutput:
     """The two streams of one of ``size`` ranks.
 
+    Attributes:
+        on_screen: Lines that all ranks together have on the screen.
+
     Raises:
         OSError: If its files cannot be written.
     """
 
+    on_screen = 0
+
     def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style
+        self._error_at: int | None = None  # its last line of stderr on the screen
         # The last lines of its error stream.
         self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
@@ -105,6 +112,19 @@ class RankOutput:
             with contextlib.suppress(OSError, ValueError):
                 target.write(self._time() + label + line)
                 target.flush()
+                if not self._files:
+                    RankOutput.on_screen += 1
+                    self._error_at = (
+                        RankOutput.on_screen if is_error else self._error_at
+                    )
+
+    @property
+    def unseen_errors(self) -> list[str]:
+        """``last_errors``; none where they are above the last few lines of the screen."""
+        at = self._error_at
+        if at is not None and RankOutput.on_screen - at < _NEAR_LINES:
+            return []
+        return list(self.last_errors)
 
     def _is_shown(self, line: str) -> bool:
         """Keeps a line of stderr; returns whether it is shown."""
@@ -253,7 +273,7 @@ def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -
     Args:
         rank: Its name.
         how: How it ended, as of ``supervisor.how_ended``.
-        errors: The last lines of its stderr.
+        errors: The last lines of its stderr; none where they can be seen already.
         hint: What to type; by default what is known of such an end.
     """
     shown = last_error_lines(errors)

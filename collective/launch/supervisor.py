@@ -251,7 +251,7 @@ class Supervisor:
     def _report(self) -> None:
         if self.failed:
             rank, how = self.failed
-            report_failure(self._name(rank), how, self.outputs[rank].last_errors)
+            report_failure(self._name(rank), how, self.outputs[rank].unseen_errors)
 
     # What they use.
 

@@ -131,7 +131,8 @@ class Assembly:
             accumulate=options.accumulate,
             seed=options.seed,
             sync_batch_norm=options.sync_batch_norm is True,
-            enabled=options.verify and not own_step,  # that one has a check of its own
+            enabled=bool(options.verify)
+            and not own_step,  # that one has a check of its own
             verbose=verbose,
             virtual=self.virtual,
         )
@@ -160,7 +161,9 @@ class Assembly:
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,
             )
-            for line in check_step(custom, data.inputs, is_wanted(options.verify)):
+            for line in check_step(
+                custom, data.inputs, is_wanted(bool(options.verify))
+            ):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
             return custom

@@ -20,8 +20,10 @@ from collective.training.observers.elastic.membership import Membership
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
+from collective.training.prepared import get_prepared
 from collective.training.training_data import TrainingData
 from collective.training.variants.virtual import settings
+from collective.training.verification import StockRun, can_run_beside, steps_beside
 
 
 def attach_observers(
@@ -66,6 +68,11 @@ def attach_observers(
         observers.append(membership)
     if checkpoint is not None:
         checkpoint.find_start()
+    prepared = get_prepared(position.model)
+    beside = steps_beside(options.verify, backend)
+    if beside and can_run_beside(prepared, backend):
+        # Innermost: it compares the weights before callbacks change them.
+        observers.insert(0, StockRun(prepared, backend, beside, options.seed))
     if DesyncAlarm.is_needed(backend, options.check_every):
         observers.append(DesyncCheck(position, options.check_every))
     return observers, membership

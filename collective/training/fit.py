@@ -13,6 +13,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.fit_options import FitOptions, taken
 from collective.training import keras_compat
+from collective.training import whole_batch as whole_batches
 from collective.training.assemble import Assembly, make_evaluation
 from collective.training.attached import attach_observers
 from collective.training.compiled_flags import as_compiled
@@ -65,7 +66,8 @@ def fit(
     shard_optimizer: bool = False,
     sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
-    verify: bool = True,
+    whole_batch: bool = False,
+    verify: bool | str = True,
     seed: int | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
@@ -122,8 +124,13 @@ def fit(
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, else a warning. See
             ``collective.training.variants.coupled.batch_norm``.
+        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
+            others wait: for models that couple the rows of a batch.
+            Beside it, Keras' own arguments only.
         verify: Whether the step is compared with Keras' own on a few rows before it
-            trains; see ``collective.training.verification``.
+            trains; see ``collective.training.verification``. ``run``: and the first 10
+            steps are made by Keras, too, on rank 0, and what differs is shown;
+            ``run:K``: the first K.
         embedding_gradients: What the optimizer sees of an embedding's row that a batch
             looks up several times: ``combined``, the gradient of the row, on every
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
@@ -156,6 +163,8 @@ def fit(
     """
     options = taken(FitOptions, locals())
     backend = _open(model, backend, options)
+    if whole_batch:
+        return whole_batches.fit(model, backend, dict(locals()))
     with guarded(backend), contextlib.ExitStack() as contexts:
         contexts.enter_context(as_one_process(model))
         kept = {"checkpoint": checkpoint, "ledger": ledger}

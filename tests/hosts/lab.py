@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -29,7 +30,9 @@ from tests.hosts.switch import Switch
 
 PREFIX = "collective-"
 NETWORK = "10.77.0"
+
 SECOND = "10.79.0"  # where hosts have a second network
+_labs = itertools.count()
 
 
 def why_not() -> str:
@@ -55,15 +58,22 @@ class Lab:
         count: How many.
         rate: What each may send; None for no limit.
         folder: Where the agent and host files are written.
+        prefix: Of the names of their namespaces.
         switch: The program that joins them; None where the kernel does.
     """
 
     def __init__(
-        self, count: int, rate: str | None, folder: Path, switch: Switch | None = None
+        self,
+        count: int,
+        rate: str | None,
+        folder: Path,
+        prefix: str,
+        switch: Switch | None = None,
     ):
         self.count = count
         self.rate = rate
         self.folder = folder
+        self.prefix = prefix
         self.switch = switch
         self.agent = folder / "agent"
         self.agent.write_text(
@@ -71,14 +81,18 @@ class Lab:
             "# [-option ...] HOST COMMAND...: what mpirun takes for ssh.\n"
             "while [[ ${1:-} == -* ]]; do shift; done\n"
             f"name=$1 host=${{1#{NETWORK}.}}; shift\n"
-            f"if [[ ! -e /run/netns/{_host('$host')} ]]; then\n"
+            f"if [[ ! -e /run/netns/{self.name('$host')} ]]; then\n"
             "  exec 3<>/dev/tcp/$name/22 # there is none: fails as ssh does\n"
             "  exit 255\n"
             "fi\n"
-            f"exec ip netns exec {_host('$host')} unshare --uts \\\n"
+            f"exec ip netns exec {self.name('$host')} unshare --uts \\\n"
             '  bash -c "hostname lab$host; $*"\n'
         )
         self.agent.chmod(0o755)
+
+    def name(self, host: int | str) -> str:
+        """The network namespace of a host, numbered from 1."""
+        return f"{self.prefix}{host}"
 
     def on(self, host: int, command: list[str]) -> list[str]:
         """The command that runs another on one host, numbered from 1."""
@@ -143,14 +157,14 @@ class Lab:
 
         Afterwards it is heard again: the hosts have forgotten that it was silent.
         """
-        port = ["ip", "-n", _host("switch"), "link", "set", f"port{host}"]
+        port = ["ip", "-n", self.name("switch"), "link", "set", f"port{host}"]
         _run(*port, "down")
         try:
             yield
         finally:
             _run(*port, "up")
             for i in range(1, self.count + 1):
-                _run("ip", "-n", _host(i), "neigh", "flush", "dev", "eth0")
+                _run("ip", "-n", self.name(i), "neigh", "flush", "dev", "eth0")
             deadline = time.monotonic() + 10
             while not self._hears(host) and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -162,13 +176,13 @@ class Lab:
             "import errno, socket, sys; s = socket.socket(); s.settimeout(0.5);"
             f"sys.exit(s.connect_ex(('{other}', 9)) != errno.ECONNREFUSED)"
         )
-        inside = ["ip", "netns", "exec", _host(host), sys.executable, "-c", program]
+        inside = ["ip", "netns", "exec", self.name(host), sys.executable, "-c", program]
         return subprocess.run(inside).returncode == 0
 
     @contextlib.contextmanager
     def at(self, rate: str) -> Iterator[None]:
         """Has every host send at another rate for a while, in the words of ``tc``."""
-        names = [_host(i) for i in range(1, self.count + 1)]
+        names = [self.name(i) for i in range(1, self.count + 1)]
         before = self.rate
         for name in names:
             _shape(name, rate)
@@ -185,17 +199,13 @@ class Lab:
 
     def processes_of(self, host: int) -> list[int]:
         """What runs on one host, numbered from 1."""
-        return _processes(_host(host))
+        return _processes(self.name(host))
 
     def end_all(self) -> None:
         """Kills what runs on the hosts."""
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-def _host(number: int | str) -> str:
-    return f"{PREFIX}{os.getpid()}-{number}"
 
 
 @contextlib.contextmanager
@@ -216,7 +226,8 @@ def hosts(
         subprocess.CalledProcessError: Where namespaces are not permitted.
     """
     _remove_forgotten()
-    switch = _host("switch")
+    prefix = f"{PREFIX}{os.getpid()}-{next(_labs)}-"  # of the namespaces
+    switch = prefix + "switch"
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as folder,
         contextlib.ExitStack() as stack,
@@ -227,19 +238,21 @@ def hosts(
             _run("ip", "-n", switch, "link", "set", "bridge", "up")
             joins = Switch() if bad else None
             for i in range(1, count + 1):
-                _run("ip", "netns", "add", _host(i))
+                name = f"{prefix}{i}"
+                _run("ip", "netns", "add", name)
                 if joins is None:
-                    _connect(_host(i), switch, i)
+                    _connect(name, switch, i)
                 else:
-                    joins.add(_host(i))
-                _configure(_host(i), i, rate, second)
+                    joins.add(name)
+                _configure(name, i, rate, second)
             if joins is not None:
                 stack.callback(joins.close)
                 joins.start()
-            yield Lab(count, rate, Path(folder), joins)
+            yield Lab(count, rate, Path(folder), prefix, joins)
         finally:
+            stack.close()  # the switch, before its devices are gone
             for name in _namespaces():
-                if name.startswith(_host("")):
+                if name.startswith(prefix):
                     _remove(name)
 
 

@@ -24,6 +24,7 @@ from collective.training.prepare import build_to_evaluate, runs_eagerly
 from collective.training.prepared import get_partition
 from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
+from collective.training.whole_batch import run as run_whole
 
 
 def evaluate(
@@ -38,6 +39,7 @@ def evaluate(
     return_dict: bool = False,
     *,
     backend: str | Backend = "auto",
+    whole_batch: bool = False,
 ) -> Any:
     """Loss and metrics of a model on data, shared by all replicas, exact.
 
@@ -54,6 +56,8 @@ def evaluate(
         callbacks: Their ``on_test_*`` hooks are called, on rank 0.
         return_dict: Whether to return a dict.
         backend: A name or a backend.
+        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
+            others wait: for models that couple the rows of a batch.
 
     Returns:
         The loss, or a list of loss and metrics in the order of
@@ -65,6 +69,12 @@ def evaluate(
     backend = open_backend(backend_for(model, backend))
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
+        if whole_batch:
+            given = dict(x=x, y=y, batch_size=batch_size, verbose=verbose, steps=steps)
+            given |= dict(sample_weight=sample_weight, return_dict=return_dict)
+            return run_whole(
+                "evaluate", model, backend, given | {"callbacks": callbacks}
+            )
         data = as_data(x, y, sample_weight)
         inputs = open_inputs(data, backend, batch_size, steps)
         if not isinstance(model, keras.Model) or not model.compiled:

@@ -43,6 +43,7 @@ from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
 from collective.training.verification import compare_settings, couples_rows, is_wanted
+from collective.training.whole_batch import run as run_whole
 
 
 def predict(
@@ -54,6 +55,7 @@ def predict(
     callbacks: Callbacks = None,
     *,
     backend: str | Backend = "auto",
+    whole_batch: bool = False,
 ) -> Any:
     """The outputs of a model for all rows of x, computed by all ranks together.
 
@@ -72,6 +74,8 @@ def predict(
             ``on_predict_batch_end`` the outputs are exchanged after each batch, which
             takes longer.
         backend: A name or a backend.
+        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
+            others wait: for models that couple the rows of a batch.
 
     Returns:
         A NumPy array ``[rows, ...]``, a RaggedTensor, or a tree of these.
@@ -83,6 +87,11 @@ def predict(
     backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
+        if whole_batch:
+            given = dict(x=x, batch_size=batch_size, verbose=verbose, steps=steps)
+            return run_whole(
+                "predict", model, backend, given | {"callbacks": callbacks}
+            )
         inputs = open_inputs(as_data(x), backend, batch_size, steps)
         steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
@@ -185,7 +194,7 @@ class _Prediction:
             raise UsageError(
                 f"{words}, and each replica has a part of them",
                 hint="predict arrays, on backend native or mpi: every rank then "
-                "predicts whole batches; or by python itself",
+                "predicts whole batches; or whole_batch=True (--set whole_batch=True)",
             )
         if backend.rank == 0:
             log.warning("%s; every rank predicts all rows", words)

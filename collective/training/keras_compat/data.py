@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -109,6 +110,17 @@ def tensorflow_seed() -> int | None:
     """
     seed = context.global_seed()
     return None if seed is None else int(seed)
+
+
+@contextlib.contextmanager
+def tensorflow_draws_unchanged() -> Iterator[None]:
+    """Puts back the generator of the seeds of eager ``tf.random`` operations."""
+    generator = context.context()._rng
+    before = generator.getstate()
+    try:
+        yield
+    finally:
+        generator.setstate(before)
 
 
 class EpochIterator:

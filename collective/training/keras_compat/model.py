@@ -9,12 +9,16 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from keras.src.models.functional import Functional
 
 from collective.errors import CollectiveError
 from collective.training.keras_compat.optimizers import (
     core_optimizer,
     flatten_partitioned,
 )
+
+#: Kinds of models that have no code of their own.
+PLAIN_MODELS = keras.Sequential, Functional
 
 
 def build(

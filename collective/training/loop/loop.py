@@ -191,7 +191,7 @@ class Loop:
         assert position.averages is not None
         position.averages.add(report)
         position.step += 1
-        step = FinishedStep(number, begin, ready, done, ended, report)
+        step = FinishedStep(number, begin, ready, done, ended, report, batch)
         self._call("after_step", step)
         return True
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from collective.training.input.pipeline import Batch
 from collective.training.step.attachments import Attachment
 
 
@@ -34,6 +35,7 @@ class FinishedStep(NamedTuple):
         done: When the step had returned.
         ended: As ``done``, in seconds since the epoch (``time.time``).
         report: What the step returned, see ``collective.training.step.report``.
+        batch: What this process has given it.
     """
 
     number: int
@@ -42,6 +44,7 @@ class FinishedStep(NamedTuple):
     done: float
     ended: float
     report: tf.Tensor
+    batch: Batch
 
 
 class Observer:

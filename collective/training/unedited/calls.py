@@ -50,7 +50,9 @@ def replace_calls(
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        seed = fit_seed(self) if _is_unseeded(job) else None
+        seed = None
+        if _is_unseeded(job) and not options.get("whole_batch"):
+            seed = fit_seed(self)
         ours = {"seed": seed, "sync_batch_norm": "auto", **options}
         own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
         features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
@@ -59,11 +61,17 @@ def replace_calls(
             ours.setdefault("embedding_gradients", "keras")
         return collective.fit(self, **given, **ours, backend=chosen)
 
+    whole = {"whole_batch": bool(options.get("whole_batch"))}
+
     def evaluate(self: keras.Model, **given: Any) -> Any:
-        return collective.evaluate(self, **given, backend=backend_for(job, self))
+        return collective.evaluate(
+            self, **given, **whole, backend=backend_for(job, self)
+        )
 
     def predict(self: keras.Model, **given: Any) -> Any:
-        return collective.predict(self, **given, backend=backend_for(job, self))
+        return collective.predict(
+            self, **given, **whole, backend=backend_for(job, self)
+        )
 
     for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
         stock = getattr(model, ours.__name__)
@@ -153,7 +161,9 @@ def _together(
         _check_keras()
         check_current(job)
         with job.calling(call), _as_keras_raises():
-            return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
+            result = ours(self, **dict(zip(names, args, strict=False)), **kwargs)
+        job.show_files()
+        return result
 
     method.stock = stock  # type: ignore[attr-defined]
     return method

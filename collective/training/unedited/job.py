@@ -24,6 +24,7 @@ from collective.errors import CollectiveError
 from collective.log import log
 from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
+from collective.training.unedited.private_files import PrivateFiles
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
 CALLS = (
@@ -52,6 +53,8 @@ class Job:
         grouped: The backend with several ranks to a replica, by how many.
         split_layers: The layers of the script that are split over such ranks.
         whole: Whether the variables of such layers are whole now.
+        keeps_private: Whether ranks other than 0 have files of their own.
+        private: Those of this rank; None: it has the real ones.
     """
 
     def __init__(self, backend: Backend):
@@ -63,6 +66,8 @@ class Job:
         self.grouped: dict[int, Backend] = {}
         self.split_layers: WeakSet[keras.Layer] = WeakSet()
         self.whole = False
+        self.keeps_private = self.undone = False
+        self.private: PrivateFiles | None = None
         self._noted: set[str] = set()
         self._depth = 0
         self._pending: np.ndarray | None = None  # rank 0's call, received early
@@ -74,9 +79,23 @@ class Job:
         patch = mock.patch.object(owner, name, value, create=new)
         self._replaced.enter_context(patch)
 
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Has ``undo`` do something more."""
+        self._replaced.callback(action)
+
     def undo(self) -> None:
         """Puts back everything that was replaced, the last first."""
+        self.undone = True
         self._replaced.close()
+
+    def show_files(self) -> None:
+        """Has ranks with private files see what rank 0 has written; every rank calls it."""
+        if not self.keeps_private:
+            return
+        self.backend.barrier()
+        if self.private is not None:
+            self.private.refresh()
+        self.backend.barrier()  # rank 0 writes no more until then
 
     def warn_once(self, name: str, text: str, *args: Any) -> None:
         """Logs a warning on rank 0; one for each name."""
@@ -161,15 +180,19 @@ class Job:
             while first[0] == _REMOVAL and first[1] != mine[1] and self._made(first):
                 broadcast_object(self.backend, None)
                 first = self._first_call(mine)
-            if first[0] == _REMOVAL and (first[1] == mine[1] or path in self.made):
+            if first[0] == _REMOVAL and (first[1] == mine[1] or self._owns(path)):
                 failure = broadcast_object(self.backend, None)
             else:
                 self._pending = first
         if tuple(first) != tuple(mine):
-            return remove() if path in self.made else None
+            return remove() if self._owns(path) else None
         if failure is not None:
             raise failure
         return None
+
+    def _owns(self, path: str) -> bool:
+        private = self.private is not None and self.private.has(path)
+        return private or path in self.made
 
     def _made(self, call: np.ndarray) -> bool:
         """Whether rank 0 removes what this rank has made."""

@@ -42,12 +42,12 @@ class Script:
         else:
             _first_on_path(os.path.dirname(os.path.realpath(path)))
         self.path = path
+        self.file = os.path.abspath(path)
         sys.argv = [path, *arguments]
 
     def run(self) -> None:
         """Runs it as ``__main__``, which it stays: its classes can be pickled."""
-        main, spec = ModuleType("__main__"), self.spec
-        file = os.path.abspath(self.path)
+        main, spec, file = ModuleType("__main__"), self.spec, self.file
         if spec is None:
             loader: Any = SourceFileLoader("__main__", file)
             code = loader.source_to_code(loader.get_data(file), file)

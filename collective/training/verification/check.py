@@ -22,6 +22,7 @@ from collective.training.verification.differences import (
     close_logs,
     differences,
     outside,
+    sampled,
     tolerance,
     updates,
 )
@@ -123,8 +124,10 @@ class Check:
             keras_compat.fixed_randomness(),
             keras_compat.moving_statistics(self.pieces > 1) as normalizing,
         ):
+            outcomes = []
             for rows in self.batches:
-                self._judge(self._outcomes(rows, training=True))
+                outcomes.append(self._outcomes(rows, training=True))
+                self._judge(outcomes[-1])
             if self.validation is not None:
                 self._judge(self._outcomes(self.validation, training=False))
             for rows in self.batches[:1]:
@@ -132,7 +135,7 @@ class Check:
                     if raised:
                         self._judge_if_possible(rows)
             if self.updates and not self.gather:
-                self._compare_updates()
+                self._compare_updates(outcomes)
         if self.pieces > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += by_nature(normalizing)
@@ -163,9 +166,13 @@ class Check:
         with contextlib.suppress(NotComparable):
             self._judge(self._outcomes(rows, training=True))
 
-    def _compare_updates(self) -> None:
+    def _compare_updates(self, outcomes: Sequence[Outcomes]) -> None:
         """The weights after Keras' own training steps, and after ours."""
         step, weights = self.step, self.step.prepared.trainable
+        first, own = outcomes[0].stock, outcomes[0].own
+        if len(outcomes) == 1:
+            assert isinstance(own, StepOutcome)
+            return self._compare_optimizers(step, first.gradients, own.gradients)
         found = []
         for ours in (False, True):
             with undo_writes():
@@ -177,9 +184,39 @@ class Check:
                             self.model.train_step(packed(rows))
                 found.append([np.array(v) for v in weights])
         before = [np.array(v) for v in weights]
-        rows = self.batches[0]
-        first, _ = self._stock(rows, training=True)
-        for difference in updates(weights, before, first.gradients, *found):
+        for difference in updates(
+            weights, before, first.gradients, found[0], found[1], self.tolerance
+        ):
+            raise self.explain.not_keras(difference)
+
+    def _compare_optimizers(
+        self,
+        step: Untraced,
+        stock: Sequence[np.ndarray | None],
+        own: Sequence[np.ndarray | None],
+    ) -> None:
+        """As ``_compare_updates`` after one step, whose gradients are known already."""
+        weights, optimizer = step.prepared.trainable, self.model.optimizer
+        found = []
+        for gradients in (stock, own):
+            pairs = [
+                (tf.constant(gradient, variable.dtype), variable)
+                for gradient, variable in zip(gradients, weights, strict=True)
+                if gradient is not None
+            ]
+            tensors, variables = map(list, zip(*pairs, strict=True))
+            with undo_writes():
+                if gradients is stock:
+                    optimizer.apply(tensors, variables)
+                else:
+                    assign = step.backend.assign
+                    keras_compat.apply(optimizer, tensors, variables, assign, weights)
+                found.append([sampled(v.numpy()) for v in weights])
+        before = [sampled(v.numpy()) for v in weights]
+        parts = [None if gradient is None else sampled(gradient) for gradient in stock]
+        for difference in updates(
+            weights, before, parts, found[0], found[1], self.tolerance
+        ):
             raise self.explain.not_keras(difference)
 
     @property
@@ -191,6 +228,9 @@ class Check:
         """The step by Keras and by us; a third time where they differ."""
         self.sizes = uneven(count(rows), self.pieces)
         stock, written = self._stock(rows, training)
+        loss = np.asarray(stock.logs.get("loss", 0.0), np.float64)
+        if not np.all(np.isfinite(loss)):
+            return self._not_finite(stock, loss)
         if len(self.sizes) > 1 and (stock.outside or written):
             raise outside([*stock.outside, *written])
         own = self._own(rows, training, self.sizes)
@@ -211,6 +251,16 @@ class Check:
             with contextlib.suppress(NotComparable):
                 gathered, _ = self._stock(rows, training, self._shares(rows))
         return Outcomes(training, stock, own, whole, gathered, found)
+
+    def _not_finite(self, stock: StepOutcome, loss: np.ndarray) -> Outcomes:
+        """Nothing to compare with: in a validation beside a training nothing is found."""
+        training = bool(stock.gradients)
+        if training or not self.batches:
+            raise NotComparable(
+                f"its loss on {sum(self.sizes)} rows of the first batches is {loss}, by "
+                "Keras' own step, too: look for NaN in the data, the labels or the first weights"
+            )
+        return Outcomes(training, stock, stock, stock, None, [])
 
     def _own(
         self, rows: Rows, training: bool, sizes: Sequence[int]

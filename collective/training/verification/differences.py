@@ -16,13 +16,21 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
+from collective.training.verification.settings import products_of_float32
 
 # Relative to the norm of a tensor. A loss that is cut wrongly differs by a share of the
 # rows, so mostly by some percent; rounding in deep networks reaches a tenth of these.
-_TOLERANCES = {"float64": 1e-8, "float32": 1e-4, "float16": 0.03, "bfloat16": 0.08}
+_TOLERANCES = {
+    "float64": 1e-8,
+    "float32": 1e-4,
+    "tensorfloat32": 0.01,
+    "float16": 0.03,
+    "bfloat16": 0.08,
+}
 # Of the largest gradient: those that are zero but for rounding have no norm of their own.
 _FLOOR = 0.1
 _TINY = 1e-37
+_SAMPLED = 4096
 # Of updates: relative, and the least share of the largest gradient to look at.
 _UPDATE, _CLEAR = 0.02, 0.05
 # Losses and metrics are as good as zero below this share of the tolerance.
@@ -77,7 +85,7 @@ def tolerance(model: keras.Model) -> float:
     dtypes |= {str(v.dtype) for v in model.variables}
     for name in ("bfloat16", "float16", "float32"):
         if name in dtypes:
-            return _TOLERANCES[name]
+            return _TOLERANCES[products_of_float32() if name == "float32" else name]
     return _TOLERANCES["float64"]
 
 
@@ -102,7 +110,7 @@ def differing(
     """The pairs that differ by more than rounding, in their order."""
     pairs = list(pairs)
     norms = [np.linalg.norm(p.expected) for p in pairs if p.kind == "gradient"]
-    floor = _FLOOR * max(norms, default=0.0) * allowed
+    floor = _FLOOR * max(filter(np.isfinite, norms), default=0.0) * allowed
     for kind, name, expected, got, before in pairs:
         if kind in ("loss", "metric", "log"):
             alike = close_logs(expected, got, allowed)
@@ -164,6 +172,7 @@ def updates(
     gradients: Sequence[np.ndarray | None],
     stock: Sequence[np.ndarray],
     own: Sequence[np.ndarray],
+    allowed: float = _UPDATE,
 ) -> Iterator[Difference]:
     """Where weights after some updates differ by more than rounding can make of it.
 
@@ -173,6 +182,7 @@ def updates(
     Args:
         before: The weights before.
         gradients: Those of the first update.
+        allowed: What rounding may make of gradients.
     """
     largest = max(np.abs(g).max(initial=0) for g in gradients if g is not None)
     for variable, old, gradient, expected, got in zip(
@@ -182,11 +192,17 @@ def updates(
             continue
         chosen = np.abs(gradient) > _CLEAR * max(np.abs(gradient).max(), largest)
         change, other = (expected - old)[chosen], (got - old)[chosen]
-        if not _close(change, other, _UPDATE):
+        if not _close(change, other, max(_UPDATE, allowed)):
             size = np.linalg.norm(change), np.linalg.norm(other)
             yield Difference(
                 "update", variable.path, f"norm {size[0]:.4g}", f"{size[1]:.4g}"
             )
+
+
+def sampled(values: np.ndarray) -> np.ndarray:
+    """Some entries of a large array, as a vector; all of a small one."""
+    flat = np.reshape(values, -1)
+    return np.array(flat[:: max(1, flat.size // _SAMPLED)])
 
 
 def close_logs(expected: Any, got: Any, allowed: float) -> bool:
@@ -285,8 +301,9 @@ class Explanation:
                 f"model {self.model.name!r} couples the rows of a batch{where}: what it "
                 f"predicts for a row depends on the rows beside it, and replicas have a "
                 f"part of them ({seen})",
-                "let layers compute each row by itself (no mean, sort, softmax or "
-                "reshape over axis 0); one replica has whole batches",
+                "whole_batch=True (--set whole_batch=True): rank 0 computes whole batches "
+                "alone; or let layers compute each row by itself (no mean, sort, softmax "
+                "or reshape over axis 0)",
             )
         if difference.kind == "metric":
             return _refusal(
@@ -308,7 +325,7 @@ class Explanation:
             f"{self._loss(difference)} couples the rows of a batch{where}, or is not a mean "
             f"over them: it cannot be cut ({seen})",
             "return a value for each row, or their mean; one replica without accumulate "
-            "has whole batches",
+            "has whole batches, and so has rank 0 with whole_batch=True",
         )
 
     def not_keras(self, difference: Difference) -> UsageError:
@@ -341,7 +358,8 @@ class Explanation:
             f"state {difference.name!r} is not a mean over rows: it counts or sums them, or "
             f"keeps an extreme, and the step averages the changes of all replicas "
             f"({seen})",
-            "keep a mean, or a ratio of means",
+            "keep a mean, or a ratio of means; or whole_batch=True: rank 0 computes whole "
+            "batches alone",
         )
 
     def gather_note(self, difference: Difference) -> str:

@@ -81,13 +81,17 @@ def fewer(rows: Rows, most: int) -> Rows:
 
 def compared_rows(model: Any, rows: Rows) -> int:
     """How many rows a comparison takes: more where they cost little."""
+    return _FEW if is_large(model, rows) else _MANY
+
+
+def is_large(model: Any, rows: Rows) -> bool:
+    """Whether to compute a few rows takes seconds."""
     of_one = sum(
         int(np.prod([size or 1 for size in leaf.shape[1:]])) * leaf.dtype.size
         for leaf in tf.nest.flatten(rows.x)
     )
     size = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    large = of_one > _LARGE_ROW or size > _LARGE_MODEL
-    return _FEW if large else _MANY
+    return bool(of_one > _LARGE_ROW or size > _LARGE_MODEL)
 
 
 def uneven(rows: int, pieces: int) -> list[int]:

@@ -67,7 +67,7 @@ class Untraced:
         self.prepared = prepared
         self.model = prepared.model
         self.counted: dict[int, int] = {}
-        self._backend = backend
+        self.backend = backend
         self._draws = draws or Draws(prepared)
         self._layout = Layout(prepared.model)
 
@@ -113,7 +113,7 @@ class Untraced:
 
     def apply(self, rows: Rows, sizes: Sequence[int]) -> None:
         """A whole step, which writes the variables: sums of pieces, then the update."""
-        prepared, backend = self.prepared, self._backend
+        prepared, backend = self.prepared, self.backend
         weights = read_weights(prepared)
         sums, found = self._sums(weights, rows, sizes, 1.0)
         gradients, indices = global_gradients(sums, found, prepared)

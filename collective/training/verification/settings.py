@@ -16,6 +16,25 @@ from tensorflow.python.util import _pywrap_determinism
 _CHOOSING = ("TF_ENABLE_ONEDNN", "ONEDNN_", "DNNL_", "XLA_FLAGS", "TF_XLA_FLAGS")
 
 
+# Of oneDNN, in which processors may multiply float32; the second is TensorFlow's.
+_MATH_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
+
+
+def products_of_float32() -> str:
+    """The dtype in which this process' devices multiply matrices of float32.
+
+    GPUs since Ampere do so in ``tensorfloat32``, with the 10 bits of float16: unless
+    they are told not to.
+    """
+    modes = {os.environ.get(name, "").upper() for name in _MATH_MODES}
+    if modes & {"BF16", "F16", "ANY"}:
+        return "bfloat16"
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    if "TF32" in modes or (tf32 and tf.config.list_logical_devices("GPU")):
+        return "tensorfloat32"
+    return "float32"
+
+
 def describe_settings() -> dict[str, str]:
     """What this process computes with, by the name that sets it."""
     libraries = {

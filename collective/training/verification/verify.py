@@ -35,6 +35,7 @@ from collective.training.step.draws import Draws
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows
 from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.verification import stock_models
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import (
@@ -42,6 +43,7 @@ from collective.training.verification.first_rows import (
     count,
     fewer,
     first_batches,
+    is_large,
 )
 from collective.training.verification.graph import Traced, kind_of_rows
 from collective.training.verification.pieces import Untraced
@@ -113,7 +115,7 @@ def verify_step(
         own = own and getattr(backend, "strategy", None) is None
         check = Check(
             step,
-            batches if compared_rows(prepared.model, batches[0]) > 7 else batches[:1],
+            batches[:1] if is_large(prepared.model, batches[0]) else batches,
             tested[0] if tested else None,
             pieces,
             sync_batch_norm,
@@ -205,8 +207,9 @@ def _decided(
 
 def _plan(check: Check) -> tuple[StepPlan, str]:
     """The plan, and how it was found; on rank 0."""
-    traced = check.traced()
-    text = _description(check, traced)
+    config = stock_models.configuration(check.model)
+    traced = check.traced() if config is None else []
+    text = _description(check, traced, config)
     key = hashlib.sha256(text.encode()).hexdigest() if text else ""
     known = _read(key) if key else None
     if known is not None:
@@ -234,7 +237,9 @@ def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
         raise NotComparable(f"its gradients have {size >> 30} GiB")
 
 
-def _description(check: Check, traced: Sequence[Traced | None]) -> str:
+def _description(
+    check: Check, traced: Sequence[Traced | None], config: str | None
+) -> str:
     """All that the outcome depends on, as text; none where that cannot be known."""
     digests = [found.digest if found else None for found in traced]
     if None in digests:
@@ -243,7 +248,8 @@ def _description(check: Check, traced: Sequence[Traced | None]) -> str:
     return json.dumps(
         {
             "graphs": digests,
-            "model": describe_model(check.model),
+            "model": config or describe_model(check.model),
+            "rounding": check.tolerance,
             "rows": [kind_of_rows(part) for part in rows],
             "numbers": [count(part) for part in rows],
             "pieces": [check.pieces, check.sync_batch_norm, check.updates],

@@ -1,4 +1,4 @@
-"""The manifest for the MPI operator: its form, and that its parts fit together."""
+"""The manifests for Kubernetes: their form, and that their parts fit together."""
 
 from __future__ import annotations
 
@@ -114,3 +114,58 @@ def test_every_pod_of_the_indexed_job_finds_the_head(indexed):
     assert variable["value"].startswith(mounts["secret"])
     docker = (ROOT / "Dockerfile").read_text()
     assert f"WORKDIR {container['workingDir']}" in docker.splitlines()
+
+
+def documents(name):
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+
+
+def takes(kind, found):
+    """Whether the published API has every field; it drops those that it has not."""
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api"
+    )
+    return getattr(models, kind).from_dict(found).to_dict() == found
+
+
+def test_the_api_of_jobset_takes_the_job():
+    (job,) = documents("jobset.yaml")
+    assert takes("JobsetV1alpha2JobSet", job)
+    job["spec"]["network"]["enableDNS"] = True
+    assert not takes("JobsetV1alpha2JobSet", job)
+
+
+def test_the_api_of_kubeflow_trainer_takes_runtime_and_job():
+    runtime, job = documents("trainjob.yaml")
+    assert takes("TrainerV1alpha1TrainingRuntime", runtime)
+    assert takes("TrainerV1alpha1TrainJob", job)
+    assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+
+
+@pytest.mark.parametrize("file", ["jobset.yaml", "trainjob.yaml"])
+def test_every_pod_of_a_jobset_finds_the_head(file):
+    first = documents(file)[0]
+    nodes = first["spec"].get("mlPolicy", {}).get("numNodes")
+    made = first["spec"]["template"] if nodes else first
+    (replicated,) = made["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    options = parse(container["args"])
+    assert options.agent and options.nodes == (nodes or job["completions"])
+    assert options.command == ["python", "train.py"]
+    # JobSet names pods so, and puts its own name on them as a label.
+    name = "$(JOBSET)" if nodes else first["metadata"]["name"]
+    assert options.head == f"{name}-{replicated['name']}-0-0.{name}:7070"
+    variables = {v["name"]: v for v in container["env"]}
+    if nodes:
+        label = variables["JOBSET"]["valueFrom"]["fieldRef"]["fieldPath"]
+        assert label == "metadata.labels['jobset.sigs.k8s.io/jobset-name']"
+        step = replicated["template"]["metadata"]["labels"]
+        assert step == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    secret = variables["COLLECTIVE_SECRET_FILE"]["value"]
+    assert secret.startswith(mounts["secret"])
+    indexed_job = documents("indexed-job.yaml")[1]["spec"]["template"]["spec"]
+    assert pod["volumes"] == indexed_job["volumes"]

@@ -31,22 +31,28 @@ def launch(*arguments):
 
 
 RAISES = (
-    "import os, sys, time\n"
+    "import os, signal, sys, time\n"
     "rank = os.environ['COLLECTIVE_RANK']\n"
     "print('out', rank, flush=True); print('err', rank, file=sys.stderr, flush=True)\n"
     "if rank == '1': raise RuntimeError('of rank ' + rank)\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print(LINES * 'more\\n'), os._exit(0)))\n"
     "time.sleep(60)"
 )
 
 
-@pytest.mark.parametrize("to_files", [True, False])
-def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
+@pytest.mark.parametrize(
+    ("to_files", "more", "times"), [(True, 0, 1), (False, 0, 1), (False, 40, 2)]
+)
+def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, times):
+    """Its traceback, unless that is right above."""
     files = ["--output-filename", str(tmp_path / "out")] if to_files else []
-    done = launch("-np", "2", *files, sys.executable, "-c", RAISES)
+    program = RAISES.replace("LINES", str(more))
+    done = launch("-np", "2", *files, sys.executable, "-c", program)
     assert done.returncode == 1
     last = done.stderr.splitlines()
     assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
-    assert last[-2] == "RuntimeError: of rank 1"
+    assert done.stderr.count("RuntimeError: of rank 1") == times
+    assert ("RuntimeError: of rank 1" in last[-2]) is (to_files or more > 0)
     assert ("[1] out 1" in done.stdout) is not to_files
     if to_files:
         assert (tmp_path / "out/rank.1/stdout").read_text() == "out 1\n"
