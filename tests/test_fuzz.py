@@ -228,11 +228,4 @@ def saved(tmp_path_factory):
         backends.get("single"), epochs=1, checkpoint=Checkpoint(folder, every=6)
     )
     (path,) = storage.saved_in(folder)
-    return path, result.model, _plan_of(path)
-
-
-def _plan_of(path: Path):
-    from collective.training.input.plan import Plan
-    from collective.training.observers.checkpoint import storage
-
-    return Plan(**storage._manifest(path)["plan"])
+    return path, result.model, storage._manifest(path)["plan"]

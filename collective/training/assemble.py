@@ -177,7 +177,7 @@ class Assembly:
             maybe_empty=data.maybe_empty,
             attachments=attachments,
         )
-        drawn = host_random.differ(before, host_random.state())
+        drawn = host_random.drawn_since(before)
         compare_graphs(backend, step.graph, drawn)
         return step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 
 from collective.fit_options import FitOptions
 from collective.training.input.pipeline import Input
@@ -56,14 +57,16 @@ def attach_observers(
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None
-    if checkpoint is not None and isinstance(inputs, Input):
-        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+    plan = asdict(inputs.plan)
+    if virtual is not None:
+        plan["virtual_replicas"] = virtual.count
+    if checkpoint is not None:
         training = describe_identity(inputs, position.model)
         checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
-    if backend.elastic and isinstance(inputs, Input):
+    if backend.elastic:
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, checkpoint, common)
+        membership = Membership(position, inputs, plan, checkpoint, common)
         membership.handoff.find()
         observers.append(membership)
     if checkpoint is not None:

@@ -192,8 +192,6 @@ NOT_BUILT = _pairs(
         "shard_optimizer with devices": (
             "a strategy has the whole optimizer on each device"
         ),
-        "batches with checkpoint": "rows that cannot be counted beforehand",
-        "batches with elastic": "rows that cannot be counted beforehand",
         "unedited with elastic": (
             "a rank that joins or continues would be at another place of the script"
         ),

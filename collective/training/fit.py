@@ -175,6 +175,7 @@ def fit(
         # The data, and the model ready to train on them; the same on every rank.
         arguments = taken(DataArguments, locals())
         read = TrainingData.of(arguments, backend, chosen.virtual, ledger is not None)
+        contexts.callback(read.close)
         chosen.require(read.features)
         must_agree = {
             "epochs": epochs,

@@ -1,9 +1,14 @@
-"""The global generators of Python and NumPy, which scripts draw from on every rank."""
+"""The global generators of Python and NumPy, which scripts draw from on every rank.
+
+Data may draw from them, too, in threads that read ahead (``read_by``): what is drawn then
+cannot be told apart, and nothing is put back.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +18,7 @@ from collective.backends.base import Backend
 from collective.training.exchange import broadcast_object
 
 State = tuple[Any, ...]
+_readers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def state() -> State:
@@ -26,10 +32,27 @@ def set_state(new: State) -> None:
     np.random.set_state(new[1])
 
 
-def differ(one: State, other: State) -> bool:
-    """Whether something was drawn between two states."""
-    pairs = zip(one[1], other[1], strict=True)
-    return one[0] != other[0] or not all(np.array_equal(a, b) for a, b in pairs)
+def read_by(data: object) -> None:
+    """From now on, until ``closed`` or gone, data are read that may draw."""
+    _readers.add(data)
+
+
+def closed(data: object) -> None:
+    """These data are not read any more."""
+    _readers.discard(data)
+
+
+def is_read() -> bool:
+    """Whether data are read that may draw."""
+    return bool(_readers)
+
+
+def drawn_since(before: State) -> bool:
+    """Whether the caller has drawn since a ``state``; False where data may have."""
+    now = state()
+    pairs = zip(before[1], now[1], strict=True)
+    same = before[0] == now[0] and all(np.array_equal(a, b) for a, b in pairs)
+    return not (same or is_read())
 
 
 def share(backend: Backend) -> None:
@@ -44,4 +67,5 @@ def unchanged() -> Iterator[None]:
     try:
         yield
     finally:
-        set_state(before)
+        if not is_read():
+            set_state(before)

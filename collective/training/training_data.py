@@ -71,6 +71,11 @@ class TrainingData:
             validation = open_inputs(given.validation, backend, size, most)
         return cls(inputs, validation, backend, virtual)
 
+    def close(self) -> None:
+        """Closes the validation's data; the loop closes those that it is fed with."""
+        if isinstance(self.validation, Batches):
+            self.validation.close()
+
     @property
     def spec(self) -> Batch:
         """``tf.TensorSpec`` of a batch."""

@@ -38,6 +38,7 @@ QUICK = {
         ("own_step", "checkpoint"),
         ("look_ups", "loss_scale"),
         ("accumulate", "shard_optimizer"),
+        ("checkpoint", "batches"),
     )
 }
 

@@ -8,9 +8,9 @@ agree before each step that all have a batch, and the same one.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -19,22 +19,40 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import host_random, keras_compat
 from collective.training.input import leaves
 from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
+from collective.training.input.tape import Place, Tape
 from collective.training.variants.virtual.pieces import VirtualReplicas
 
 # Batches at the begin of a pass that come whole, too: ``first_batches``.
 _WHOLE = 2
+# In an elastic job a rank is one step, and one end of an epoch, ahead of others at most.
+_KEPT = 4
+
+_Read = tuple[Batch, Any]
+"""A batch for this process, and ``(x, y, sample_weight)`` of all of its rows."""
+
+
+@dataclass(frozen=True)
+class BatchesPlan:
+    """What a checkpoint knows of such batches.
+
+    Attributes:
+        batches_per_epoch: As given; None: an epoch is one pass over the data.
+    """
+
+    batches_per_epoch: int | None
 
 
 class Batches(Feed):
     """The batches of a data set, for the replicas of this process.
 
-    Without ``steps_per_epoch``, an epoch is one pass over the data.
+    Without ``steps_per_epoch``, an epoch is one pass over the data. In an elastic job,
+    the last batches are kept whole, for a step that is made again by fewer ranks.
 
     Attributes:
         spec: ``Batch`` of type specs, with an open number of rows.
@@ -53,14 +71,22 @@ class Batches(Feed):
         virtual: VirtualReplicas | None = None,
     ):
         self._backend = backend
-        self._adapter = _Shares(data, backend, virtual)
+        self._virtual = virtual
+        self._cut = _Cut(backend.local_replicas, backend.replicas, virtual)
+        self._adapter = _Shares(data, self._cut, backend)
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
+        self.plan = BatchesPlan(steps_per_epoch)
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
-        self._begun = False
-        self._ahead: Iterator[Any] | None = None  # an epoch that was begun to be read
-        self._first: list[tuple[Any, Any, Any]] = []
         self._agreement = Agreement(backend)
+        self._tape = self._new_tape()
+        host_random.read_by(self)
+
+    def _new_tape(self) -> Tape[_Read]:
+        return Tape(self._read_epoch, _KEPT if self._backend.elastic else _WHOLE)
+
+    def _read_epoch(self) -> Iterator[_Read]:
+        return (read for read in self._keras.epoch() if int(read[0].global_rows))
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -68,39 +94,56 @@ class Batches(Feed):
         return self._keras.steps
 
     def start(
-        self, step: int, last_step: int, local_replicas: range, replicas: int
+        self,
+        place: Place,
+        last_step: int,
+        local_replicas: range,
+        replicas: int,
     ) -> None:
-        """As ``Feed.start``; from the beginning of the data."""
+        """As ``Feed.start``. What lies before the place is read, unless it has been.
+
+        Raises:
+            UsageError: The data end before.
+        """
+        if self._backend.elastic:
+            self._cut = _Cut(local_replicas, replicas, self._virtual)
+            self._agreement = Agreement(self._backend)  # of these ranks
+        if self._tape.seek(place):
+            return
         self.reset()
+        if not self._tape.seek(place):
+            raise UsageError(
+                f"the data have no step {place[1]} in epoch {place[0] + 1}, with which "
+                "this training would continue",
+                hint="pass the data and the steps_per_epoch= that it began with",
+            )
 
     def first_batches(self) -> list[tuple[Any, Any, Any]]:
-        """``(x, y, sample_weight)`` of the next two batches, with all of their rows.
+        """``(x, y, sample_weight)`` of the first two batches, with all of their rows.
 
         Before anything else is read; the next epoch still has them. Reads no more than
         that epoch would: what a generator or a seeded shuffle gives is not lost.
         """
-        if self._ahead is None:
-            epoch = self._keras.epoch()
-            most = min(_WHOLE, self._keras.steps or _WHOLE)
-            read = list(itertools.islice(epoch, most))
-            self._ahead = itertools.chain(read, epoch)
-            self._first = [whole for _, whole in read]
-        return self._first
+        read = []
+        for _ in range(min(_WHOLE, self._keras.steps or _WHOLE)):
+            if (event := self._tape.next()) is None:
+                break
+            read.append(event)
+        self._tape.seek((0, 0))
+        return [whole for _, whole in read]
 
     def reset(self) -> None:
         """Begins from the start of the data."""
-        if self._ahead is not None:  # it is at the start
+        if self._tape.place == (0, 0):
             return
         self._adapter.close()
         self._keras.reset()
+        self._tape = self._new_tape()
 
     def bounds(self, epoch: int, step: int) -> tuple[int, int]:
-        """As ``Feed.bounds``: epochs begin where the training is.
-
-        They end where Keras knows, at the latest after the first one.
-        """
-        steps = self._keras.steps
-        return step, ENDLESS if steps is None else step + steps
+        """As ``Feed.bounds``: epochs end where Keras knows, at the latest after the first."""
+        steps, first = self._keras.steps, self._tape.first
+        return first, ENDLESS if steps is None else first + steps
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``.
@@ -109,34 +152,38 @@ class Batches(Feed):
             UsageError: On every rank: the ranks have different batches, or the data
                 have no rows at all.
         """
-        batches = self._agreed()
-        first = next(batches, None)
-        if first is None and self._begun:  # a pass has just ended: begin the next
-            batches = self._agreed()
-            first = next(batches, None)
-        if first is None:
-            self._end()
-            return
-        self._begun = True
-        yield first
-        for _ in range(steps - 1):
-            batch = next(batches, None)
-            if batch is None:
+        of_epoch = self._keras.steps
+        left = None if of_epoch is None else self._tape.first + of_epoch
+        whole = left == self._tape.place[1] + steps
+        for _ in range(steps):
+            read = self._tape.next()
+            if read is None:
+                self._agreement.check(-1, 0)
+                if self._tape.ended:
+                    self._end()
                 return
-            yield batch
-        if steps == self._keras.steps:
-            next(batches, None)  # there is none, and Keras ends the epoch
+            yield self._share(*read)
+        if whole:
+            self._tape.next()  # there is none, and Keras ends the epoch
+            self._agreement.check(-1, 0)
         else:
             self._adapter.close()
 
+    def _share(self, batch: Batch, whole: Any) -> Batch:
+        batch = self._agreement.checked(batch)
+        if not self._backend.elastic:
+            return batch
+        x, y, weight = self._cut(whole, batch.global_rows)
+        return Batch(x, y, weight, batch.global_rows)
+
     def close(self) -> None:
         """As ``Feed.close``."""
-        self._ahead = None
+        host_random.closed(self)
         self._adapter.close()
 
     def _end(self) -> None:
         self.ended = True
-        if not self._begun:
+        if self._tape.place == (0, 0):
             raise UsageError(
                 "the data set has no rows", hint="pass data with at least one row"
             )
@@ -147,59 +194,54 @@ class Batches(Feed):
             stacklevel=2,
         )
 
-    def _agreed(self) -> Iterator[Batch]:
-        """The batches of an epoch, each one checked to be the same on every rank."""
-        batches, self._ahead = self._ahead or self._keras.epoch(), None
-        self._first = []
-        for batch, _ in batches:
-            batch = self._agreement.checked(batch)
-            if int(batch.global_rows):
-                yield batch
-        self._agreement.check(-1, 0)
+
+class _Cut:
+    """Takes the rows of some replicas out of a batch."""
+
+    def __init__(self, local: range, replicas: int, virtual: VirtualReplicas | None):
+        if virtual is not None:
+            local, replicas = virtual.pieces(local, replicas), virtual.count
+        self._local, self._replicas = local, replicas
+
+    def __call__(self, whole: Any, rows: Any) -> Any:
+        start, _ = share(rows, self._local[0], self._replicas)
+        _, stop = share(rows, self._local[-1], self._replicas)
+        return _rows(whole, start, stop)
 
 
 class _Shares(keras_compat.DataAdapter):
-    """An adapter whose batches have the rows of this process.
+    """An adapter whose elements are ``_Read``: the rows of this process, and more.
 
-    With a checksum of the whole batch, unless there is one process.
+    With a checksum of the whole batch, unless there is one process. The first batches
+    of an epoch are there whole, too; in an elastic job all are, and none is cut.
     """
 
-    def __init__(
-        self,
-        data: keras_compat.DataAdapter,
-        backend: Backend,
-        virtual: VirtualReplicas | None,
-    ):
+    def __init__(self, data: keras_compat.DataAdapter, share: _Cut, backend: Backend):
         self._data = data
         self._within_epoch = False
-        replicas, local = backend.replicas, backend.local_replicas
-        if virtual is not None:
-            replicas, local = virtual.count, virtual.pieces(local, replicas)
-        low, high = local[0], local[-1]
-        alone = backend.size == 1
+        alone, elastic = backend.size == 1, backend.elastic
         self.rows: int | None = None
 
         @tf.autograph.experimental.do_not_convert
-        def cut(number: tf.Tensor, element: Any) -> tuple[Batch, Any]:
+        def cut(number: tf.Tensor, element: Any) -> _Read:
             whole = keras_compat.unpack(element)
             leaf = leaves.first_leaf(whole[0])
             _check_axes(whole)
             rows = leaves.count_rows(leaf)
             self.rows = leaf.shape[0]
-            start, _ = share(rows, low, replicas)
-            _, stop = share(rows, high, replicas)
-            x, y, weight = _rows(whole, start, stop)
-            mark = None if alone else leaves.checksum(whole)
+            mark = None if alone and not elastic else leaves.checksum(whole)
+            if elastic:  # cut when it is known how many ranks there are
+                return Batch(None, None, None, rows, checksum=mark), whole
             kept = tf.where(number < _WHOLE, rows, 0)
+            x, y, weight = share(whole, rows)
             return Batch(x, y, weight, rows, checksum=mark), _rows(whole, 0, kept)
 
         self._dataset = data.get_tf_dataset().enumerate().map(cut).prefetch(2)
-        spec: Batch = tf.nest.map_structure(
+        x, y, weight = tf.nest.map_structure(
             lambda s: None if _absent(s) else leaves.open_rows(s),
-            self._dataset.element_spec[0],
+            self._dataset.element_spec[1],
         )
-        number = tf.TensorSpec([], tf.int64)
-        self.spec = spec._replace(global_rows=number, checksum=None)
+        self.spec = Batch(x, y, weight, tf.TensorSpec([], tf.int64))
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         return self._dataset

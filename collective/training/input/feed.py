@@ -19,6 +19,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.exchange import total
 from collective.training.input.pipeline import Batch, Input
+from collective.training.input.tape import Place
 from collective.training.variants.virtual.pieces import VirtualReplicas
 
 #: A step or an epoch that is never reached: the number is not known beforehand.
@@ -40,12 +41,13 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def start(
-        self, step: int, last_step: int, local_replicas: range, replicas: int
+        self, place: Place, last_step: int, local_replicas: range, replicas: int
     ) -> None:
-        """The training continues at a step, on these replicas.
+        """The training continues at a place, on these replicas.
 
         Args:
-            step: The next step, counted over all epochs.
+            place: How many epochs of this training have ended, and the next step,
+                counted over all epochs.
             last_step: The step to stop before; ``ENDLESS`` where it is not known.
             local_replicas: The replicas of this process, consecutive numbers.
             replicas: Number of replicas in the job.
@@ -117,9 +119,10 @@ class PlannedFeed(Feed):
         return epoch
 
     def start(
-        self, step: int, last_step: int, local_replicas: range, replicas: int
+        self, place: Place, last_step: int, local_replicas: range, replicas: int
     ) -> None:
         """As ``Feed.start``."""
+        _, step = place
         if self._virtual is not None:
             local_replicas = self._virtual.pieces(local_replicas, replicas)
             replicas = self._virtual.count

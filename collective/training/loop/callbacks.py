@@ -182,7 +182,7 @@ class Hooks:
             return False, bool(seen & watched), error
         before = host_random.state()
         error = self._run(hook, args)
-        return host_random.differ(before, host_random.state()), False, error
+        return host_random.drawn_since(before), False, error
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.

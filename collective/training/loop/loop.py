@@ -114,7 +114,9 @@ class Loop:
         position, backend = self.position, self.position.backend
         try:
             replicas = backend.local_replicas, backend.replicas
-            self.feed.start(position.step, self.last_step, *replicas)
+            ended = position.epoch - position.initial_epoch
+            place = ended, position.step
+            self.feed.start(place, self.last_step, *replicas)
             while not self._ended:
                 self._train_epoch()
             position.final = position.final or position.take()

@@ -111,7 +111,7 @@ def compare_graphs(backend: Backend, graph: tf.Graph, drawn: bool) -> None:
     )
 
 
-def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:
+def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:
     """Settings, data and model, for ``compare_newcomers``."""
     parts = describe_settings() | describe_data("training", inputs)
     return parts | describe_model(model)

@@ -58,7 +58,7 @@ def sum_by_hand() -> Program:
     return regression(Summing)
 
 
-@refused("no mean over rows and no metric's result")
+@refused("not a mean over rows and no metric's result")
 def returns_a_maximum() -> Program:
     class Largest(Regression):
         def returned(self, loss, y):
@@ -67,7 +67,7 @@ def returns_a_maximum() -> Program:
     return regression(Largest)
 
 
-@refused("no mean over rows")
+@refused("not a mean over rows")
 def counts_rows() -> Program:
     class Counting(Regression):
         def __init__(self):
@@ -81,7 +81,7 @@ def counts_rows() -> Program:
     return regression(Counting)
 
 
-@refused("no sum over rows")
+@refused("not a sum over rows")
 def metric_of_a_maximum() -> Program:
     class Largest(keras.metrics.Metric):
         def __init__(self):

@@ -1,16 +1,19 @@
-"""Two trainings, in each of which a rank dies; compared with stock Keras by the last rank.
+"""Trainings, in each of which a rank dies; compared with stock Keras by the last rank.
 
-    collectiverun -np 3 --min-np 1 python ranks_features.py
+    collectiverun -np 4 --min-np 1 python ranks_features.py
 
 The first has a ``train_step`` with two updates, and a rank dies between them. The second
-has a loss of the whole batch, synchronized batch normalization and the gradient of each
+has batches of a generator that draws from NumPy, and the last rank dies. The third has a
+loss of the whole batch, synchronized batch normalization and the gradient of each
 look-up, and rank 0 dies.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -43,6 +46,8 @@ class TwoUpdates(keras.Model):
 
 
 class Dies(keras.callbacks.Callback):
+    """On rank 0, where callbacks are called."""
+
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if int(np.array(self.model.optimizer.iterations)) == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -65,6 +70,22 @@ def between() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def drawn(dies: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Uneven batches.
+
+    With ``dies``, the rank ends when batch 15 is read, some steps ahead.
+    """
+    np.random.seed(7)
+    for number in itertools.count():
+        if dies and number == 15:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rows = 7 + number % 2
+        yield (
+            np.random.normal(size=(rows, pairs.FEATURES)),
+            np.random.normal(size=(rows, 2)),
+        )
+
+
 def compare(name: str, model: keras.Model, wanted: keras.Model) -> None:
     for got, value in zip(pairs.state(model), pairs.state(wanted), strict=True):
         np.testing.assert_allclose(got, value, rtol=1e-12, atol=1e-12, err_msg=name)
@@ -81,6 +102,11 @@ def main() -> None:
     if backend.rank == backend.size - 1:
         os.environ["DYING"] = "1"
     collective.fit(first, *data, backend=backend, verify=False, **words)
+    assert backend.size == 3
+    batches = pairs.make({"batches"})
+    endless = {"epochs": 2, "steps_per_epoch": 10, "verbose": 0}
+    last = backend.rank == backend.size - 1
+    collective.fit(batches, drawn(last), backend=backend, **endless)
     assert backend.size == 2
     rows = pairs.data(HARD)
     second = pairs.make(HARD)
@@ -97,6 +123,9 @@ def main() -> None:
     wanted = own_step()
     wanted.fit(*data, **words)
     compare("own step", first, wanted)
+    wanted = pairs.make({"batches"})
+    wanted.fit(drawn(False), **endless)
+    compare("batches", batches, wanted)
     wanted = pairs.make(HARD)
     wanted.fit(*rows, **words)
     compare("hard", second, wanted)

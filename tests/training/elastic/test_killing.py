@@ -92,13 +92,13 @@ def test_the_last_of_three_goes_on_alone(tmp_path):
 @pytest.mark.launches
 @pytest.mark.matrix
 def test_features_that_communicate_in_the_step_survive(tmp_path):
-    """An own step with two updates; a coupled loss with BatchNorm and look-ups."""
+    """An own step; batches of a generator; a coupled loss, BatchNorm and look-ups."""
     script = str(Path(__file__).with_name("ranks_features.py"))
-    before = [*launch.command("native", 3), "--min-np", "1"]
+    before = [*launch.command("native", 4), "--min-np", "1"]
     command = [*before, sys.executable, script]
-    code, printed = launch.run(command, launch.environment(), 200)
+    code, printed = launch.run(command, launch.environment(), 300)
     assert code == 0, printed
-    for name in ("own step", "hard"):
+    for name in ("own step", "batches", "hard"):
         assert f"{name}: as stock Keras" in printed
 
 

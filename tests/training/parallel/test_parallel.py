@@ -175,7 +175,7 @@ if launch.launched():
         "a constraint": {
             "model": lambda: of(RowParallelDense(3, kernel_constraint="max_norm"))
         },
-        "no sum over": {
+        "not a sum over": {
             "model": lambda: of(
                 RowParallelDense(
                     3, kernel_regularizer=keras.regularizers.OrthogonalRegularizer()

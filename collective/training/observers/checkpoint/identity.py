@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.variables import all_variables
 from collective.training.verification.descriptions import describe_model
@@ -27,7 +28,7 @@ _RATE = "optimizer: learning_rate"
 _VERSIONS = "versions"
 
 
-def describe(inputs: Input, model: keras.Model) -> dict[str, str]:
+def describe(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
     """Parts of a training by name, of a model that is compiled and built."""
     parts = describe_data("training", inputs) | describe_model(model)
     kept = {k: v for k, v in parts.items() if not k.startswith(_IGNORED)}

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -30,7 +30,6 @@ from collective.errors import CollectiveError, UsageError, printable
 from collective.launch import processes
 from collective.log import log
 from collective.running_time import Deadline
-from collective.training.input.plan import Plan
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.observers.checkpoint import storage
@@ -102,7 +101,7 @@ class Checkpoint(Observer):
     def attach(
         self,
         position: Position,
-        plan: Plan,
+        plan: Mapping[str, Any],
         before_write: Callable[[], None] | None = None,
         training: Mapping[str, str] | None = None,
     ) -> None:
@@ -333,7 +332,9 @@ class Checkpoint(Observer):
             self._lock = None
         self._lock_folder()
 
-    def _newest(self, model: keras.Model, plan: Plan, resumes: bool) -> State | None:
+    def _newest(
+        self, model: keras.Model, plan: Mapping[str, Any], resumes: bool
+    ) -> State | None:
         found, parts = storage.saved_in(self.folder), get_partition(model)
         if found and not resumes:
             raise UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import keras_compat
+from collective.training import host_random, keras_compat
 from collective.training.exchange import broadcast_object, gather_few
 from collective.training.prepared import get_partition
 from collective.training.variables import all_variables, outside_seeds
@@ -60,7 +60,11 @@ class State:
         return self.sums.size > 0
 
     def put(self, model: keras.Model) -> None:
-        """Gives the model and global generators this state. Every rank calls it."""
+        """Gives the model and global generators this state. Every rank calls it.
+
+        Not Python's and NumPy's where data may draw from them: those before are read
+        again, and draw what they drew.
+        """
         parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
@@ -190,16 +194,19 @@ def random_state(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 def _put_random_state(state: dict[str, np.ndarray], model: keras.Model) -> None:
-    if not state:
-        return
+    if state and not host_random.is_read():
+        _put_host_random(state)
+    if "keras" in state:
+        keras_compat.make_global_seed_state().assign(state["keras"])
+    for i, variable in enumerate(outside_seeds(model)):
+        if f"seed {i}" in state:
+            variable.assign(state[f"seed {i}"])
+
+
+def _put_host_random(state: dict[str, np.ndarray]) -> None:
     spare = float(state["python_spare"][0])
     words = tuple(int(word) for word in state["python"])
     random.setstate((3, words, None if np.isnan(spare) else spare))
     if "numpy" in state:
         place, has, value = state["numpy_spare"]
         np.random.set_state(("MT19937", state["numpy"], int(place), int(has), value))
-    if "keras" in state:
-        keras_compat.make_global_seed_state().assign(state["keras"])
-    for i, variable in enumerate(outside_seeds(model)):
-        if f"seed {i}" in state:
-            variable.assign(state[f"seed {i}"])

@@ -31,7 +31,6 @@ import keras
 import numpy as np
 
 from collective.training import keras_compat
-from collective.training.input.plan import Plan
 from collective.training.observers.checkpoint import identity
 from collective.training.observers.checkpoint.state import State, flatten, unflatten
 from collective.training.variables import all_variables
@@ -72,13 +71,14 @@ def remove_parts(folder: Path) -> None:
 def write(
     state: State,
     model: keras.Model,
-    plan: Plan,
+    plan: Mapping[str, Any],
     folder: Path,
     training: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
 
-    ``training`` describes what it is of (``identity.py``).
+    ``plan`` has what makes its batches: rows, sizes, seed; ``training`` describes what it
+    is of (``identity.py``).
 
     Raises:
         OSError: If it cannot be written; nothing is left then.
@@ -102,7 +102,7 @@ def write(
             "format": FORMAT,
             "version": VERSION,
             "keras": keras.__version__,
-            "plan": dataclasses.asdict(plan),
+            "plan": dict(plan),
             "state": about,
             "training": dict(training or {}),
             "files": {name: _sum(part / name) for name in (WEIGHTS, ARRAYS)},
@@ -124,7 +124,7 @@ def write(
 def read(
     path: Path,
     model: keras.Model,
-    plan: Plan,
+    plan: Mapping[str, Any],
     training: Mapping[str, str] | None = None,
     anyway: bool = False,
 ) -> tuple[State, str]:
@@ -133,7 +133,7 @@ def read(
     Args:
         path: Its folder.
         model: What it is for.
-        plan: The batches of this training.
+        plan: What makes its batches: rows, sizes, seed.
         training: Describes this training (``identity.py``); None: not compared.
         anyway: Whether a training with other settings or data may go on from it.
 
@@ -154,7 +154,7 @@ def read(
 def _read(
     path: Path,
     model: keras.Model,
-    plan: Plan,
+    plan: Mapping[str, Any],
     training: Mapping[str, str] | None,
     anyway: bool,
 ) -> tuple[State, str]:
@@ -171,9 +171,8 @@ def _read(
         (tuple(v.shape), v.dtype) for v in variables
     ]:
         raise Unusable("it is of another model, optimizer or precision")
-    here = dataclasses.asdict(plan)
-    for name in here | about["plan"]:
-        mine, theirs = here.get(name), about["plan"].get(name)
+    for name in {**plan, **about["plan"]}:
+        mine, theirs = plan.get(name), about["plan"].get(name)
         if theirs != mine:
             raise Unusable(f"it was made with {name} {theirs}, and here it is {mine}")
     saved_training, message = about.get("training") or {}, ""

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from collective.errors import (
 )
 from collective.running_time import Deadline
 from collective.training.exchange import gather_few
+from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
@@ -100,14 +101,15 @@ class Change:
 class Membership(Observer):
     """Reconfigures the job between two steps, and repeats the loop.
 
-    A checkpoint gets a last state when too few ranks are left. ``settings`` are more
+    ``plan`` is what makes the batches. A checkpoint gets a last state when too few ranks are left. ``settings`` are more
     that ranks which join must have in common, by name.
     """
 
     def __init__(
         self,
         position: Position,
-        inputs: Input,
+        inputs: Input | Batches,
+        plan: Mapping[str, Any],
         checkpoint: Checkpoint | None,
         settings: Mapping[str, str],
     ):
@@ -116,7 +118,7 @@ class Membership(Observer):
         self.checkpoint = checkpoint
         # Before the training changes anything of the model.
         self.description = describe_training(inputs, position.model) | dict(settings)
-        self.handoff = StateHandoff(position, inputs.plan)
+        self.handoff = StateHandoff(position, plan)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]
         if generations.from_checkpoint() and checkpoint is None:

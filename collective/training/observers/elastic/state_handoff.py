@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from collective.elastic import generations
 from collective.log import log
-from collective.training.input.plan import Plan
 from collective.training.loop.position import Position
 from collective.training.observers.checkpoint import storage
 
@@ -28,7 +29,7 @@ class StateHandoff:
             a script: the next generation would repeat those before it.
     """
 
-    def __init__(self, position: Position, plan: Plan):
+    def __init__(self, position: Position, plan: Mapping[str, Any]):
         self.possible = generations.may_restart() and next(_trainings) == 0
         self._position, self._plan = position, plan
         self._backend = position.backend

@@ -8,10 +8,10 @@ as far as there are any. The tree depends on V alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from collective.training.input.plan import Plan, share
+from collective.training.input.plan import share
 
 
 class Node(NamedTuple):
@@ -27,21 +27,10 @@ class Node(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VirtualPlan(Plan):
-    """A plan of batches that are cut into pieces, for checkpoints to have in common."""
-
-    virtual_replicas: int
-
-
-@dataclass(frozen=True)
 class VirtualReplicas:
     """The pieces of a global batch."""
 
     count: int
-
-    def planned(self, plan: Plan) -> VirtualPlan:
-        """The plan, with the number of pieces."""
-        return VirtualPlan(**asdict(plan), virtual_replicas=self.count)
 
     @property
     def levels(self) -> int:
