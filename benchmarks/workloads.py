@@ -81,8 +81,8 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
     import keras
 
     from collective.training import keras_compat
+    from collective.training.assemble import make_step
     from collective.training.prepared import get_prepared
-    from collective.training.step.step import Step
 
     keras.utils.set_random_seed(0)
     with backend.scope():
@@ -90,7 +90,7 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
         model = compiled(name, "adam", (8, 8, 1), **options)
         keras_compat.build(model, plan.spec[:3])
     attached = attachments(model) if attachments else []
-    return Step(get_prepared(model), backend, plan.spec, attachments=attached)
+    return make_step(get_prepared(model), backend, plan.spec, attachments=attached)
 
 
 def print_pairs(

@@ -3,6 +3,7 @@
 python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
 python compare.py -np 2 --perturb mpi:dropped-rank
+python compare.py --predict hosts=64,slots=8,link=25gbit,latency=5us --model resnet50
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from collective.command_parser import Parser
 from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
-from collective.train import Parser, count
+from collective.train import count
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; options that it does not know are those of ``train.py``."""
     p = Parser("compare.py", description=__doc__, allow_abbrev=False,
-                epilog="All other options are those of train.py (python train.py "
-                "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        epilog="All other options are those of train.py (python train.py "
+                "--help).")  # fmt: skip
     add = p.add_argument
     add("-np", type=_counts, default=(2,), metavar="N[,N...]",
         help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
@@ -36,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--perturb", metavar="BACKEND:WHAT",
         help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
+    add("--predict", metavar="hosts=64,slots=8,link=25gbit,latency=5us",
+        help="train nothing: predict each backend's step on a cluster that is not here")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
         help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
@@ -79,6 +83,12 @@ def main(argv: list[str] | None = None) -> int:
     outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv
     args, rest = parser().parse_known_args(arguments)
+    if args.predict:
+        from collective.comparison.prediction import command as prediction
+
+        return exit_code(
+            lambda: prediction.predict_command(args.predict, rest, args.output)
+        )
     from collective.comparison import command
 
     typed = shlex.join(["compare.py", *arguments])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-T = TypeVar("T", bound="FitOptions")
+T = TypeVar("T")
 
 
 def count(text: str) -> int:
@@ -143,12 +143,6 @@ class FitOptions:
         metavar="FILE",
     )
 
-    @classmethod
-    def of(cls: type[T], given: Mapping[str, Any]) -> T:
-        """Of some values by name, those that are options."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: given[name] for name in names if name in given})
-
     @property
     def features(self) -> set[str]:
         """Those that are on, by their names in the table of compatibility."""
@@ -161,6 +155,13 @@ class FitOptions:
             "per_replica": self.per_replica,
         }
         return {name for name, is_on in on.items() if is_on}
+
+
+def taken(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A record of a kind from values by name, of which it takes its fields."""
+    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
+    names = [field.name for field in fields]
+    return kind(**{name: given[name] for name in names if name in given})
 
 
 #: Names of all options.

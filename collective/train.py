@@ -13,9 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from collective import requirements
 from collective.backends.quiet import quiet
+from collective.command_parser import Parser
 from collective.environment import detect_rank
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.fit_options import add_arguments, count
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The options, each group with an example."""
-    p = Parser(
-        "train.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    p = Parser("train.py", description=__doc__)
+    p.help_command = "python train.py --help"
 
     def group(name: str, example: str) -> Callable[..., argparse.Action]:
         return p.add_argument_group(name, example).add_argument
@@ -93,9 +94,10 @@ def parser() -> argparse.ArgumentParser:
 
     add = group(
         "keeping",
-        "python train.py --checkpoint-dir runs/digits --resume --ledger runs/digits.ledger",
+        "python train.py --checkpoint-dir runs/a --resume --ledger runs/a.ledger",
     )
-    add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
+    add("--checkpoint-dir", metavar="DIR",
+        help="keep the state of the training there; s3:// and other URLs, too")  # fmt: skip
     add("--checkpoint-every", type=count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
     add("--checkpoint-keep", type=count, metavar="K",
@@ -121,14 +123,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-class Parser(argparse.ArgumentParser):
-    """Of a script, whose errors have a HINT."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the message, and ends the program."""
-        self.exit(2, f"error: {message}\nHINT: python {self.prog} --help\n")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     open_streams()
@@ -149,7 +143,8 @@ def main(argv: list[str] | None = None) -> int:
         _wait_for_rank_zero(rank if end.code else 0)
         raise
     try:
-        return _run(args, rank)
+        with requirements.named():
+            return _run(args, rank)
     except CollectiveError as error:
         rank = rank if error.rank is None else error.rank
         if error.everywhere:

@@ -58,8 +58,8 @@ MUTATIONS = (
     Mutation(
         "clip",
         "gradients are clipped before they are summed",
-        "[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients",
-        "[tf.clip_by_norm(_dense(g[i], trainable[i]), 0.1) for i in self.connected] "
+        "[_dense(g[i], trainable[i]) for i in connected] for g in gradients",
+        "[tf.clip_by_norm(_dense(g[i], trainable[i]), 0.1) for i in connected] "
         "for g in gradients",
         ["tests/training/test_step.py", "-k", "clip"],
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +29,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(path: Path, names: dict[str, Path]) -> Iterator[str]:
-    """The package's modules that a file imports: at its top, or inside a function."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: Path, names: dict[str, Path], types: bool = True) -> Iterator[str]:
+    """The package's modules that a file imports: at its top, or inside a function.
+
+    Args:
+        types: Whether imports for type checkers alone count.
+    """
+    tree = ast.parse(path.read_text())
+    if not types:
+        tree.body = [node for node in tree.body if not _is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             wanted = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -42,7 +49,11 @@ def imported(path: Path, names: dict[str, Path]) -> Iterator[str]:
         yield from (name for name in wanted if name in names)
 
 
-def graph() -> dict[str, set[str]]:
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def graph(types: bool = True) -> dict[str, set[str]]:
     """Which modules each module imports.
 
     Without ``collective`` itself: its names are lazy, and stand for the module that
@@ -50,7 +61,7 @@ def graph() -> dict[str, set[str]]:
     """
     names = modules()
     return {
-        name: set(imported(path, names)) - {name, "collective"}
+        name: set(imported(path, names, types)) - {name, "collective"}
         for name, path in names.items()
         if name != "collective"
     }
@@ -115,3 +126,24 @@ def test_no_import_of_a_higher_floor():
         if floor(other) > floor(name)
     }
     assert not upward
+
+
+def reached(starts: Iterable[str], edges: dict[str, set[str]]) -> set[str]:
+    """The modules that are imported from these, by however many steps."""
+    found: set[str] = set()
+    waiting = list(starts)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += edges.get(name, ())
+    return found
+
+
+def test_the_step_knows_no_variant():
+    """``collective.training.assemble`` chooses them."""
+    edges = graph(types=False)
+    starts = [name for name in edges if name.startswith("collective.training.step")]
+    assert "collective.training.step.local_sums" in starts
+    known = reached(starts, edges)
+    assert not [name for name in known if ".training.variants" in name]

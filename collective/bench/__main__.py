@@ -21,6 +21,7 @@ from collective.bench import report
 from collective.bench.limits import Limits
 from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
 from collective.bench.peers import PEERS, Timer
+from collective.command_parser import Parser
 from collective.errors import CollectiveError
 from collective.operations.kinds import ALGORITHMS
 
@@ -140,12 +141,14 @@ def _peer_list(text: str) -> list[str]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m collective.bench", description="Time the collectives."
     )
     add = parser.add_argument
-    add("--collective", choices=COLLECTIVES, default="allreduce")
-    add("--algorithm", choices=ALGORITHMS, default="auto")
+    add("--collective", choices=COLLECTIVES, default="allreduce", metavar="NAME",
+        help=" | ".join(COLLECTIVES))  # fmt: skip
+    add("--algorithm", choices=ALGORITHMS, default="auto", metavar="NAME",
+        help=" | ".join(ALGORITHMS))  # fmt: skip
     add("--transport-dtype", choices=("float16", "bfloat16"))
     add(
         "--sizes", type=_sizes, default=_sizes(SIZES), help=f"bytes, {SIZES} by default"

@@ -78,7 +78,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    _make_folder(args.output)  # a wrong path fails before the runs
+    make_folder(args.output)  # a wrong path fails before the runs
     signalled = _run(comparison, console)
     _show(results, console)
     if quick:
@@ -163,21 +163,27 @@ def _run(comparison: Comparison, console: Console) -> int:
 
 def _show(results: Results, console: Console) -> None:
     for table in tables.tables(results):
-        shown = RichTable(title=table.title, title_justify="left", box=None,
-                          pad_edge=False, title_style="bold")  # fmt: skip
-        for i, column in enumerate(table.columns):
-            text = i == 0 or len(table.columns) == 2
-            shown.add_column(column, justify="left" if text else "right")
-        for row, mark in zip(table.rows, table.marks, strict=True):
-            shown.add_row(*map(printable, row), style=STYLES[mark])
-        console.print()
-        console.print(shown)
-        for sentence in table.sentences:
-            console.print(f"  {printable(sentence)}", style="dim")
+        show(table, console)
+
+
+def show(table: tables.Table, console: Console) -> None:
+    """Prints a table with its sentences."""
+    shown = RichTable(title=table.title, title_justify="left", box=None,
+                      pad_edge=False, title_style="bold")  # fmt: skip
+    for i, column in enumerate(table.columns):
+        text = i == 0 or len(table.columns) == 2
+        shown.add_column(column, justify="left" if text else "right")
+    for row, mark in zip(table.rows, table.marks, strict=True):
+        shown.add_row(*map(printable, row), style=STYLES[mark])
+    console.print()
+    console.print(shown)
+    for sentence in table.sentences:
+        console.print(f"  {printable(sentence)}", style="dim")
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Turns what fails in writing into a UsageError."""
     try:
         yield
     except OSError as error:
@@ -186,15 +192,16 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_folder(folder: Path) -> None:
-    with _writing(folder):
+def make_folder(folder: Path) -> None:
+    """Makes the folder for the report; a UsageError where that fails."""
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _write(results: Results, folder: Path, console: Console) -> None:
-    with _writing(folder):
+    with writing(folder):
         results.write(folder / "results.json")
     from collective.comparison import figures, page
 

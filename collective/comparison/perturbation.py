@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from collective.comparison import PERTURBATIONS
 from collective.training.step.forward import Sums
 from collective.training.step.inputs import StepInputs
-from collective.training.step.step import Step
+from collective.training.step.local_sums import MicroBatches
 
 
 def apply(name: str) -> None:
@@ -20,28 +19,20 @@ def apply(name: str) -> None:
     Args:
         name: One of ``PERTURBATIONS``.
     """
-    wrong = WRONG[name]
+    wrong, right = WRONG[name], MicroBatches.sums
 
-    class Perturbed(Step):
-        def __init__(self, *args: Any, **more: Any):
-            super().__init__(*args, **more)
-            right = self._local_sums
+    def perturbed(self: MicroBatches, inputs: StepInputs) -> Sums:
+        share = inputs.count / inputs.global_rows
+        return wrong(self, right(self, inputs), share, inputs.replica)
 
-            def local(inputs: StepInputs) -> Sums:
-                count = tf.cast(inputs.count, self.dtype)
-                share = count / tf.cast(inputs.global_rows, self.dtype)
-                return wrong(self, right(inputs), share, inputs.replica)
-
-            self._local_sums = local
-
-    # By its name: ``collective.training.fit`` is the function in it.
-    vars(importlib.import_module("collective.training.fit"))["Step"] = Perturbed
+    MicroBatches.sums = perturbed  # type: ignore[method-assign]
 
 
-def _clip_before_sum(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+def _clip_before_sum(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
     """Each replica clips its own gradient, as Keras does under tf.distribute."""
-    norm = step.optimizer.global_clipnorm or step.optimizer.clipnorm or 0.1
-    replicas = step.backend.replicas
+    optimizer = local.prepared.model.optimizer
+    norm = optimizer.global_clipnorm or optimizer.clipnorm or 0.1
+    replicas = local.backend.replicas
     clipped = [
         [
             clip / replicas
@@ -52,25 +43,25 @@ def _clip_before_sum(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
     return sums._replace(gradients=clipped)
 
 
-def _mean_of_means(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+def _mean_of_means(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
     """Each replica counts alike, however many rows it has."""
-    replicas = step.backend.replicas
+    replicas = local.backend.replicas
     factor = tf.math.divide_no_nan(tf.ones([], share.dtype), replicas * share)
     return _scaled(sums, factor)
 
 
-def _dropped_rank(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+def _dropped_rank(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
     """The last replica's gradients are lost."""
-    kept = replica != step.backend.replicas - 1
+    kept = replica != local.backend.replicas - 1
     return _scaled(sums, tf.cast(kept, share.dtype))
 
 
-def _flipped_bit(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+def _flipped_bit(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
     """On the last replica, the sign of one number flips: the smallest tensor's largest.
 
     A bit of it matters most there, so that rounding in float32 hides it in no step.
     """
-    last = replica == step.backend.replicas - 1
+    last = replica == local.backend.replicas - 1
     gradients = [list(of) for of in sums.gradients]
     of = gradients[0]
     smallest = min(range(len(of)), key=lambda i: of[i].shape.num_elements())
@@ -86,7 +77,7 @@ def _scaled(sums: Sums, factor: tf.Tensor) -> Sums:
     return sums._replace(gradients=gradients)
 
 
-WRONG: dict[str, Callable[[Step, Sums, Any, Any], Sums]] = dict(
+WRONG: dict[str, Callable[[MicroBatches, Sums, Any, Any], Sums]] = dict(
     zip(
         PERTURBATIONS,
         (_clip_before_sum, _mean_of_means, _dropped_rank, _flipped_bit),

@@ -15,11 +15,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from collective import recorder
+from collective import recorder, requirements
 from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
+from collective.command_parser import Parser
 from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.fit_options import WORDS
@@ -38,11 +39,10 @@ _OWN_ERROR_SECONDS = 5.0  # after which another rank than 0 prints its error, to
 
 def parser() -> argparse.ArgumentParser:
     """The options; what follows the script is the script's."""
-    p = _Parser(
+    p = Parser(
         PROGRAM,
         usage="%(prog)s [options] script.py [argument ...]",
         description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
         allow_abbrev=False,
     )
     add = p.add_argument
@@ -64,11 +64,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nHINT: {PROGRAM} --help\n")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
@@ -84,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         # Before TensorFlow is loaded, which takes seconds.
         what = _what(args)
         check_name(args.backend)
-        with quiet():
+        with requirements.named(), quiet():
             from collective.training.unedited.script import Script
 
             script = Script(*what)
@@ -174,7 +169,6 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
 def _run(script: Script, distribution: Distribution) -> int:
     """Runs the script; a rank that fails ends the job."""
     from collective.training.unedited.job import REMOVE, SAVE
-    from collective.training.unedited.loops.notice import NAME as LOOP
     from collective.training.unedited.script import print_failure
 
     backend = distribution.job.backend
@@ -197,7 +191,7 @@ def _run(script: Script, distribution: Distribution) -> int:
     except BaseException as error:
         return _failed(error, distribution)
     job = distribution.job
-    reported = job.used - {SAVE, REMOVE} or job.warned(LOOP)
+    reported = job.used - {SAVE, REMOVE}
     if backend.size > 1 and backend.rank == 0 and not reported:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "

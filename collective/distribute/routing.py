@@ -10,15 +10,21 @@ from __future__ import annotations
 from collective.backends.base import Backend
 from collective.distribute.scope import strategy_of
 from collective.training.unedited.calls import are_replaced, replace_calls
+from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.job import Job
 
 _jobs: list[Job] = []  # as long as the process
 
 
 def route(backend: Backend) -> None:
-    """Replaces the calls, for models of our strategies alone; a second call does nothing."""
+    """Replaces the calls, for models of our strategies alone; a second call does nothing.
+
+    ``tf.train.Checkpoint`` also: all ranks of a program write to the same path.
+    """
     if _jobs or are_replaced():
         return
     job = Job(backend)
     replace_calls(job, {}, lambda model: strategy_of(model) is not None)
+    if backend.size > 1:
+        replace_checkpoint_writer(job)
     _jobs.append(job)

@@ -20,6 +20,7 @@ from collective.backends.devices import configure, local_devices
 from collective.distribute import tf_internal
 from collective.distribute.extended import Extended
 from collective.distribute.fitting import backend_of
+from collective.distribute.loss_scale import look_on_all_replicas
 from collective.distribute.routing import route
 from collective.errors import UsageError
 
@@ -80,6 +81,7 @@ class Strategy(tf.distribute.MirroredStrategy):
         _share_seed(backend)
         tf.distribute.Strategy.__init__(self, Extended(self, backend, names, one_host))
         route(backend)
+        look_on_all_replicas()
 
     @property
     def backend(self) -> Backend:

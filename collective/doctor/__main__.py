@@ -1,4 +1,4 @@
-"""Examines this machine and, with a hostfile, all hosts and the network between them.
+"""Examines this machine and, given hosts, all of them and their network.
 
 python -m collective.doctor
 python -m collective.doctor --backend mpi --json
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collective import hosts
+from collective.command_parser import Parser
 from collective.doctor import findings, machine, multi_host, report
 from collective.errors import CollectiveError, printable
 from collective.launch import remote_shell
@@ -21,11 +22,7 @@ from collective.launch import remote_shell
 
 def parser() -> argparse.ArgumentParser:
     """The options; those about hosts are as of the launcher."""
-    p = argparse.ArgumentParser(
-        "python -m collective.doctor",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    p = Parser("python -m collective.doctor", description=__doc__)
     add = p.add_argument
     add("--json", action="store_true", help="for programs")
     add("--backend", action="append", default=[], metavar="NAME",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from collective.command_parser import Parser, program
 from collective.errors import UsageError
 from collective.launch import horovod_settings, plain_keras, remote_shell
 from collective.launch.options import LaunchOptions
@@ -183,11 +184,6 @@ def _words(option: str, text: str) -> list[str]:
         ) from None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"collective.launch: {message}\nHINT: {self.prog} --help\n")
-
-
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         print(f"collective {installed().get('collective', '(not installed)')}")
@@ -196,13 +192,14 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """All options, in the groups that ``--help`` shows."""
-    p = _Parser(
-        prog="python -m collective.launch",
+    p = Parser(
+        prog=program("python -m collective.launch"),
         usage="%(prog)s [options] command ...",
         description="Start the ranks of a job, on this host or on several.",
         allow_abbrev=False,  # the command has options of its own: --timeline
         epilog=f"Example: {EXAMPLE}",
     )
+    p.whose = "collective.launch"
     add = p.add_argument
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip

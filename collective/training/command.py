@@ -56,7 +56,7 @@ class Job(FitOptions):
     verbose: str | int = "auto"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:  # type: ignore[override]
+    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
         """Of the options of ``train.py``, those that make a job; ``more`` beat them."""
 
         def own(kind: Any) -> dict[str, Any]:

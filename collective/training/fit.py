@@ -5,68 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 import keras
 
 from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
-from collective.log import log
-from collective.training import compatibility, host_random, keras_compat
+from collective.fit_options import FitOptions, taken
+from collective.training import keras_compat
 from collective.training import whole_batch as whole_batches
+from collective.training.assemble import Assembly, make_evaluation
+from collective.training.attached import attach_observers
 from collective.training.compiled_flags import as_compiled
-from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
-from collective.training.input.batches import Batches
-from collective.training.input.data import FitData, fit_data, plan_shuffle
-from collective.training.input.feed import ENDLESS, PlannedFeed
-from collective.training.input.leaves import first_leaf
-from collective.training.input.pipeline import Input
-from collective.training.input.replica_batches import first_of, stacked
-from collective.training.input.source import Source
+from collective.training.input.data import DataArguments
+from collective.training.input.feed import ENDLESS
 from collective.training.loop.callbacks import (
     Callbacks,
     RankZeroCallbacks,
     expects_nan,
 )
 from collective.training.loop.loop import Loop
-from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
-from collective.training.loop.progress import Heartbeat, ProgressBar
 from collective.training.loop.result import Result
-from collective.training.observers.checkpoint.identity import (
-    describe as describe_identity,
-)
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.desync import DesyncAlarm, DesyncCheck
-from collective.training.observers.elastic.membership import Membership
-from collective.training.observers.ledger.observer import LedgerObserver
-from collective.training.observers.timeline import TimelineObserver
-from collective.training.observers.timing import TimingObserver
-from collective.training.prepared import prepare, runs_eagerly
-from collective.training.refusals import check_batch, check_labels, check_states_of_rows
-from collective.training.step import finite, xla
-from collective.training.step.step import Step
+from collective.training.opening import open_backend
+from collective.training.prepare import prepare, runs_eagerly
+from collective.training.refusals import check_states_of_rows
+from collective.training.step import finite
+from collective.training.training_data import TrainingData
 from collective.training.variables import gradient_sizes
-from collective.training.variants.coupled import batch_norm, look_ups
-from collective.training.variants.custom_step import own_batches
-from collective.training.variants.custom_step.check import check_step
-from collective.training.variants.custom_step.evaluation import make_evaluation
-from collective.training.variants.custom_step.step import CustomStep
-from collective.training.variants.virtual import checks as virtual_checks
-from collective.training.variants.virtual import settings
-from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.verification import (
-    StockRun,
-    can_run_beside,
-    compare_data,
-    compare_graphs,
-    compare_models,
-    is_wanted,
-    steps_beside,
-    verify_step,
-)
+from collective.training.variants.virtual.settings import THREADS
+from collective.training.verification import compare_models
 
 
 def fit(
@@ -198,198 +168,72 @@ def fit(
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
-    backend = backend_for(model, backend)
-    named = isinstance(backend, str) and isinstance(model, keras.Model)
-    backend = open_backend(
-        backend,
-        gradient_sizes(model) if named else None,
-        None if virtual_replicas is None else settings.THREADS,
-    )
+    options = taken(FitOptions, locals())
+    backend = _open(model, backend, options)
     if whole_batch:
         return whole_batches.fit(model, backend, dict(locals()))
     with guarded(backend), contextlib.ExitStack() as contexts:
         contexts.enter_context(as_one_process(model))
-        virtual = virtual_checks.check_count(virtual_replicas, backend)
-        features = {
-            "accumulate": accumulate > 1,
-            "jit_compile": jit_compile is True,
-            "recompute": recompute,
-            "shard_optimizer": shard_optimizer,
-            "virtual_replicas": virtual is not None,
-            "checkpoint": checkpoint is not None,
-            "ledger": ledger is not None,
-            "per_replica": bool(per_replica) and backend.most_replicas > 1,
-        }
-        asked = {name for name, on in features.items() if on}
-        compatibility.check(asked, backend)
-        if virtual is not None:
-            settings.agree(virtual, backend)
-            contexts.enter_context(settings.deterministic())
+        kept = {"checkpoint": checkpoint, "ledger": ledger}
+        asked = {name for name, value in kept.items() if value is not None}
+        chosen = Assembly(options, backend, asked)
+        contexts.enter_context(chosen.numerics())
 
         # The data, and the model ready to train on them; the same on every rank.
-        given = fit_data(
-            x,
-            y,
-            batch_size=batch_size,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            steps_per_epoch=steps_per_epoch,
-            validation_batch_size=validation_batch_size,
-            seed=seed,
-            data=data,
-            global_batch_size=global_batch_size,
+        arguments = taken(DataArguments, locals())
+        read = TrainingData.of(
+            arguments,
+            backend,
+            chosen.virtual,
+            with_rows_read=ledger is not None,
+            whole_batches=per_replica == "batch" and backend.most_replicas > 1,
         )
-        stacks = per_replica == "batch" and backend.most_replicas > 1
-        if stacks:
-            given = _whole_batches(given, backend)
-        inputs = _inputs(
-            given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
-        )
-        if isinstance(inputs, Batches):
-            asked.add("batches")
-        compatibility.check(asked, backend)
-        validation = None
-        if given.validation is not None:
-            rows_at_a_time = given.validation_batch_size
-            validation = open_inputs(
-                given.validation, backend, rows_at_a_time, validation_steps
-            )
-            if isinstance(validation, Batches):
-                contexts.callback(validation.close)
+        contexts.callback(read.close)
+        chosen.require(read.features)
         must_agree = {
             "epochs": epochs,
             "steps": steps,
-            "accumulate": accumulate,
             "steps_per_epoch": steps_per_epoch,
             "class_weight": class_weight,
         }
-        compare_data(backend, inputs, validation, must_agree)
-        rows = check_batch(backend, inputs, accumulate)
-        if virtual is not None:
-            virtual_checks.check_batch(virtual, inputs)
-        pieces = virtual.count if virtual else backend.replicas
+        micro_batch_rows = read.check(accumulate, must_agree)
         contexts.enter_context(as_compiled(model, backend))
         prepared = prepare(
             model,
             backend,
-            first_of(inputs.spec) if stacks else inputs.spec,
-            micro_batch_rows=-(-rows // (pieces * accumulate)),
+            read.replica_spec,
+            micro_batch_rows=micro_batch_rows,
             shard_optimizer=shard_optimizer,
-            features=asked,
+            features=chosen.features,
         )
         model = prepared.model
         contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
         check_states_of_rows(model)
-        own_step = keras_compat.overrides(model, "train_step")
-        of_batch = rows if isinstance(inputs, Input) else inputs.batch_size
-        if stacks:
-            of_batch = first_leaf(first_of(inputs.spec).x).shape[0]
-        per_replica = own_batches.chosen(per_replica, model, backend, of_batch)
-        if per_replica and sync_batch_norm == "auto":
-            sync_batch_norm = False
-
         contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
-
-        # How the step computes what is not a sum over rows.
-        options: dict[str, Any] = {
-            "accumulate": accumulate,
-            "jit_compile": xla.chosen(jit_compile, model, backend, asked),
-            "recompute": recompute,
-        }
-        synchronizes = batch_norm.chosen(sync_batch_norm, prepared, backend, asked)
-        plan = verify_step(
-            prepared,
-            backend,
-            inputs,
-            validation,
-            accumulate=accumulate,
-            seed=seed,
-            sync_batch_norm=synchronizes,
-            enabled=bool(verify) and not own_step,  # that one has a check of its own
-            verbose=verbose,
-            virtual=virtual,
-        )
-        known = inputs.batch_size if isinstance(inputs, Batches) else rows
-        if virtual is not None:
-            known = None  # tables travel whole
-        plan = look_ups.planned(
-            plan, embedding_gradients, prepared, backend, known, asked
-        )
+        plan = chosen.choose(prepared, read, verbose)
 
         # The step, and what happens beside it.
-        if isinstance(inputs, Input):
-            check_labels(model, inputs.source)
-            feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, backend, steps_per_epoch, initial_epoch, virtual
-            )
-        else:
-            feed = inputs
+        feed = read.feed(model, steps_per_epoch, initial_epoch)
         if steps is not None:
             epochs = feed.epochs(steps)
         position = Position(model, backend, checkpoint is not None, initial_epoch)
-        params = {
-            "verbose": verbose,
-            "epochs": epochs,
-            "steps": steps_per_epoch or inputs.steps_per_epoch,
-        }
-        result = Result(position, params, per_replica)
+        a_pass = steps_per_epoch or read.inputs.steps_per_epoch
+        params = {"verbose": verbose, "epochs": epochs, "steps": a_pass}
+        result = Result(position, params, chosen.options.per_replica)
         hooks = RankZeroCallbacks(callbacks, position, params)
-        observers, membership = _observers(
-            position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
+        observers, membership = attach_observers(
+            position, result, read, hooks, options, checkpoint, ledger
         )
-        beside = steps_beside(verify, backend)
-        if beside and can_run_beside(prepared, backend):
-            # Innermost: it compares the weights before callbacks change them.
-            observers.insert(0, StockRun(prepared, backend, beside, seed))
-        if DesyncAlarm.is_needed(backend, check_every):
-            observers.append(DesyncCheck(position, check_every))
-        options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
-        options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
-        step: Any
-        if own_step:
-            for name in ("accumulate", "recompute"):
-                del options[name]  # refused
-            options["sync_batch_norm"] = synchronizes
-            options["per_replica"] = per_replica
-            step = CustomStep(prepared, backend, inputs.spec, **options)
-            compared = is_wanted(bool(verify)) and not per_replica
-            for line in check_step(step, inputs, compared):
-                if backend.rank == 0 and str(verbose) != "0":
-                    log.info(line)
-        else:
-            before = host_random.state()
-            step = Step(
-                prepared,
-                backend,
-                inputs.spec,
-                **options,
-                plan=plan,
-                seed=seed,
-                sync_batch_norm=synchronizes,
-                virtual=virtual,
-            )
-            drawn = host_random.drawn_since(before)
-            compare_graphs(backend, step.graph, drawn)
+        attachments = [a for o in reversed(observers) for a in o.attachments]
+        step = chosen.step(prepared, read, plan, attachments, verbose)
         validate = None
-        if validation is not None:
+        if read.validation is not None:
             evaluation = make_evaluation(
-                prepared, backend, validation, validation_steps, plan
+                prepared, backend, read.validation, validation_steps, plan
             )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
-
-        log.debug(
-            "backend %r (%s), %s; features: %s; plan of the step: %s; observers: %s",
-            backend.name,
-            backend.chosen_because,
-            f"bucket_bytes={getattr(backend, 'bucket_bytes', None)}",
-            ", ".join(sorted(asked | compatibility.of_backend(backend))) or "none",
-            plan,
-            ", ".join(type(observer).__name__ for observer in observers),
-        )
+        chosen.log(plan, observers)
         loop = Loop(
             position,
             step,
@@ -406,7 +250,7 @@ def fit(
                 result.repeat_afterwards(membership.repeat)
             else:
                 loop.run()
-        if virtual is not None:
+        if chosen.virtual is not None:
             result.gather_state_sha256()
         model.history = result
         if checkpoint is not None and checkpoint.raises:
@@ -414,92 +258,12 @@ def fit(
         return result
 
 
-def _whole_batches(given: FitData, backend: Backend) -> FitData:
-    """The data, of which each replica has whole batches."""
-    replicas, validation = backend.most_replicas, given.validation
-    return replace(
-        given,
-        train=stacked(given.train, replicas),
-        validation=None if validation is None else stacked(validation, replicas),
+def _open(model: Any, backend: str | Backend, options: FitOptions) -> Backend:
+    """The backend; of a name ``auto`` one that suits the model's gradients."""
+    backend = backend_for(model, backend)
+    named = isinstance(backend, str) and isinstance(model, keras.Model)
+    return open_backend(
+        backend,
+        gradient_sizes(model) if named else None,
+        None if options.virtual_replicas is None else THREADS,
     )
-
-
-def _inputs(
-    given: FitData,
-    backend: Backend,
-    virtual: VirtualReplicas | None,
-    steps_per_epoch: int | None,
-    seed: int | None,
-    shuffle: bool | str,
-    ledger: Any,
-) -> Input | Batches:
-    """Which rows make a global batch."""
-    if not isinstance(given.train, Source):
-        return Batches(given.train, backend, steps_per_epoch, virtual)
-    shuffle, seed = plan_shuffle(given.train, shuffle, seed, backend)
-    return Input(
-        given.train,
-        given.batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        with_rows_read=ledger is not None,
-        with_checksums=backend.size > 1 and not backend.elastic,
-    )
-
-
-def _maybe_empty(
-    inputs: Input | Batches, virtual: VirtualReplicas | None, backend: Backend
-) -> bool:
-    """Whether a batch may have fewer rows than the pieces that it is cut into."""
-    if isinstance(inputs, Batches):
-        return True
-    size = inputs.global_batch_size
-    pieces = virtual.count if virtual else backend.most_replicas
-    return (inputs.rows % size or size) < pieces
-
-
-def _observers(
-    position: Position,
-    result: Result,
-    inputs: Input | Batches,
-    hooks: RankZeroCallbacks,
-    timeline: str | None,
-    checkpoint: Checkpoint | None,
-    ledger: str | os.PathLike[str] | None,
-    virtual: VirtualReplicas | None,
-) -> tuple[list[Observer], Membership | None]:
-    """The observers that were asked for, innermost first, and the state to start from.
-
-    A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
-    has what they changed, and so has the state with which a rank leaves.
-    """
-    backend, params = position.backend, result.params
-    observers: list[Observer] = [Heartbeat()]
-    if timeline:
-        observers.append(TimelineObserver(timeline, position))
-    observers.append(TimingObserver(result.timing, position))
-    before_write = None
-    if ledger is not None and isinstance(inputs, Input):
-        noting = LedgerObserver(ledger, position, inputs.plan)
-        observers.append(noting)
-        before_write = noting.sync
-    observers.append(hooks)
-    if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
-        # Behind the callbacks: it shows what they add to the logs.
-        observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
-    membership = None
-    plan = asdict(inputs.plan)
-    if virtual is not None:
-        plan["virtual_replicas"] = virtual.count
-    if checkpoint is not None:
-        training = describe_identity(inputs, position.model)
-        checkpoint.attach(position, plan, before_write, training)
-        observers.append(checkpoint)
-    if backend.elastic:
-        common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, plan, checkpoint, common)
-        membership.handoff.find()
-        observers.append(membership)
-    if checkpoint is not None:
-        checkpoint.find_start()
-    return observers, membership

@@ -1,35 +1,27 @@
-"""A model made ready to train: built, its variables cut into shards or put on devices.
+"""The record of a model that is ready to train.
 
-``prepare`` does that once. Step, evaluation, callbacks and checkpoints need its record.
-``fit`` hands it to those that it makes; all others look it up by the model with
-``get_prepared``. So does a second ``fit`` of the same model, which continues with the same
-shards and devices: the optimizer's state is in them. The table below is the only place
-where this is kept; nothing is stored on Keras objects.
+``prepare`` makes it once: the model is built, its variables cut into shards or put on
+devices. Step, evaluation, callbacks and checkpoints need it. ``fit`` hands it to those
+that it makes; all others look it up by the model with ``get_prepared``. So does a second
+``fit`` of the same model, which continues with the same shards and devices: the
+optimizer's state is in them. The table below is the only place where this is kept;
+nothing is stored on Keras objects.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 
-from collective.backends.base import Backend
-from collective.errors import UsageError
-from collective.training import compatibility, host_random, keras_compat
-from collective.training.input.pipeline import Batch
-from collective.training.refusals import check_model
-from collective.training.variants.custom_step import building
-from collective.training.variants.memory import sharded_optimizer
-from collective.training.variants.memory.partitioned import PartitionedVariables
-from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
-from collective.training.variants.parallel import partition
-from collective.training.variants.parallel.partition import TensorParallelVariables
-from collective.training.variants.parallel.placement import Placement
+if TYPE_CHECKING:  # this room knows no variant
+    from collective.training.variants.memory.partitioned import PartitionedVariables
+    from collective.training.variants.parallel.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -65,13 +57,20 @@ class PreparedModel:
 
         return on_input_devices
 
+    def beside(
+        self, variables: Sequence[keras.Variable], tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """The tensors; with a placement, each on the device of its variable."""
+        if self.placement is None:
+            return list(tensors)
+        return self.placement.colocate(tensors, variables)
 
-class ModelMisfit(UsageError):
-    """A model cannot be built for its data; ``__cause__`` is what Keras has raised."""
+    def layer_calls(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, calls of the model run each layer where the placement has it."""
+        if self.placement is None:
+            return contextlib.nullcontext()
+        return self.placement.layer_calls(self.model)
 
-
-# What Keras raises where a model does not fit its data.
-_MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 
 # Of each model, the other fields of ``PreparedModel``: without a reference to the model,
 # so that the entry ends with it.
@@ -95,131 +94,14 @@ def get_partition(model: keras.Model) -> PartitionedVariables | None:
     return get_prepared(model).partition
 
 
-def prepare(
-    model: keras.Model | Callable[[], keras.Model],
-    backend: Backend,
-    spec: Batch,
-    *,
-    micro_batch_rows: int,
-    shard_optimizer: bool = False,
-    features: Collection[str] = (),
+def keep(
+    model: keras.Model,
+    partition: PartitionedVariables | None,
+    placement: Placement | None,
 ) -> PreparedModel:
-    """Makes a model ready to train on a backend; every rank calls it.
-
-    Args:
-        model: Compiled, or a function that makes it.
-        spec: ``tf.TensorSpec`` of a batch.
-        micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
-            activations, by which layers are put on devices.
-        shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
-        features: Of the training, to refuse those that do not work with the model's.
-
-    Raises:
-        UsageError: The model cannot be trained on this backend with these options.
-    """
-    features = {*features, *({"shard_optimizer"} if shard_optimizer else ())}
-    compatibility.check(features, backend)
-    if not isinstance(model, keras.Model):
-        with backend.scope():
-            model = model()
-    check_model(model, backend)
-    compatibility.check(features | features_of(model), backend)
-    before = get_prepared(model)
-    shards, places = before.partition, before.placement
-    if shard_optimizer:
-        sharded_optimizer.check(model, backend, shards is not None)
-    if backend.tensor is not None:
-        partition.check(model, shards is not None)
-    whole = not shard_optimizer and backend.tensor is None and not backend.stages
-    if keras_compat.overrides(model, "train_step"):
-        building.build(model, backend, spec)
-    else:
-        _build(model, backend, spec, optimizer=whole)
-    if shards is None and shard_optimizer:
-        shards = ShardedOptimizer(model, backend)
-    elif shards is None and backend.tensor is not None:
-        shards = TensorParallelVariables(model, backend)
-    if places is None and backend.stages:
-        places = Placement(model, backend.stages, micro_batch_rows)
-    _records[model] = _variables(model) | {"partition": shards, "placement": places}
-    return get_prepared(model)
-
-
-def features_of(model: keras.Model) -> set[str]:
-    """The features that a training has by its model."""
-    found = {
-        "own_step": keras_compat.overrides(model, "train_step"),
-        "loss_scale": keras_compat.expects_overflow(model.optimizer),
+    """Makes the record of a model that was prepared, and keeps it."""
+    _records[model] = _variables(model) | {
+        "partition": partition,
+        "placement": placement,
     }
-    return {name for name, present in found.items() if present}
-
-
-def build_to_evaluate(
-    model: keras.Model, backend: Backend, spec: Batch
-) -> PreparedModel:
-    """Makes the variables of a compiled model, without those of its optimizer.
-
-    Raises:
-        UsageError: The model does not fit the data.
-    """
-    _build(model, backend, spec, optimizer=False)
     return get_prepared(model)
-
-
-@contextlib.contextmanager
-def runs_eagerly(model: keras.Model) -> Iterator[None]:
-    """Has TensorFlow run functions eagerly, where the model has ``run_eagerly=True``.
-
-    It was traced once as any other, for the shapes of its sums. Its steps then run
-    operation by operation, and so does Python code of the model.
-    """
-    before = tf.config.functions_run_eagerly()
-    if not model.run_eagerly or before:
-        yield
-        return
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
-
-
-def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
-    """Makes the variables of the model, and those of its optimizer if they are whole."""
-    # Keras does not run a model here that is built: its code draws no numbers of NumPy.
-    built = all(layer.built for layer in keras_compat.layers_of(model))
-    quietly = host_random.unchanged() if built else contextlib.nullcontext()
-    with backend.scope(), quietly:
-        try:
-            keras_compat.build(model, spec[:3], optimizer=optimizer)
-        except Exception as error:
-            if model.run_eagerly:
-                raise _not_traceable(model, error) from error
-            if not isinstance(error, _MISFITS):
-                raise
-            shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
-            first = str(error).strip().split("\n")[0]
-            hint = (
-                "give the model the input shape and the number of outputs of the data"
-            )
-            if spec.y is None:
-                hint += "; labels are y=, or come with x from a data set: a tuple in "
-                hint += "place of x is several inputs, as in Keras"
-            raise ModelMisfit(
-                f"model {model.name!r} does not fit the data (a row of x has shape "
-                f"{shape}): {first}",
-                hint=hint + ", or choose another --data",
-            ) from error
-
-
-def _not_traceable(model: keras.Model, error: Exception) -> UsageError:
-    """The error for a model that wants to run eagerly, and cannot be traced."""
-    first = str(error).strip().split("\n")[0]
-    return UsageError(
-        f"model {model.name!r} has run_eagerly=True, and it cannot be traced even once: "
-        f"{type(error).__name__}: {first}"[:500],
-        hint="collective traces a model to learn the shapes of its sums, and then runs "
-        "it eagerly: leave .numpy() and Python's if over tensors out of its code; or "
-        "train it by model.fit with hvd.DistributedOptimizer "
-        "(collective.tensorflow.keras)",
-    )

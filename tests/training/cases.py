@@ -14,11 +14,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.fit_options import FitOptions
+from collective.training.assemble import make_step
 from collective.training.input.pipeline import Batch, share
 from collective.training.observers.desync import DesyncAlarm
-from collective.training.prepared import get_prepared, prepare
+from collective.training.prepare import prepare
+from collective.training.prepared import get_prepared
 from collective.training.step.report import Averages
-from collective.training.step.step import Step
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5
@@ -422,7 +424,7 @@ def train(
         accumulate: Micro-batches, where not those of the case.
         shard: Whether the optimizer's state is sharded.
         check_every: Steps between comparisons of the replicas.
-        options: More of the step's.
+        options: More of ``FitOptions``.
 
     Returns:
         Losses, logs, and every variable of model and optimizer; those of which each
@@ -433,15 +435,13 @@ def train(
     spec = spec_of(case.batch(0))
     model = built(case.model, backend, spec, shard)
     prepared = get_prepared(model)
-    step = Step(
+    words = {"accumulate": accumulate or case.accumulate, "seed": 3} | options
+    step = make_step(
         prepared,
         backend,
         spec,
-        accumulate=accumulate or case.accumulate,
-        jit_compile=case.jit_compile,
-        seed=3,
+        FitOptions(jit_compile=case.jit_compile, **words),
         attachments=alarm(model, backend, check_every),
-        **options,
     )
     reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}

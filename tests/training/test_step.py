@@ -11,9 +11,10 @@ from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import CollectiveError
+from collective.fit_options import FitOptions
+from collective.training.assemble import make_step
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import get_prepared
-from collective.training.step.step import Step
 from tests.training import cases
 from tests.training.cases import built, own_part, spec_of
 
@@ -58,7 +59,7 @@ def make(model, backend, rows, **options):
     """A model and its step for batches that look like these rows."""
     spec = spec_of(rows)
     model = built(model, backend, spec)
-    return model, Step(get_prepared(model), backend, spec, **options)
+    return model, make_step(get_prepared(model), backend, spec, FitOptions(**options))
 
 
 def rows_of(count, seed=0, data=cases.labelled):
@@ -123,7 +124,7 @@ READS = ("accumulate", "batchnorm", "dropout", "embedding", "jit", "subclassed")
 def test_the_forward_pass_reads_no_variable(case, single):
     """Reading some is a collective, and replicas pass here unequally often."""
     _, step = make(case.model, single, case.batch(0))
-    captured = step._local_sums.get_concrete_function().captured_inputs
+    captured = step.local_sums.function.get_concrete_function().captured_inputs
     assert not [t for t in captured if t.dtype == tf.resource]
 
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from collective import backends
 from collective.backends.base import Backend
-from collective.backends.capabilities import Serving
-from collective.backends.devices import tensorflow_has_started
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.assemble import has_own_step, make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
-from collective.training.input.data import Data, as_data, default_batch_size
-from collective.training.input.pipeline import Input
+from collective.training.input.data import as_data
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
-from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
-from collective.training.variants.custom_step.evaluation import (
-    has_own_step,
-    make_evaluation,
-)
+from collective.training.opening import open_backend, open_inputs
+from collective.training.prepare import build_to_evaluate, runs_eagerly
+from collective.training.prepared import get_partition
 from collective.training.variants.custom_step.own_batches import trained_with
 from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
@@ -99,7 +94,7 @@ def evaluate(
         prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         plan = None
-        if not has_own_step(model):
+        if not has_own_step(prepared):
             plan = verify_test(prepared, backend, inputs)
         evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
@@ -108,44 +103,6 @@ def evaluate(
         hooks.share_state()
         show(logs, hooks)
         return logs if return_dict else keras_compat.in_metric_order(model, logs)
-
-
-def open_backend(
-    backend: str | Backend,
-    gradients: Sequence[int] | None = None,
-    threads: int | None = None,
-) -> Backend:
-    """The backend of a name; a process that only serves does not return.
-
-    Args:
-        gradients: Bytes of each gradient, for ``auto`` to choose by.
-        threads: Of a backend made here, if TensorFlow has not started.
-    """
-    if isinstance(backend, str):
-        if tensorflow_has_started():
-            threads = None  # it keeps those that it has
-        options = backends.Options(threads=threads)
-        backend = backends.get(backend, options, gradients)
-    if isinstance(backend, Serving):
-        backend.serve()
-    return backend
-
-
-def open_inputs(
-    data: Data, backend: Backend, batch_size: int | None, steps: int | None
-) -> Input | Batches:
-    """Data to read in their order.
-
-    Args:
-        data: Rows, or batches of them.
-        batch_size: Rows of a batch, over all replicas; None as in Keras. Of no effect
-            on batches.
-        steps: Batches of a pass; None for all.
-    """
-    if isinstance(data, Source):
-        rows = batch_size or default_batch_size(data, steps)
-        return Input(data, rows, shuffle=False)
-    return Batches(data, backend, steps)
 
 
 def open_hooks(

@@ -18,14 +18,16 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import compatibility, keras_compat
+from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchHooks, Hooks
 from collective.training.prepared import PreparedModel
 from collective.training.step.accumulation import accumulate
+from collective.training.step.draws import Draws
 from collective.training.step.forward import Forward, Sums
+from collective.training.step.found import Found
 from collective.training.step.inputs import (
     ReplicaRows,
     Weights,
@@ -33,11 +35,10 @@ from collective.training.step.inputs import (
     replica_rows,
     weight_specs,
 )
-from collective.training.step.plan import StepPlan
+from collective.training.step.metric_state import MetricState
+from collective.training.step.passes import TracedPass
 from collective.training.step.report import cut
-from collective.training.step.rows import Rows, without_none
-from collective.training.variants.coupled.replica import for_replica
-from collective.training.variants.coupled.whole import MetricState
+from collective.training.step.rows import rows_of, without_none
 
 
 class BatchwiseEvaluation(ABC):
@@ -130,14 +131,63 @@ class BatchwiseEvaluation(ABC):
         return iter(self._dataset)
 
 
+class TestSums:
+    """Sums over a replica's rows in inference mode.
+
+    Attributes:
+        counts_replicas: Whether a graph with these sums has the number of replicas in it.
+        metrics: Values of metrics that continue from batch to batch, where they are not
+            sums over rows.
+    """
+
+    counts_replicas = False
+    metrics: MetricState | None = None
+
+    def __init__(self, prepared: PreparedModel, backend: Backend, spec: Batch):
+        rows = spec.global_rows
+        signature = weight_specs(prepared), rows_of(spec), rows, rows
+        forward = Forward(prepared, Draws(prepared), pieces_of(backend))
+        self._pass = TracedPass(forward.test, signature)
+        warn_of_dropped(self._pass.found, backend)
+
+    def __call__(
+        self, weights: Weights, own: ReplicaRows, global_rows: Any, metrics: tf.Tensor
+    ) -> tuple[Sums, Found]:
+        """Inside ``Backend.run``: the sums; all zero where a replica has no rows."""
+        sums = accumulate(
+            lambda _, __, rows: self._pass.function(
+                weights, rows, global_rows, own.first
+            ),
+            self._pass.shapes,
+            own.count,
+            own.rows,
+            micro_batches=1,
+            maybe_empty=True,
+        )
+        return sums, self._pass.found
+
+
+def pieces_of(backend: Backend) -> tuple[int, int]:
+    """Into how many pieces a batch is cut."""
+    return backend.most_replicas if backend.synchronous else 1, 1
+
+
+def warn_of_dropped(found: Found, backend: Backend) -> None:
+    """Names what the model assigns in validation, too."""
+    if found.dropped and backend.rank == 0:
+        log.warning(
+            "a layer assigns %r in validation, too, which leaves the model as it is",
+            found.dropped[0],
+        )
+
+
 class Evaluation(BatchwiseEvaluation):
     """Loss and metrics of a compiled model.
 
-    With a ``plan``, loss and metrics may be those of whole batches; then the result
-    depends on the size of these, as in Keras.
-
-    Raises:
-        UsageError: The plan cannot be followed on this backend.
+    Args:
+        sums: The sums over a replica's rows; by default ``TestSums``. With others, loss
+            and metrics may be those of whole batches; then the result depends on the
+            size of these, as in Keras.
     """
 
     def __init__(
@@ -146,42 +196,19 @@ class Evaluation(BatchwiseEvaluation):
         backend: Backend,
         inputs: Input | Batches,
         steps: int | None = None,
-        plan: StepPlan | None = None,
+        sums: TestSums | None = None,
     ):
-        plan = plan or StepPlan()
-        coupled = plan.gather_loss or plan.gather_metrics
-        if coupled:
-            compatibility.check({"coupled"}, backend)
         super().__init__(prepared, backend, inputs, steps)
-        alone = not backend.synchronous  # workers do not share a batch
-        self.forward = Forward(
-            *(prepared, None),
-            replicas=1 if alone else backend.most_replicas,
-            plan=plan,
-        )
-        self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         spec = without_none(self.input.spec)
+        self._sums = sums or TestSums(prepared, backend, spec)
+        self._metric_state = self._sums.metrics
         self._shapes: Sums
-        self._sums = self._coupled_sums if coupled else self._local_sums
-        if not coupled:
-            self._local = tf.function(
-                self.forward.test,
-                input_signature=(
-                    weight_specs(prepared),
-                    Rows(spec.x, spec.y, spec.sample_weight),
-                    spec.global_rows,
-                    spec.global_rows,
-                ),
-                autograph=False,
-            )
-            self._shapes = self._local.get_concrete_function().structured_outputs
-            self._warn_of_dropped()
         self._signature = spec, tf.TensorSpec([None], tf.float64)
         self._runs: dict[int, Any] = {}  # with collectives, by the number of replicas
 
     @property
     def _run(self) -> Any:
-        replicas = self.backend.replicas if self._sums == self._coupled_sums else 0
+        replicas = self.backend.replicas if self._sums.counts_replicas else 0
         if replicas not in self._runs:
             self._runs[replicas] = tf.function(
                 lambda batch, metrics: self.backend.run(
@@ -224,8 +251,9 @@ class Evaluation(BatchwiseEvaluation):
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
         weights = read_weights(self.prepared)
-        sums = self._sums(weights, own, batch.global_rows, metrics)
-        self.forward.draws.advances.advance(self.backend.assign)
+        sums, found = self._sums(weights, own, batch.global_rows, metrics)
+        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
+        found.seeds.advance(self.backend.assign)
         count = tf.cast(batch.global_rows, tf.float64)
         values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
         others = [
@@ -234,47 +262,6 @@ class Evaluation(BatchwiseEvaluation):
         ]
         local = tf.concat([tf.cast([own.count], tf.float64), *others, *values], axis=0)
         return self.backend.all_reduce([local])[0]
-
-    def _local_sums(
-        self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
-    ) -> Sums:
-        """Sums over a replica's rows; all zero where it has none."""
-        return accumulate(
-            lambda _, __, rows: self._local(weights, rows, global_rows, own.first),
-            self._shapes,
-            own.count,
-            own.rows,
-            micro_batches=1,
-            maybe_empty=True,
-        )
-
-    def _warn_of_dropped(self) -> None:
-        if self.forward.dropped and self.backend.rank == 0:
-            log.warning(
-                "a layer assigns %r in validation, too, which leaves the model as it is",
-                self.forward.dropped[0],
-            )
-
-    def _coupled_sums(
-        self,
-        weights: Weights,
-        own: ReplicaRows,
-        global_rows: tf.Tensor,
-        metrics: tf.Tensor,
-    ) -> Sums:
-        """The same with collectives, in which a replica without rows takes part."""
-        state = self._metric_state
-        values = None if state is None else state.unpack(metrics)
-        sums = for_replica(
-            lambda rows: self.forward.test(
-                weights, rows, global_rows, own.first, values
-            ),
-            *(self.backend, own.rows, own.count, global_rows),
-            maybe_empty=True,
-        )
-        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
-        self._warn_of_dropped()
-        return sums
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
         rows, sums = total[0], self._unpacked(total)

@@ -24,9 +24,7 @@ from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.evaluation.evaluate import (
-    open_backend,
     open_hooks,
-    open_inputs,
     show,
     use_weights_of_rank_zero,
 )
@@ -39,7 +37,9 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
-from collective.training.prepared import get_prepared, runs_eagerly
+from collective.training.opening import open_backend, open_inputs
+from collective.training.prepare import runs_eagerly
+from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
 from collective.training.verification import compare_settings, couples_rows, is_wanted

@@ -43,51 +43,56 @@ class FitData:
     validation_batch_size: int | None
 
 
-def fit_data(
-    x: Any,
-    y: Any,
-    *,
-    batch_size: int | None,
-    validation_split: float,
-    validation_data: Any,
-    shuffle: bool | str,
-    class_weight: Mapping[int, float] | None,
-    sample_weight: Any,
-    steps_per_epoch: int | None,
-    validation_batch_size: int | None,
-    seed: int | None,
-    data: Any,
-    global_batch_size: int | None,
-) -> FitData:
-    """Takes the arguments of ``fit`` that are about data; see there."""
-    of_rows = data is not None or global_batch_size is not None
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    """The arguments of ``fit`` that are about data; it says what each means."""
+
+    x: Any
+    y: Any
+    batch_size: int | None
+    validation_split: float
+    validation_data: Any
+    shuffle: bool | str
+    class_weight: Mapping[int, float] | None
+    sample_weight: Any
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    seed: int | None
+    data: Any
+    global_batch_size: int | None
+
+
+def fit_data(given: DataArguments) -> FitData:
+    """The data to train on, and to validate with."""
+    x, y, sample_weight = given.x, given.y, given.sample_weight
+    batch_size, class_weight = given.batch_size, given.class_weight
+    of_rows = given.data is not None or given.global_batch_size is not None
     if of_rows:
         if batch_size is not None:
             raise UsageError(
                 "batch_size= and global_batch_size= are the same",
                 hint="pass batch_size=; it counts the rows of all replicas together",
             )
-        if data is not None and x is not None:
+        if given.data is not None and x is not None:
             raise UsageError("both x and data= are given", hint="pass x and y only")
-        x, y, sample_weight = _of_earlier_versions(x, y, sample_weight, data)
-        batch_size = global_batch_size
+        x, y, sample_weight = _of_earlier_versions(x, y, sample_weight, given.data)
+        batch_size = given.global_batch_size
     train: Data
-    if validation_split and validation_data is None:
+    if given.validation_split and given.validation_data is None:
         parts = arrays_of(x, y, sample_weight)
-        train_part, rest = _split(parts, validation_split)
+        train_part, rest = _split(parts, given.validation_split)
         train = _source(*_weighted(*train_part, class_weight))
         validation: Data | None = _source(*_weighted(*rest, None))
     else:
-        train = as_data(x, y, sample_weight, class_weight, of_rows, seed, shuffle)
-        validation = _validation(validation_data, of_rows)
-    return FitData(
-        train,
-        batch_size
-        if batch_size is not None
-        else default_batch_size(train, steps_per_epoch),
-        validation,
-        validation_batch_size or batch_size,
-    )
+        order = given.seed, given.shuffle
+        train = as_data(x, y, sample_weight, class_weight, of_rows, *order)
+        validation = _validation(given.validation_data, of_rows)
+    if batch_size is None:
+        batch_size = default_batch_size(train, given.steps_per_epoch)
+        return FitData(train, batch_size, validation, given.validation_batch_size)
+    size = given.validation_batch_size or batch_size
+    return FitData(train, batch_size, validation, size)
 
 
 def as_data(

@@ -15,6 +15,7 @@ import keras
 from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.utils import file_utils
+from tensorflow.python.checkpoint import functional_saver
 
 # Keras' functions and methods that write, each with its parameter for the path.
 _SAVERS = (
@@ -32,6 +33,11 @@ _SAVERS = (
 def savers() -> list[tuple[Any, str, str]]:
     """What writes a model or a picture: its owner, its name, its parameter for the path."""
     return [saver for saver in _SAVERS if hasattr(*saver[:2])]
+
+
+def checkpoint_writer() -> type[Any]:
+    """What writes the files of ``tf.train.Checkpoint``, by its method ``save``."""
+    return functional_saver.MultiDeviceSaver
 
 
 def get_file() -> Callable[..., Any]:

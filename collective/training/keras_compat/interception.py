@@ -121,6 +121,25 @@ def record_applied(
         yield
 
 
+@contextlib.contextmanager
+def record_differentiated(differentiated: list[Any]) -> Iterator[None]:
+    """Inside, notes the trained variables of which ``tape.gradient`` takes gradients."""
+    original = tf.GradientTape.gradient
+
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        differentiated.extend(filter(is_trained, tf.nest.flatten(sources)))
+        return original(tape, target, sources, *args, **more)
+
+    with mock.patch.object(tf.GradientTape, "gradient", gradient):
+        yield
+
+
+def is_trained(source: Any) -> bool:
+    """Whether something is a variable that training changes."""
+    is_variable = isinstance(source, keras.Variable | tf.Variable)
+    return is_variable and bool(source.trainable)
+
+
 def function_class() -> type[Any]:
     """The class of what ``tf.function`` returns."""
     return polymorphic_function.Function

@@ -147,6 +147,9 @@ def moving_statistics(active: bool) -> Iterator[list[str]]:
         yield names
 
 
+_ROWS = -1  # in FixedNoise.shapes
+
+
 class FixedNoise:
     """Draws for the rows ``start`` to ``stop`` of ``total``; eagerly only.
 
@@ -155,18 +158,22 @@ class FixedNoise:
 
     Attributes:
         normalizes: Whether a layer has normalized by its batch.
+        shapes: Of the draws, in order; ``_ROWS`` stands for the number of rows here.
     """
 
     def __init__(self, start: int, stop: int, total: int):
         self.start, self.stop, self.total = start, stop, total
         self.normalizes = False
+        self.shapes: list[tuple[int, ...]] = []
         self._draws = 0
 
     def uniform(self, shape: Any) -> np.ndarray:
         """Numbers between 0 and 1."""
         self._draws += 1
         sizes = [int(size) for size in np.asarray(shape).reshape(-1)]
-        if not sizes or sizes[0] != self.stop - self.start:
+        of_rows = bool(sizes) and sizes[0] == self.stop - self.start
+        self.shapes.append((_ROWS, *sizes[1:]) if of_rows else tuple(sizes))
+        if not of_rows:
             return np.full(sizes, 0.625)
         table = np.random.default_rng(self._draws).uniform(
             0.02, 0.98, (self.total, *sizes[1:])

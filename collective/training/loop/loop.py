@@ -11,7 +11,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
@@ -20,7 +22,28 @@ from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
 from collective.training.loop.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.loop.position import Position
-from collective.training.step.step import Step
+from collective.training.step.report import Layout
+
+
+class TrainingStep(Protocol):
+    """What the loop asks of a step; see ``collective.training.step.step``."""
+
+    @property
+    def layout(self) -> Layout:
+        """What the numbers of a report mean."""
+        ...
+
+    def __call__(self, batch: Batch, number: int) -> Any:
+        """Trains on one global batch; returns the report."""
+        ...
+
+    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, or continue an epoch from sums over its steps."""
+        ...
+
+    def finish(self) -> None:
+        """What Keras does at the end of ``fit``; every rank calls it."""
+        ...
 
 
 @dataclass
@@ -37,7 +60,7 @@ class Loop:
     """
 
     position: Position
-    step: Step
+    step: TrainingStep
     feed: Feed
     epochs: int
     last_step: int

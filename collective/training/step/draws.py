@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import keras
 import tensorflow as tf
@@ -27,25 +28,29 @@ from collective.training.prepared import PreparedModel
 _fold_in = tf.random.experimental.stateless_fold_in
 
 
+@dataclass
+class Drawn:
+    """What a pass has drawn; see ``Found``."""
+
+    seeds: SeedUse = field(default_factory=SeedUse)
+    others: list[str] = field(default_factory=list)
+
+
 class Draws:
     """How the passes of a step draw.
 
     Args:
         seed: Of the training; None: the model's generators are what they are.
         by_piece: Whether each piece has numbers of its own.
-
-    Attributes:
-        used: The generators that the last pass has asked.
-        others: What is drawn otherwise than in one process, a few words each.
     """
 
-    def __init__(self, prepared: PreparedModel, seed: int | None, by_piece: bool):
+    def __init__(
+        self, prepared: PreparedModel, seed: int | None = None, by_piece: bool = False
+    ):
         self._state = prepared.state
         self._seed = (seed or 0) % 2**31
         self._follows_keras = seed is None and not by_piece
         self._by_piece = by_piece
-        self.used = SeedUse()
-        self.others: list[str] = []
 
     def key(self, position: tf.Tensor) -> tf.Tensor:
         """What generators are seeded by, unless they are what they are: int32 ``[2]``.
@@ -77,11 +82,15 @@ class Draws:
         return lambda call: _fold_in(key, -(2**20) - call)
 
     @contextlib.contextmanager
-    def tracing(self, place: Place | None, key: tf.Tensor) -> Iterator[None]:
-        """Around a forward pass over the rows at a place; None: over the whole batch."""
-        self.used, self.others = SeedUse(), []
+    def tracing(self, place: Place | None, key: tf.Tensor) -> Iterator[Drawn]:
+        """Around a forward pass over the rows at a place; None: over the whole batch.
+
+        Yields:
+            What is known of its draws when it has ended.
+        """
+        used, drawn = SeedUse(), Drawn()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(keras_compat.counted_seeds(self.used))
+            stack.enter_context(keras_compat.counted_seeds(used))
             if not self._follows_keras:
                 seeds = keras_compat.global_seeds(lambda n: _fold_in(key, -1 - n))
                 stack.enter_context(seeds)
@@ -89,13 +98,10 @@ class Draws:
                 others = stack.enter_context(keras_compat.draw_rows(place))
             else:
                 others = []
-            yield
-        self.others = [*others, *self.used.others]
-
-    @property
-    def advances(self) -> SeedUse:
-        """The generators to count up after the step."""
-        return self.used if self._follows_keras else SeedUse()
+            yield drawn
+        drawn.others += [*others, *used.others]
+        if self._follows_keras:
+            drawn.seeds = used
 
 
 def explained(error: Exception) -> Exception:

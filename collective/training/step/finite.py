@@ -42,17 +42,30 @@ def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cast(place, tf.float32)
 
 
-def first_of(sums: Sums, more: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-    """``first`` of a replica's gradients, by the places of the connected variables.
+def first_of(
+    sums: Sums,
+    connected: Sequence[int],
+    variables: int,
+    more: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+    """The number of a replica's first variable with a gradient that is not finite.
 
-    One more than there are variables where only a loss is not finite, or one of the
-    ``more`` scalars.
+    Args:
+        connected: The variables that ``sums`` has gradients of, by index.
+        variables: How many there are.
+        more: Scalars to look at, too.
+
+    Returns:
+        float32 scalar: 0 for none, else 1 more than its index; ``variables + 1`` where
+        only a loss is not finite, or one of ``more``.
     """
     terms = [
         tf.add_n([tf.reduce_sum(g) for g in of_one])
         for of_one in zip(*sums.gradients, strict=True)
     ]
-    return first([*terms, tf.add_n([*sums.losses, *more])])
+    found = first([*terms, tf.add_n([*sums.losses, *more])])
+    numbers = [0, *(index + 1 for index in connected), variables + 1]
+    return tf.gather(tf.constant(numbers, tf.float32), tf.cast(found, tf.int32))
 
 
 def at_replica(place: tf.Tensor, backend: Backend) -> tf.Tensor:
@@ -84,7 +97,10 @@ def check(
 
 
 def check_transport(
-    gradients: Sequence[Sequence[tf.Tensor]], not_finite: tf.Tensor, number: tf.Tensor
+    gradients: Sequence[Sequence[tf.Tensor]],
+    connected: Sequence[int],
+    not_finite: tf.Tensor,
+    number: tf.Tensor,
 ) -> list[tf.Operation]:
     """As ``check``, when a sum of gradients is not finite, and no part of it.
 
@@ -103,7 +119,8 @@ def check_transport(
     flags = tf.stack(bad)
     found = tf.reduce_any(flags) & tf.reduce_all(not_finite == 0)
     fine = tf.debugging.Assert(
-        tf.logical_not(found), [OVERFLOW, number, tf.argmax(flags)[None]]
+        tf.logical_not(found),
+        [OVERFLOW, number, tf.gather(connected, tf.argmax(flags))[None]],
     )
     return [] if fine is None else [fine]
 
@@ -114,7 +131,7 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     An asynchronous backend raises it in a later step, so the number is in its message.
 
     Args:
-        paths: Of the connected variables.
+        paths: Of the variables, in the order of their numbers.
 
     Returns:
         A ``CollectiveError`` that names step, rank and variable if a check failed; else

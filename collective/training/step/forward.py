@@ -8,6 +8,7 @@ micro-batch, and they run on any replica under any strategy.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,14 +20,19 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.prepared import PreparedModel
 from collective.training.step import layer_state
 from collective.training.step.draws import Draws
+from collective.training.step.found import Found, LookUps
 from collective.training.step.inputs import Weights
 from collective.training.step.losses import LossSums, loss_sums
-from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows, or_none
-from collective.training.variants.coupled import look_ups
-from collective.training.variants.coupled import replica as coupled_replica
-from collective.training.variants.coupled.whole import Predicted, WholeBatch, gather
-from collective.training.variants.memory.recompute import recompute_blocks
+
+
+class Predicted(NamedTuple):
+    """Rows with the model's predictions: what losses and metrics see."""
+
+    x: Any
+    y: Any
+    y_pred: Any
+    sample_weight: Any
 
 
 class Sums(NamedTuple):
@@ -68,60 +74,34 @@ def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:
     return loss, outputs
 
 
+#: A context around a model's calls on a tape, in which activations are not kept.
+Recompute = Callable[
+    [keras.Model, tf.GradientTape], contextlib.AbstractContextManager[None]
+]
+
+
 class Forward:
     """Forward and backward pass of a compiled model.
 
     Args:
-        replicas, micro_batches: The most replicas there may be, and the pieces into
-            which each cuts its rows: all start from the same weights and state.
-        plan: Whether loss and metrics are those of the whole global batch. If so,
-            ``train`` and ``test`` run for a replica that they can ask
-            (``collective.training.variants.coupled.replica``).
-
-    Attributes:
-        connected: Indices of the trainable variables that the loss depends on. This and
-            the next five are known once ``train`` has been traced.
-        look_ups: Gradients of single look-ups, by the index of the variable: tensors of
-            the graph that ``train`` was traced in.
-        combined: Indices of those whose gradient has rows of look-ups, each of which may
-            come several times: they are added up.
-        counted: Look-ups of a row of the batch, by the index of the variable; known
-            where ``train`` runs eagerly.
-        overwritten: Indices of the trainable variables whose gradient is their new
-            value (scales of float8 layers); none of them is in ``connected``.
-        changing: Indices of the non-trainable variables that the model assigns.
-        assigned: Indices of the trainable variables that the model assigns.
-        has_divided: Whether the divided part of the loss has a gradient.
-        dropped: Paths of the variables that ``test``, once traced, leaves as they are
-            though the model assigns them.
+        draws: How it draws random numbers.
+        pieces: The most replicas there may be, and the micro-batches into which each
+            cuts its rows: all start from the same weights and state.
+        recompute: Has activations computed again instead of kept.
     """
 
     def __init__(
         self,
         prepared: PreparedModel,
-        seed: int | None,
-        recompute: bool = False,
-        replicas: int = 1,
-        micro_batches: int = 1,
-        plan: StepPlan | None = None,
-        draws_by_piece: bool = False,
+        draws: Draws,
+        pieces: tuple[int, int] = (1, 1),
+        recompute: Recompute | None = None,
     ):
-        self.plan = plan or StepPlan()
         self.prepared = prepared
         self.model = prepared.model
-        self.placement = prepared.placement
-        self.draws = Draws(prepared, seed, draws_by_piece)
-        self.recompute = recompute
-        self.pieces = replicas, micro_batches
-        self.connected: list[int] = []
-        self.combined: list[int] = []
-        self.look_ups: dict[int, look_ups.LookUps] = {}
-        self.counted: dict[int, int] = {}
-        self.overwritten: list[int] = []
-        self.changing: list[int] = []
-        self.assigned: list[int] = []
-        self.has_divided = True
-        self.dropped: list[str] = []
+        self.draws = draws
+        self.pieces = pieces
+        self._recompute = recompute
         self._metric_variables = [
             v for m in keras_compat.metrics(self.model) for v in m.variables
         ]
@@ -133,8 +113,7 @@ class Forward:
         global_rows: tf.Tensor,
         loss_scale: tf.Tensor,
         position: tf.Tensor,
-        metric_state: list[tf.Tensor] | None = None,
-    ) -> Sums:
+    ) -> tuple[Sums, Found]:
         """Sums and gradients over the rows of a micro-batch, at least one.
 
         Args:
@@ -143,48 +122,46 @@ class Forward:
             loss_scale: The loss is multiplied by it before differentiation.
             position: ``(step, replica, micro-batch, first row)``, int64; the last is the
                 place of the first of these rows in the global batch.
-            metric_state: Values of the metrics' variables, from which metrics of the whole
-                global batch continue; all others count from zero.
+
+        Returns:
+            The sums, and what tracing them has found.
 
         Raises:
             UsageError: The model assigns a variable that is not its own.
         """
-        trainable, state = weights
+        variables = self.prepared.trainable
         key = self.draws.key(position)
-        state = self.draws.seeded(state, key)
-        if self.placement is not None:
-            trainable = self.placement.colocate(trainable, self.prepared.trainable)
+        trainable = self.prepared.beside(variables, weights.trainable)
+        state = self.draws.seeded(weights.state, key)
         with (
-            self.draws.tracing(self._place(rows, global_rows, position[3]), key),
+            self.draws.tracing(
+                self._place(rows, global_rows, position[3]), key
+            ) as drawn,
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
             tape.watch(trainable)
             scope = self._scope(Weights(trainable, state), key, tape)
-            seen, loss = self._call(
-                scope, rows, global_rows, training=True, metric_state=metric_state
-            )
+            seen, loss = self._call(scope, rows, global_rows, training=True)
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
         gradients = self._gradients(tape, scaled, trainable, scope.assigned)
-        self._count_look_ups(gradients, rows)
-        if self.plan.gather_look_ups or self.plan.as_rows:
-            chosen = None if self.plan.gather_look_ups else self.plan.as_rows
-            self.look_ups = look_ups.take(gradients, coupled_replica.required(), chosen)
+        counted = _counted(gradients, rows)
+        look_ups = self._take_look_ups(gradients)
         del tape
         self._check_assigned(scope, trainable)
         new_state = scope.values(self.prepared.state)
-        self.changing = [
-            i
-            for i, (old, new) in enumerate(zip(state, new_state, strict=True))
-            if new is not old and not self._is_seed(i)
-        ]
-        self.assigned = sorted(scope.assigned)
+        changing = self._changed(self.prepared.state, state, new_state)
+        assigned = sorted(scope.assigned)
         share = _share(rows, global_rows)
-        changed = [(state[i], new_state[i]) for i in self.changing]
-        changed += [(trainable[i], scope.assigned[i][-1]) for i in self.assigned]
-        overwrites = self._overwrites(gradients, position)
-        return Sums(
-            self._dense(gradients, trainable),
+        changed = [(state[i], new_state[i]) for i in changing]
+        changed += [(trainable[i], scope.assigned[i][-1]) for i in assigned]
+        overwritten, overwrites = self._overwrites(gradients, position)
+        has_divided = any(g is not None for g in gradients[0])
+        if not has_divided:
+            gradients = gradients[1:]
+        connected = _where(gradients, lambda gradient: gradient is not None)
+        sums = Sums(
+            [[_dense(g[i], trainable[i]) for i in connected] for g in gradients],
             loss.weights,
             loss.losses,
             loss.outputs,
@@ -192,32 +169,36 @@ class Forward:
             [layer_state.contribution(old, new, share) for old, new in changed],
             overwrites,
         )
+        return sums, Found(
+            connected=connected,
+            combined=_where(gradients, lambda g: isinstance(g, tf.IndexedSlices)),
+            counted=counted,
+            look_ups=look_ups,
+            overwritten=overwritten,
+            changing=changing,
+            assigned=tuple(assigned),
+            has_divided=has_divided,
+            seeds=drawn.seeds,
+            draws=tuple(drawn.others),
+        )
 
     def test(
-        self,
-        weights: Weights,
-        rows: Rows,
-        global_rows: tf.Tensor,
-        first_row: tf.Tensor,
-        metric_state: list[tf.Tensor] | None = None,
-    ) -> Sums:
+        self, weights: Weights, rows: Rows, global_rows: tf.Tensor, first_row: tf.Tensor
+    ) -> tuple[Sums, Found]:
         """Sums over rows in inference mode, without gradients; otherwise as `train`."""
         key = self.draws.key(tf.zeros([1], tf.int64))
         scope = self._scope(weights, key)
-        with self.draws.tracing(self._place(rows, global_rows, first_row), key):
-            seen, loss = self._call(
-                scope, rows, global_rows, training=False, metric_state=metric_state
-            )
+        place = self._place(rows, global_rows, first_row)
+        with self.draws.tracing(place, key) as drawn:
+            seen, loss = self._call(scope, rows, global_rows, training=False)
         self._check_assigned(scope, weights.trainable)
         variables = [*self.prepared.trainable, *self.prepared.state]
         before, after = [*weights.trainable, *weights.state], scope.values(variables)
-        self.dropped = [
-            variable.path
-            for variable, old, new in zip(variables, before, after, strict=True)
-            if new is not old and not keras_compat.is_seed_state(variable)
-        ]
+        dropped = [variables[i].path for i in self._changed(variables, before, after)]
         metrics = self._metrics(scope, rows, global_rows, seen)
-        return Sums([], loss.weights, loss.losses, loss.outputs, metrics, [], [])
+        sums = Sums([], loss.weights, loss.losses, loss.outputs, metrics, [], [])
+        others = tuple(drawn.others)
+        return sums, Found(dropped=tuple(dropped), seeds=drawn.seeds, draws=others)
 
     def _place(
         self, rows: Rows, global_rows: tf.Tensor, first_row: tf.Tensor
@@ -251,34 +232,29 @@ class Forward:
         rows: Rows,
         global_rows: tf.Tensor,
         training: bool,
-        metric_state: list[tf.Tensor] | None,
-    ) -> tuple[Predicted | WholeBatch, LossSums]:
-        """What metrics see, and the loss, inside the scope."""
-        model, (x, y, sample_weight) = self.model, rows
-        placement: Any = contextlib.nullcontext()
-        if self.placement is not None:
-            placement = self.placement.layer_calls(model)
-        with scope, keras_compat.scalar_means(_share(rows, global_rows)):
-            with placement:
-                y_pred = keras_compat.call(model, x, training)
-            own = Predicted(x, or_none(y), y_pred, or_none(sample_weight))
-            added = model.losses
-            if not self.plan.gather_loss:
-                loss = loss_sums(
-                    model, *own, added, _count(rows), global_rows, training
-                )
-        if not (self.plan.gather_loss or self.plan.gather_metrics):
-            return own, loss
-        whole = WholeBatch(
-            model,
-            gather(model, own),
-            coupled_replica.required(),
-            self._metric_variables,
-            metric_state if self.plan.gather_metrics else None,
-        )
-        if self.plan.gather_loss:
-            loss = whole.loss(scope, self.prepared, added, training)
-        return whole if self.plan.gather_metrics else own, loss
+    ) -> tuple[Any, LossSums]:
+        """What metrics see, and the loss."""
+        with scope, self._scalar_means(rows, global_rows):
+            own = self._predict(rows, training)
+            return own, self._loss(own, self.model.losses, global_rows, training)
+
+    def _predict(self, rows: Rows, training: bool) -> Predicted:
+        """Calls the model, inside the scope."""
+        x, y, sample_weight = rows
+        with self.prepared.layer_calls():
+            y_pred = keras_compat.call(self.model, x, training)
+        return Predicted(x, or_none(y), y_pred, or_none(sample_weight))
+
+    def _loss(
+        self,
+        own: Predicted,
+        added: list[tf.Tensor],
+        global_rows: tf.Tensor,
+        training: bool,
+    ) -> LossSums:
+        """The loss of these rows, inside the scope."""
+        count = _count(own)
+        return loss_sums(self.model, *own, added, count, global_rows, training)
 
     def _gradients(
         self,
@@ -305,38 +281,34 @@ class Forward:
             found.append(gradients)
         return found
 
-    def _count_look_ups(self, gradients: list[list[Any]], rows: Rows) -> None:
-        """Notes how many look-ups a row of the batch has, where that is a number."""
-        if not tf.executing_eagerly():
-            return
-        for place, of_one in enumerate(zip(*gradients, strict=True)):
-            for gradient in of_one:
-                if isinstance(gradient, tf.IndexedSlices):
-                    number = -(-int(gradient.indices.shape[0]) // int(_count(rows)))
-                    self.counted[place] = max(number, self.counted.get(place, 0))
+    def _take_look_ups(self, gradients: list[list[Any]]) -> dict[int, LookUps]:
+        """Takes out of the lists what the optimizer sees look-up by look-up."""
+        return {}
 
     def _overwrites(
         self, gradients: list[list[Any]], position: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Takes the gradients that are new values out of the lists."""
-        variables = self.prepared.trainable
-        self.overwritten = [
+    ) -> tuple[tuple[int, ...], list[tf.Tensor]]:
+        """Takes the gradients that are new values out of the lists.
+
+        Returns:
+            Their variables, and ``Sums.overwrites``.
+        """
+        overwritten = tuple(
             i
-            for i, variable in enumerate(variables)
-            if keras_compat.is_overwritten(variable)
-            and any(g[i] is not None for g in gradients)
-        ]
+            for i in _where(gradients, lambda gradient: gradient is not None)
+            if keras_compat.is_overwritten(self.prepared.trainable[i])
+        )
         replicas, micro_batches = self.pieces
         place = tf.cast(position[1] * micro_batches + position[2], tf.int32)
         found = []
-        for i in self.overwritten:
+        for i in overwritten:
             terms = [g[i] for g in gradients if g[i] is not None]
             value = tf.reduce_max(tf.stack(terms), axis=0)
             shape = [replicas * micro_batches, *value.shape]
             found.append(tf.scatter_nd(place[None, None], value[None], shape))
             for terms in gradients:
                 terms[i] = None
-        return found
+        return overwritten, found
 
     def _check_assigned(
         self, scope: keras_compat.ForwardScope, trainable: list[tf.Tensor]
@@ -358,60 +330,58 @@ class Forward:
                     hint="drop --recompute",
                 )
 
-    def _dense(
-        self, gradients: list[list[Any]], trainable: list[tf.Tensor]
-    ) -> list[list[tf.Tensor]]:
-        """Dense gradients of connected variables; finds out which these are."""
-        self.has_divided = any(g is not None for g in gradients[0])
-        if not self.has_divided:
-            gradients = gradients[1:]
-        self.connected = [
-            i for i in range(len(trainable)) if any(g[i] is not None for g in gradients)
-        ]
-        self.combined = [
-            i
-            for i in self.connected
-            if any(isinstance(g[i], tf.IndexedSlices) for g in gradients)
-        ]
-        return [[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients]
-
     def _metrics(
         self,
         scope: keras_compat.ForwardScope,
         rows: Rows,
         global_rows: tf.Tensor,
-        seen: Predicted | WholeBatch,
+        seen: Any,
     ) -> list[tf.Tensor]:
         """The metrics' variables, from what model and loss have made of them."""
         counted = scope.values(self._metric_variables)
-        if isinstance(seen, WholeBatch):
-            return seen.metrics(counted)
-        with keras_compat.scalar_means(_share(rows, global_rows)):
-            sums = keras_compat.metric_sums(self.model, counted, *seen)
-        context = coupled_replica.current()
-        return sums if context is None else [context.own(value) for value in sums]
+        with self._scalar_means(rows, global_rows):
+            return keras_compat.metric_sums(self.model, counted, *seen)
+
+    def _scalar_means(
+        self, rows: Rows, global_rows: tf.Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        """Inside, a scalar that a metric gets counts by the share of these rows."""
+        return keras_compat.scalar_means(_share(rows, global_rows))
 
     def _recomputed(
         self, tape: tf.GradientTape
     ) -> contextlib.AbstractContextManager[None]:
-        if not self.recompute:
+        if self._recompute is None:
             return contextlib.nullcontext()
-        return recompute_blocks(self.model, tape, self._keeps_activations)
+        return self._recompute(self.model, tape)
 
-    def _keeps_activations(self, layer: Any) -> bool:
-        """Whether a layer communicates, or its gradient is wanted by single look-ups.
-
-        A block that is computed twice would send twice, and adds look-ups up.
-        """
-        if coupled_replica.current() is None:
-            return False
-        return any(
-            isinstance(one, keras.layers.BatchNormalization | keras.layers.Embedding)
-            for one in getattr(layer, "_flatten_layers", list)()
+    def _changed(
+        self, variables: Sequence[keras.Variable], old: list[Any], new: list[Any]
+    ) -> tuple[int, ...]:
+        """Indices of the variables that the pass has assigned; not of random states."""
+        return tuple(
+            i
+            for i, variable in enumerate(variables)
+            if new[i] is not old[i] and not keras_compat.is_seed_state(variable)
         )
 
-    def _is_seed(self, index: int) -> bool:
-        return keras_compat.is_seed_state(self.prepared.state[index])
+
+def _where(gradients: list[list[Any]], holds: Callable[[Any], bool]) -> tuple[int, ...]:
+    """Indices of the variables where it holds for the gradient of some total."""
+    of_variables = enumerate(zip(*gradients, strict=True))
+    return tuple(i for i, terms in of_variables if any(map(holds, terms)))
+
+
+def _counted(gradients: list[list[Any]], rows: Rows) -> dict[int, int]:
+    """How many look-ups a row of the batch has, where that is a number."""
+    counted: dict[int, int] = {}
+    if tf.executing_eagerly():
+        for i, terms in enumerate(zip(*gradients, strict=True)):
+            for gradient in terms:
+                if isinstance(gradient, tf.IndexedSlices):
+                    number = -(-int(gradient.indices.shape[0]) // int(_count(rows)))
+                    counted[i] = max(number, counted.get(i, 0))
+    return counted
 
 
 def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:
@@ -426,7 +396,7 @@ def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:
     return dense
 
 
-def _count(rows: Rows) -> tf.Tensor:
+def _count(rows: Rows | Predicted) -> tf.Tensor:
     return tf.cast(count_rows(first_leaf(rows.x)), tf.int32)
 
 

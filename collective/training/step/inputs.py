@@ -34,6 +34,8 @@ class StepInputs(NamedTuple):
         number: int64 scalar, the step's number.
         replica: int64 scalar, the replica's number in the job.
         first_row: int64 scalar, the place of its first row in the global batch.
+        metrics: float64 vector, the values from which metrics of the whole batch
+            continue; empty where there are none.
     """
 
     weights: Weights
@@ -44,6 +46,7 @@ class StepInputs(NamedTuple):
     number: Any
     replica: Any
     first_row: Any
+    metrics: Any
 
 
 class ReplicaRows(NamedTuple):
@@ -63,7 +66,7 @@ class ReplicaRows(NamedTuple):
 
 
 def read_weights(prepared: PreparedModel) -> Weights:
-    """The values now."""
+    """Reads the current values of the variables."""
     return Weights(
         [tf.convert_to_tensor(v) for v in prepared.trainable],
         [tf.convert_to_tensor(v) for v in prepared.state],

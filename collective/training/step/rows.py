@@ -18,6 +18,12 @@ class Rows(NamedTuple):
     sample_weight: Any
 
 
+def rows_of(batch: Batch) -> Rows:
+    """The rows of a batch, or of a specification of one."""
+    x, y, sample_weight, *_ = without_none(batch)
+    return Rows(x, y, sample_weight)
+
+
 def without_none(batch: Batch) -> Batch:
     """The batch with ``()`` for None."""
     return Batch(*(() if part is None else part for part in batch))

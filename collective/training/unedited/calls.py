@@ -22,7 +22,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
-from collective.training.prepared import ModelMisfit
+from collective.training.prepare import ModelMisfit
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 from collective.training.unedited.keras_distribution.devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for

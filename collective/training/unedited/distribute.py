@@ -19,6 +19,7 @@ from collective.fit_options import NAMES
 from collective.training import compatibility
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
+from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.data_cache import replace_cache
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
@@ -27,7 +28,7 @@ from collective.training.unedited.keras_distribution.devices import (
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
-from collective.training.unedited.loops.notice import warn_of_updates
+from collective.training.unedited.loops.notice import warn_of_gradients, warn_of_updates
 from collective.training.unedited.private_ranks import (
     follow_tuners,
     use_private_files,
@@ -57,8 +58,11 @@ class Distribution:
         if backend.size > 1:
             if loops:
                 distribute_loops(job)
-            warn_of_updates(job)
+                warn_of_gradients(job)
+            else:
+                warn_of_updates(job)
             replace_savers(job)
+            replace_checkpoint_writer(job)
             replace_mkdir(job)
             replace_removals(job)
             replace_cache(job)

@@ -103,10 +103,6 @@ class Job:
             log.warning(text, name, *args)
         self._noted.add(name)
 
-    def warned(self, name: str) -> bool:
-        """Whether ``warn_once`` was called with this name."""
-        return name in self._noted
-
     @property
     def inside(self) -> bool:
         """Whether one of our functions runs: what it calls of Keras is Keras' own.

@@ -14,7 +14,6 @@ from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows, or_none
-from collective.training.step.step import Step
 from collective.training.verification.differences import (
     Difference,
     Explanation,
@@ -30,11 +29,8 @@ from collective.training.verification.differences import (
 from collective.training.verification.first_rows import count, cut, uneven
 from collective.training.verification.graph import Traced, is_zero, trace
 from collective.training.verification.pieces import (
-    UntracedTest,
-    apply_pieces,
+    Untraced,
     packed,
-    test_in_pieces,
-    train_in_pieces,
     undo_writes,
 )
 
@@ -59,7 +55,7 @@ class Check:
     """The comparison of a model's step.
 
     Args:
-        step: Our step, an ``UntracedStep``; to test only, an ``UntracedTest``.
+        step: Our step.
         batches: Rows of the first batches to train on, ``()`` for what is absent.
         validation: Rows to test with.
         pieces: Into how many the rows are cut; one, where the step always sees its
@@ -70,7 +66,7 @@ class Check:
 
     def __init__(
         self,
-        step: Step | UntracedTest,
+        step: Untraced,
         batches: Sequence[Rows],
         validation: Rows | None,
         pieces: int,
@@ -144,7 +140,7 @@ class Check:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
-        look_ups = tuple(sorted(self.step.forward.counted.items()))
+        look_ups = tuple(sorted(self.step.counted.items()))
         return StepPlan("loss" in self.gather, "metric" in self.gather, notes, look_ups)
 
     @contextlib.contextmanager
@@ -173,8 +169,6 @@ class Check:
     def _compare_updates(self, outcomes: Sequence[Outcomes]) -> None:
         """The weights after Keras' own training steps, and after ours."""
         step, weights = self.step, self.step.prepared.trainable
-        if isinstance(step, UntracedTest):
-            return
         first, own = outcomes[0].stock, outcomes[0].own
         if len(outcomes) == 1:
             assert isinstance(own, StepOutcome)
@@ -184,7 +178,7 @@ class Check:
             with undo_writes():
                 for rows in self.batches:
                     if ours:
-                        apply_pieces(step, rows, uneven(count(rows), self.pieces))
+                        step.apply(rows, uneven(count(rows), self.pieces))
                     else:
                         with keras_compat.dense_gradients(self.model.optimizer):
                             self.model.train_step(packed(rows))
@@ -197,7 +191,7 @@ class Check:
 
     def _compare_optimizers(
         self,
-        step: Step,
+        step: Untraced,
         stock: Sequence[np.ndarray | None],
         own: Sequence[np.ndarray | None],
     ) -> None:
@@ -275,9 +269,8 @@ class Check:
         try:
             with undo_writes():
                 if training:
-                    assert isinstance(self.step, Step)
-                    return train_in_pieces(self.step, rows, sizes, self.loss_scale)
-                return test_in_pieces(self.step, rows, sizes)
+                    return self.step.train(rows, sizes, self.loss_scale)
+                return self.step.test(rows, sizes)
         except UsageError:
             raise
         except Exception as error:

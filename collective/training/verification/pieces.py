@@ -18,16 +18,22 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from collective.backends.base import Backend
 from collective.training.input.leaves import count_rows
-from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
 from collective.training.step import layer_state
+from collective.training.step.draws import Draws
 from collective.training.step.forward import Forward, Sums, global_loss
-from collective.training.step.inputs import read_weights
+from collective.training.step.found import Found
+from collective.training.step.inputs import Weights, read_weights
 from collective.training.step.report import Averages, Layout
 from collective.training.step.rows import Rows, or_none
-from collective.training.step.step import Step
+from collective.training.step.update import (
+    KerasUpdate,
+    assign_state,
+    global_gradients,
+)
 from collective.training.verification.first_rows import cut
 
 # Both define some of them.
@@ -43,108 +49,108 @@ _WRITES = [
 ]
 
 
-class UntracedStep(Step):
-    """A step whose functions run eagerly, a few rows at a time."""
+class Untraced:
+    """Our step, run eagerly on a few rows at a time, which no replica shares.
 
-    def _trace(self, spec: Batch, jit_compile: bool) -> None:
-        """Nothing: to trace a large model takes longer than to run it a few times."""
-
-
-class UntracedTest:
-    """What of a step a test needs, of a model whose optimizer may not be built."""
-
-    def __init__(self, prepared: PreparedModel):
-        self.prepared = prepared
-        self.model = prepared.model
-        self.forward = Forward(prepared, None)
-        self.layout = Layout(prepared.model)
-
-
-def train_in_pieces(
-    step: Step, rows: Rows, sizes: Sequence[int], loss_scale: float
-) -> StepOutcome:
-    """A training step up to the optimizer.
+    To trace a large model takes longer than to run it a few times.
 
     Args:
-        rows: ``[n, ...]``.
-        sizes: Rows of the pieces; their sum is n.
-        loss_scale: As for ``stock_step``.
+        draws: How it draws random numbers; by default as in Keras.
+
+    Attributes:
+        counted: The most look-ups of a row so far, by variable; see ``Found.counted``.
     """
-    count = tf.constant(sum(sizes), tf.int64)
-    scale = tf.constant(loss_scale, tf.float32)
-    forward = step.forward
-    weights = read_weights(step.prepared)
-    sums = _added(_sums_of_pieces(step, rows, sizes, count, scale))
-    gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
-    for i, gradient in zip(forward.connected, step._divide(sums), strict=True):
-        gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
-    for i, values in zip(forward.overwritten, sums.overwrites, strict=True):
-        gradients[i] = tf.reduce_max(values, 0).numpy().astype(np.float64) / loss_scale
-    state, assigned = list(weights.state), {}
-    changes = iter(sums.state)
-    for i in forward.changing:
-        state[i] = layer_state.updated(state[i], next(changes))
-    for i in forward.assigned:
-        total = next(changes)
-        assigned[i] = layer_state.updated(weights.trainable[i], total).numpy()
-    return StepOutcome(
-        logs=_logs(step, sums, count),
-        gradients=gradients,
-        state=[value.numpy() for value in state],
-        weights=assigned,
-    )
 
+    def __init__(
+        self, prepared: PreparedModel, backend: Backend, draws: Draws | None = None
+    ):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.counted: dict[int, int] = {}
+        self.backend = backend
+        self._draws = draws or Draws(prepared)
+        self._layout = Layout(prepared.model)
 
-def _sums_of_pieces(
-    step: Step, rows: Rows, sizes: Sequence[int], count: tf.Tensor, scale: tf.Tensor
-) -> list[Sums]:
-    weights = read_weights(step.prepared)
-    step.forward.pieces = len(sizes), 1
-    parts = []
-    starts = np.cumsum([0, *sizes])
-    for replica, piece in enumerate(cut(rows, sizes)):
-        position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
-        parts.append(step.forward.train(weights, piece, count, scale, position))
-    return parts
+    def train(self, rows: Rows, sizes: Sequence[int], loss_scale: float) -> StepOutcome:
+        """A training step up to the optimizer.
 
+        Args:
+            rows: ``[n, ...]``.
+            sizes: Rows of the pieces; their sum is n.
+            loss_scale: As for ``stock_step``.
+        """
+        weights = read_weights(self.prepared)
+        sums, found = self._sums(weights, rows, sizes, loss_scale)
+        gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
+        pairs = zip(*global_gradients(sums, found, self.prepared), strict=True)
+        for gradient, i in pairs:
+            gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
+        state, assigned = list(weights.state), {}
+        changes = iter(sums.state)
+        for i in found.changing:
+            state[i] = layer_state.updated(state[i], next(changes))
+        for i in found.assigned:
+            total = next(changes)
+            assigned[i] = layer_state.updated(weights.trainable[i], total).numpy()
+        return StepOutcome(
+            logs=self._logs(sums, sum(sizes)),
+            gradients=gradients,
+            state=[value.numpy() for value in state],
+            weights=assigned,
+        )
 
-def test_in_pieces(
-    step: Step | UntracedTest, rows: Rows, sizes: Sequence[int]
-) -> StepOutcome:
-    """A test step: the logs only; otherwise as ``train_in_pieces``."""
-    count = tf.constant(sum(sizes), tf.int64)
-    weights = read_weights(step.prepared)
-    starts = tf.constant(np.cumsum([0, *sizes]), tf.int64)
-    step.forward.pieces = len(sizes), 1
-    parts = [
-        step.forward.test(weights, piece, count, start)
-        for piece, start in zip(cut(rows, sizes), starts, strict=False)
-    ]
-    return StepOutcome(logs=_logs(step, _added(parts), count))
+    def test(self, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
+        """A test step: the logs only; otherwise as ``train``."""
+        count = tf.constant(sum(sizes), tf.int64)
+        weights = read_weights(self.prepared)
+        starts = tf.constant(np.cumsum([0, *sizes]), tf.int64)
+        forward = self._forward(sizes)
+        parts = [
+            forward.test(weights, piece, count, start)[0]
+            for piece, start in zip(cut(rows, sizes), starts, strict=False)
+        ]
+        return StepOutcome(logs=self._logs(_added(parts), sum(sizes)))
+
+    def apply(self, rows: Rows, sizes: Sequence[int]) -> None:
+        """A whole step, which writes the variables: sums of pieces, then the update."""
+        prepared, backend = self.prepared, self.backend
+        weights = read_weights(prepared)
+        sums, found = self._sums(weights, rows, sizes, 1.0)
+        gradients, indices = global_gradients(sums, found, prepared)
+        assign_state(sums.state, found, prepared, weights, backend)
+        KerasUpdate(prepared, backend).apply(gradients, indices)
+
+    def _forward(self, sizes: Sequence[int]) -> Forward:
+        return Forward(self.prepared, self._draws, (len(sizes), 1))
+
+    def _sums(
+        self, weights: Weights, rows: Rows, sizes: Sequence[int], loss_scale: float
+    ) -> tuple[Sums, Found]:
+        """The sums over all pieces, and what the last one has found."""
+        count = tf.constant(sum(sizes), tf.int64)
+        scale = tf.constant(loss_scale, tf.float32)
+        starts = np.cumsum([0, *sizes])
+        forward, parts = self._forward(sizes), []
+        for replica, piece in enumerate(cut(rows, sizes)):
+            position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
+            sums, found = forward.train(weights, piece, count, scale, position)
+            parts.append(sums)
+            for i, number in found.counted.items():
+                self.counted[i] = max(number, self.counted.get(i, 0))
+        return _added(parts), found
+
+    def _logs(self, sums: Sums, count: int) -> dict[str, Any]:
+        """What the user would see of one such step."""
+        loss, outputs = global_loss(sums)
+        rows = tf.constant(count, tf.int64)
+        report = self._layout.pack(loss, rows, (0.0, 0.0), outputs, sums.metrics)
+        averages = Averages(self._layout)
+        averages.add(report)
+        return averages.logs()
 
 
 def _added(parts: Sequence[Sums]) -> Sums:
     return functools.reduce(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts)
-
-
-def _logs(step: Step | UntracedTest, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
-    """What the user would see of one such step."""
-    loss, outputs = global_loss(sums)
-    report = step.layout.pack(loss, count, (0.0, 0.0), outputs, sums.metrics)
-    averages = Averages(step.layout)
-    averages.add(report)
-    return averages.logs()
-
-
-def apply_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> None:
-    """A whole step, which writes the variables: sums of pieces, then the optimizer."""
-    scale = tf.constant(1.0, tf.float32)
-    count = tf.constant(sum(sizes), tf.int64)
-    sums = _added(_sums_of_pieces(step, rows, sizes, count, scale))
-    weights = read_weights(step.prepared)
-    gradients = step._divide(sums)
-    step._assign_state(weights, sums.state)
-    step._apply(gradients, sums)
 
 
 def predict_in_pieces(model: keras.Model, data: Any, sizes: Sequence[int]) -> Any:

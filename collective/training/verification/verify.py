@@ -31,6 +31,7 @@ from collective.training import exchange, host_random, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
+from collective.training.step.draws import Draws
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows
 from collective.training.variants.virtual.pieces import VirtualReplicas
@@ -45,7 +46,7 @@ from collective.training.verification.first_rows import (
     is_large,
 )
 from collective.training.verification.graph import Traced, kind_of_rows
-from collective.training.verification.pieces import UntracedStep, UntracedTest
+from collective.training.verification.pieces import Untraced
 from collective.training.verification.settings import describe_settings
 
 VARIABLE = "COLLECTIVE_VERIFY"
@@ -106,7 +107,10 @@ def verify_step(
         tested = _rows(validation, prepared)[:1] if validation is not None else []
         if not batches:
             raise NotComparable("its data have no rows yet")
-        step = UntracedStep(prepared, backend, inputs.spec, seed=seed)
+        draws = Draws(prepared, seed)
+        if not backend.synchronous:
+            draws = Draws(prepared, seed or 0, by_piece=True)
+        step = Untraced(prepared, backend, draws)
         own = backend.synchronous and prepared.partition is None
         own = own and getattr(backend, "strategy", None) is None
         check = Check(
@@ -151,7 +155,7 @@ def verify_test(
         batches = _rows(inputs, prepared)
         if not batches:
             raise NotComparable("its data have no rows")
-        return _plan(Check(UntracedTest(prepared), [], batches[0], _PIECES))
+        return _plan(Check(Untraced(prepared, backend), [], batches[0], _PIECES))
 
     if isinstance(inputs, Batches) and is_wanted():
         inputs.first_batches()

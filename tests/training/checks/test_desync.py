@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
+from collective.training.assemble import make_step
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.prepared import get_prepared
-from collective.training.step.step import Step
 from tests.training import cases
 from tests.training.small import NAMES
 
@@ -40,7 +40,7 @@ def made(backend):
     spec = cases.spec_of(CASE.batch(0))
     model = cases.built(CASE.model, backend, spec)
     alarm = cases.alarm(model, backend, EVERY)
-    return model, Step(get_prepared(model), backend, spec, attachments=alarm)
+    return model, make_step(get_prepared(model), backend, spec, attachments=alarm)
 
 
 def take(step, backend, numbers) -> None:

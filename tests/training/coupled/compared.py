@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from collective.training.evaluation.exact import Evaluation
+from collective.fit_options import FitOptions
+from collective.training.assemble import make_evaluation, make_step
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.loop.loop import Loop
 from collective.training.loop.position import Position
-from collective.training.prepared import prepare
+from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
-from collective.training.step.step import Step
 from tests import launch
 
 BATCH, EPOCHS = 10, 3
@@ -35,11 +35,12 @@ def planned(
     inputs = Input(data, BATCH, shuffle=False)
     prepared = prepare(make, backend, inputs.spec, micro_batch_rows=BATCH)
     position = Position(prepared.model, backend)
-    step = Step(prepared, backend, inputs.spec, plan=plan, **options)
+    asked = FitOptions(**options)
+    step = make_step(prepared, backend, inputs.spec, asked, plan=plan)
     evaluate = None
     if validation is not None:
         batches = Input(validation, BATCH, shuffle=False)
-        evaluate = Evaluation(prepared, backend, batches, plan=plan)
+        evaluate = make_evaluation(prepared, backend, batches, plan=plan)
     feed = PlannedFeed(inputs, backend)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history

@@ -15,11 +15,11 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
+from collective.training.assemble import make_step
 from collective.training.input.pipeline import Input
-from collective.training.prepared import prepare
+from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
 from collective.training.step.report import Averages
-from collective.training.step.step import Step
 from collective.training.variants.coupled.look_ups import travelling_as_rows
 from tests import launch
 from tests.training.coupled.compared import NAMES, assert_same, planned, stock
@@ -255,7 +255,7 @@ def test_metrics_continue_in_the_middle_of_an_epoch(backend):
 
     def reports(first, sums=None):
         prepared = prepare(make, backend, spec, micro_batch_rows=10)
-        step = Step(prepared, backend, spec, plan=StepPlan(gather_metrics=True))
+        step = make_step(prepared, backend, spec, plan=StepPlan(gather_metrics=True))
         averages = Averages(step.layout, sums)
         step.begin_epoch(averages.sums())
         prepared.model.optimizer.learning_rate = 0.0  # the same model at each step

@@ -176,6 +176,72 @@ def test_merge_call(strategy, N, R):
     equal(strategy.run(replica), N * (N + 1) / 2)
 
 
+def test_merge_call_in_branches_and_loops(strategy, N):
+    def merge(strategy, x):
+        return strategy.reduce(SUM, x, axis=None)
+
+    def replica(steps):
+        total = tf.constant(0.0)
+        for step in tf.range(steps):
+            if step % 2 == 0:
+                total += context().merge_call(merge, args=(tf.constant(1.0),))
+        return total
+
+    run = tf.function(lambda steps: strategy.run(replica, args=(steps,)))
+    equal(run(tf.constant(3)), 2.0 * N)
+
+
+def test_moving_averages_of_weights(strategy, N, R):
+    """As tf.train.ExponentialMovingAverage and an optimizer's ``use_ema`` keep them."""
+    with strategy.scope():
+        weight = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+        average = tf.Variable(
+            0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN
+        )
+        own = keras.Variable(0.0)
+        optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        optimizer.build([own])
+
+    @tf.function
+    def step():
+        def replica():
+            weight.assign_add(R + 1.0)
+            average.assign(0.5 * average + 0.5 * weight)
+            optimizer.apply([tf.constant(-(R + 1.0))])
+
+        strategy.run(replica)
+
+    step()
+    step()
+    mean = (N + 1) / 2
+    equal(average.numpy(), 0.5 * 0.5 * mean + 0.5 * 2 * mean)
+    total = N * mean  # Keras sums the gradients of replicas
+    equal(own.numpy(), 2 * total)
+    optimizer.finalize_variable_values([own])
+    equal(own.numpy(), 0.5 * total + 0.5 * 2 * total)  # it begins with the first
+
+
+def test_a_loss_scale_that_overflows_on_one_rank(strategy, N, R):
+    """All ranks leave the step out, and halve the scale."""
+    with strategy.scope():
+        weight = keras.Variable(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(1.0), initial_scale=8.0
+        )
+        optimizer.build([weight])
+    gradients = tf.constant([np.inf if R == N - 1 else 1.0, 8.0])
+
+    @tf.function
+    def step(number):
+        strategy.run(lambda: optimizer.apply([gradients[number]], [weight]))
+
+    step(0)
+    equal(weight.numpy(), 1.0)
+    equal(optimizer.dynamic_scale.numpy(), 4.0)
+    step(1)
+    equal(weight.numpy(), 1.0 - 2.0 * N)
+
+
 def test_order_under_random_delays(strategy, N, R):
     """Sums of one graph without data between them; each rank computes in its own time."""
     draw = np.random.default_rng(R)

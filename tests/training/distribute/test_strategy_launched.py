@@ -53,6 +53,14 @@ step()
 """
 ONE_READS = BEGIN + "if rank == 0: print(metric.result())\n" + TRAIN
 ONE_READS_AT_THE_END = BEGIN + TRAIN + "if rank == 0: print(metric.result())\n"
+ONE_SAVES = (
+    BEGIN
+    + """
+state = tf.train.Checkpoint(total=metric.variables[0].value)
+if rank == 0: state.write(sys.argv[2])
+"""
+    + TRAIN
+)
 ONE_FAILS = (
     BEGIN
     + TRAIN
@@ -72,19 +80,86 @@ step()
     [
         (ONE_READS, "rank 0 reads variable 'seen"),
         (ONE_READS_AT_THE_END, "rank 0 reads variable 'seen"),
+        (ONE_SAVES, "rank 0 reads variable 'seen"),
         (ONE_FAILS, "no rows today"),
     ],
-    ids=["one rank reads", "one rank reads at the end", "one rank fails"],
+    ids=["reads", "reads at the end", "saves", "fails"],
 )
-def test_ends_by_name(backend, text, named, tmp_path):
+def test_what_one_rank_does_ends_by_name(backend, text, named, tmp_path):
     if backend == "mpi" and importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no MPI")
     program = tmp_path / "program.py"
     program.write_text(text)
     words = [*launch.command(backend, 2), sys.executable, str(program), backend]
+    words.append(str(tmp_path / "state"))
     code, output = launch.run(words, launch.environment(COLLECTIVE_TIMEOUT="5"), 120)
     assert code not in (0, None), output
     assert named in output
+
+
+CHECKPOINTS = """
+import sys
+import keras
+import numpy as np
+import tensorflow as tf
+folder, how = sys.argv[1:]
+if how == "unedited":
+    import collective
+    collective.distribute_keras("native", output="all")
+    strategy = tf.distribute.MirroredStrategy()
+else:
+    from collective.distribute import Strategy
+    strategy = Strategy("native")
+rank = strategy.cluster_resolver.task_id
+with strategy.scope():
+    layers = [keras.layers.Dense(200), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((100,)), *layers])
+    optimizer = keras.optimizers.SGD(0.1)
+    rows = keras.metrics.Sum()
+x = tf.fill([4, 100], rank + 1.0)
+
+@tf.function
+def step():
+    def replica():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        rows.update_state(tf.ones([4]))
+    strategy.run(replica)
+
+state = tf.train.Checkpoint(model=model, optimizer=optimizer, rows=rows)
+manager = tf.train.CheckpointManager(state, folder + "/all", max_to_keep=2)
+for number in range(8):
+    step()
+    assert manager.save() == f"{folder}/all/ckpt-{number + 1}"
+kept = model.get_weights()
+step()
+state.restore(manager.latest_checkpoint)
+for a, b in zip(model.get_weights(), kept):
+    np.testing.assert_array_equal(a, b)
+assert float(rows.result()) == 8 * 8
+weights = tf.train.Checkpoint(kernel=model.layers[0].kernel.value)
+if strategy.extended.should_checkpoint:
+    weights.write(folder + "/one")
+step()
+"""
+
+
+@pytest.mark.parametrize("how", ["unedited", pytest.param("written", marks=MATRIX)])
+def test_all_ranks_write_checkpoints_to_one_path(how, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(CHECKPOINTS)
+    words = [*launch.command("native", 2), sys.executable, str(program)]
+    code, output = launch.run([*words, str(tmp_path), how], launch.environment(), 120)
+    assert code == 0, output
+    files = {"checkpoint"} | {
+        f"ckpt-{number}.{kind}"
+        for number in (7, 8)
+        for kind in ("index", "data-00000-of-00001")
+    }
+    assert {file.name for file in (tmp_path / "all").iterdir()} == files
+    assert (tmp_path / "one.index").exists()
 
 
 UNEDITED = """

@@ -14,14 +14,16 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.fit_options import FitOptions
+from collective.training.assemble import make_step
 from collective.training.prepared import get_prepared
-from collective.training.step.step import Step
 from collective.training.variants.memory.recompute import cuts
 from tests import launch
 from tests.training import cases
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
+RECOMPUTE = FitOptions(recompute=True)
 HERE = "tests/training/memory/test_recompute.py"
 
 
@@ -146,7 +148,7 @@ def test_calls_a_block_again_and_python_once(backends_by_name):
     rows = cases.labelled(np.random.default_rng(0), 4, 0)
     net = built(model, backend, spec_of(rows))
     traced.clear()
-    step = Step(get_prepared(net), backend, spec_of(rows), recompute=True)
+    step = make_step(get_prepared(net), backend, spec_of(rows), RECOMPUTE)
     assert len(traced) == 1
     step(own_part(rows, backend), 0)
     assert len(ran) == 2
@@ -175,7 +177,7 @@ def test_refuses_what_would_not_be_the_same(backends_by_name):
             lambda m=model: cases.compiled(m, cases.sgd()), backend, spec_of(rows)
         )
         with pytest.raises(UsageError, match=message) as caught:
-            Step(get_prepared(net), backend, spec_of(rows), recompute=True)
+            make_step(get_prepared(net), backend, spec_of(rows), RECOMPUTE)
         assert caught.value.exit_code == 2
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from collective import backends
 from collective.errors import UsageError
+from collective.training.assemble import make_step
 from collective.training.prepared import get_prepared
-from collective.training.step.step import Step
 from collective.training.variants.parallel import placement
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
@@ -82,8 +82,8 @@ def test_everything_of_a_layer_is_on_its_device():
         assert len(kept) == 4
         for variable in [*layer.variables, *kept]:
             assert variable.value.device.endswith(f"CPU:{number}")
-    step = Step(get_prepared(net), backend, spec_of(rows))
-    graph = step._micro_batch.get_concrete_function().graph
+    step = make_step(get_prepared(net), backend, spec_of(rows))
+    graph = step.graph
     products = [
         op.device.lower() for op in graph.get_operations() if op.type == "MatMul"
     ]

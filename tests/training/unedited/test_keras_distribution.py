@@ -48,6 +48,18 @@ def test_keras_distribution_shows_the_job(job):
     )
 
 
+def test_each_rank_knows_its_number():
+    job = Job(Ranks(1, []))
+    replace_keras_distribution(job)
+    try:
+        inside = keras.src.backend.tensorflow.distribution_lib
+        assert (inside.num_processes(), inside.process_id()) == (2, 1)
+        assert keras.distribution.DataParallel().data_shard_id == 1
+        keras.distribution.initialize(process_id=1)
+    finally:
+        job.undo()
+
+
 def layout(axes):
     mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"))
     layouts = keras.distribution.LayoutMap(mesh)

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from collective.training.unedited.job import Job
 from collective.training.unedited.loops import notice, segments
-from collective.training.unedited.loops.notice import warn_of_updates
+from collective.training.unedited.loops.functions import find_step
+from collective.training.unedited.loops.notice import warn_of_gradients, warn_of_updates
 from tests.training.unedited.test_unedited import Ranks
 
 X = np.ones((6, 3), "float32")
@@ -136,6 +137,82 @@ def test_the_first_update_of_a_loop_is_reported(job, capsys, monkeypatch):
     assert told.count("is not distributed: each of the 2 processes") == 1
     for way in ("--loops", "collective.distribute.Strategy", "DistributedGradientTape"):
         assert way in told
+
+
+def test_each_loop_that_runs_whole_is_reported_by_its_place(job, capsys, monkeypatch):
+    monkeypatch.setattr(notice, "_DROP_INS", ())
+    weight, optimizer = keras.Variable(np.ones(2, "float32")), keras.optimizers.SGD()
+    warn_of_updates(job)
+    for _ in range(2):
+        optimizer.apply([tf.ones([2])], [weight])
+    optimizer.apply([tf.ones([2])], [weight])
+    told = capsys.readouterr().err
+    assert told.count("the training loop at test_loops.py:") == 2
+
+
+def test_gradients_outside_of_a_step_are_reported(job, capsys, monkeypatch):
+    monkeypatch.setattr(notice, "_DROP_INS", ())
+    weight, inputs = tf.Variable([1.0, 2.0]), tf.ones([2])
+    warn_of_gradients(job)
+
+    def gradient(sources):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = tf.reduce_sum(weight * inputs)
+        return tape.gradient(loss, sources)
+
+    gradient([inputs])  # of no model
+    with _inside(job):
+        gradient([weight])
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        gradient([weight])
+    told = capsys.readouterr().err
+    assert told.count("the training step at test_loops.py:") == 1
+    assert "is not distributed: each of the 2 processes computes its gradients" in told
+
+
+def test_functions_that_are_steps(job, capsys):
+    """Those that take gradients of a model's, and have rows; not those that apply them."""
+    weight, optimizer = keras.Variable(np.ones(3, "float32")), keras.optimizers.SGD()
+    optimizer.build([weight])
+    rows = tf.constant(X)
+
+    def loss(x):
+        return tf.reduce_mean(x * weight)
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            value = loss(x)
+        return tape.gradient(value, [weight])
+
+    @tf.function
+    def of_inputs(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(x)
+        return tape.gradient(value, x)
+
+    @tf.function
+    def of_all_rows():
+        with tf.GradientTape() as tape:
+            value = loss(rows)
+        return tape.gradient(value, [weight])
+
+    @tf.function
+    def update(given):
+        optimizer.apply([given], [weight])
+
+    def is_step(function, *args):
+        return find_step(job, function, args, {}) is not None
+
+    assert is_step(gradients, rows)
+    assert not is_step(of_inputs, rows)
+    assert not is_step(update, tf.ones([3]))
+    assert capsys.readouterr().err == ""
+    assert not is_step(of_all_rows)
+    assert "of_all_rows() is not distributed" in capsys.readouterr().err
 
 
 class _inside:

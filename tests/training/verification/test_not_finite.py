@@ -11,7 +11,7 @@ import collective
 from collective import backends
 from collective.errors import UsageError
 from collective.training.input.pipeline import Input
-from collective.training.prepared import prepare
+from collective.training.prepare import prepare
 from collective.training.verification import differences, verify, verify_step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")

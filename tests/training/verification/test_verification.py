@@ -16,7 +16,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
-from collective.training.prepared import prepare
+from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
 from collective.training.verification import verify, verify_step
 

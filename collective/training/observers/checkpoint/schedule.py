@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import struct
 import threading
 import time
@@ -32,7 +31,7 @@ from collective.log import log
 from collective.running_time import Deadline
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
-from collective.training.observers.checkpoint import storage
+from collective.training.observers.checkpoint import storage, stores
 from collective.training.observers.checkpoint.state import Gathered, State
 from collective.training.prepared import get_partition
 
@@ -54,7 +53,8 @@ class Checkpoint(Observer):
     """A folder for a training's state, for ``collective.training.fit(..., checkpoint=...)``.
 
     Args:
-        folder: Created if missing; one for each training.
+        folder: Created if missing; one for each training. Or a URL, ``s3://bucket/run``:
+            fsspec copies checkpoints there and back (``stores.py``).
         every: Steps between two checkpoints; None: one at the end of each epoch.
             If that would take more than 5 % of the time, some are skipped. The one at
             the end of the training is always written.
@@ -84,7 +84,8 @@ class Checkpoint(Observer):
                 "checkpoints are written every 1 or more steps, and 1 or more are kept",
                 hint="--checkpoint-every 100; Checkpoint(folder, every=100, keep=3)",
             )
-        self.folder = Path(folder)
+        self._store = stores.make(folder)
+        self.folder = self._store.folder
         self.every = every
         self.keep = keep
         self.resume = resume
@@ -142,7 +143,9 @@ class Checkpoint(Observer):
         if not storage.saved_in(self.folder):
             return ""
         resume = "again" if self.resume else "with --resume"
-        return f"the same command {resume} continues from {self.folder}"
+        return (
+            f"the same command {resume} continues from {self._store.shown(self.folder)}"
+        )
 
     def reconfigured(self, root: int) -> None:
         """On a new rank 0, takes over the folder."""
@@ -223,6 +226,7 @@ class Checkpoint(Observer):
         """Waits as ``wait``, and unlocks the folder for another process."""
         self.wait()
         if self._lock is not None:
+            self._store.close()
             os.close(self._lock)
             self._lock = None
 
@@ -235,13 +239,14 @@ class Checkpoint(Observer):
             path = storage.write(
                 state, position.model, self._plan, self.folder, training
             )
+            self._store.publish(path)
         except Exception as error:
             self._report_failure(state.step, error)
             return
         self.failed = None
         self._known = [p for p in self._known if p != path] + [path]
         while len(self._known) > self.keep:
-            shutil.rmtree(self._known.pop(0), ignore_errors=True)
+            self._store.remove(self._known.pop(0))
 
     def raise_if_failed(self) -> None:
         """To be called when the work is done.
@@ -265,13 +270,15 @@ class Checkpoint(Observer):
         self._known = [path for path in self._known if path.exists()]
         last = f"{self._known[-1].name} is the last" if self._known else "none is"
         hint = "see what model.save_weights says of this model"
-        if isinstance(error, OSError):
+        if isinstance(error, CollectiveError):
+            self.failed, hint = error.message, error.hint
+        elif isinstance(error, OSError):
             hint = _HINTS.get(error.errno or 0, "free some space on that disk")
             if not self.folder.is_dir():
                 hint = "the folder was removed: make it again"
         _warn(
             f"the checkpoint of step {step} could not be written to "
-            f"{self.folder}: {self.failed}; {last} there; the training continues",
+            f"{self._store.shown(self.folder)}: {self.failed}; {last} there; the training continues",
             hint=hint,
         )
 
@@ -279,13 +286,13 @@ class Checkpoint(Observer):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_folder()
-            storage.remove_parts(self.folder)
+            self._store.open()
             usable = os.access(self.folder, os.W_OK | os.X_OK)
         except OSError:
             usable = False
         if not usable:
             raise UsageError(
-                f"checkpoints cannot be written to {self.folder}",
+                f"checkpoints cannot be written to {self._store.shown(self.folder)}",
                 hint="--checkpoint-dir DIR that can be made and written to",
                 everywhere=False,
             )
@@ -316,7 +323,8 @@ class Checkpoint(Observer):
                     time.sleep(0.1)
                     continue
                 raise UsageError(
-                    f"another training writes its checkpoints to {self.folder}",
+                    f"another training writes its checkpoints to "
+                    f"{self._store.shown(self.folder)}",
                     hint="one --checkpoint-dir for each training that runs at a time",
                     everywhere=False,
                 ) from None
@@ -335,16 +343,18 @@ class Checkpoint(Observer):
     def _newest(
         self, model: keras.Model, plan: Mapping[str, Any], resumes: bool
     ) -> State | None:
+        shown = self._store.shown
         found, parts = storage.saved_in(self.folder), get_partition(model)
         if found and not resumes:
             raise UsageError(
-                f"{self.folder} has checkpoints already, up to {found[0].name}",
+                f"{shown(self.folder)} has checkpoints already, up to {found[0].name}",
                 hint="--resume continues from there; or another --checkpoint-dir",
                 everywhere=False,
             )
         reason = ""
         for place, path in enumerate(found):
             try:
+                self._store.fetch(path)
                 with parts.whole_shapes() if parts else contextlib.nullcontext():
                     anyway = self.resume == "anyway"
                     state, message = storage.read(
@@ -352,7 +362,7 @@ class Checkpoint(Observer):
                     )
             except storage.OtherTraining as error:
                 raise UsageError(
-                    f"{path} is of another training: {error}",
+                    f"{shown(path)} is of another training: {error}",
                     hint="type what it was made with, or another --checkpoint-dir; "
                     '--resume-anyway (resume="anyway") continues from it as it is, and '
                     f"model.load_weights({str(path / storage.WEIGHTS)!r}) takes its "
@@ -361,21 +371,26 @@ class Checkpoint(Observer):
                 ) from None
             except storage.Unusable as error:
                 reason = reason or f"{path.name}: {error}"
-                _warn(f"{path} is not used: {error}")
+                _warn(f"{shown(path)} is not used: {error}")
                 continue
             self._known = found[place:][::-1]
-            print(f"resumed from {path}: epoch {state.epoch + 1}, step {state.step}")
+            print(
+                f"resumed from {shown(path)}: epoch {state.epoch + 1}, step {state.step}"
+            )
             if message:
-                _warn(f"resumed from {path}: {message}")
+                _warn(f"resumed from {shown(path)}: {message}")
             return state
         if found:
             raise UsageError(
-                f"no checkpoint in {self.folder} can be used ({reason})",
+                f"no checkpoint in {shown(self.folder)} can be used ({reason})",
                 hint="type the options it was made with, or another --checkpoint-dir",
                 everywhere=False,
             )
         if resumes:
-            print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
+            print(
+                f"no checkpoint in {shown(self.folder)} yet: starting at step 0",
+                flush=True,
+            )
         return None
 
 

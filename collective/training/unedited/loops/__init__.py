@@ -1,14 +1,15 @@
 """Training loops of a script's own, on every rank: ``--keras --loops``.
 
 A loop runs whole on every rank, but for its steps: the code in which a ``GradientTape``
-computes gradients from a batch. A step is a ``tf.function`` that updates a model
+computes gradients from a batch. A step is a ``tf.function`` that takes gradients
 (``functions``), the statements from ``with tf.GradientTape()`` to the last use of the tape
 (``segments``), or one of Keras' ``..._on_batch`` (``on_batch``). Each rank runs a step on
 its rows of the batch (``rows``), and what leaves it is that of the whole batch (``step``,
 ``hooks``): so everything around it is what one process computes. The first call of a step
 is compared with one process (``check``). Begin with ``step``.
 
-Without ``--loops``, ``notice`` says at the first update that a loop is not distributed.
+What every rank runs whole, ``notice`` says by its place: with ``--loops`` gradients outside
+of a step, without it the first update of each loop.
 """
 
 from __future__ import annotations

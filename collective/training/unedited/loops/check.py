@@ -27,6 +27,7 @@ from collective.training.unedited.loops.step import (
     GLOBAL,
     MEAN,
     METRIC,
+    OTHER_DRAWS,
     ROWS,
     SUM,
     LocalRun,
@@ -58,11 +59,13 @@ class Trial:
         gradients: Those that optimizers applied, in order.
         variables: What it has written besides, afterwards.
         outputs: For each returned leaf, by rule: what it is of the whole batch.
+        draws: Shapes of random draws, ``FixedNoise.shapes``.
     """
 
     gradients: Values = field(default_factory=dict)
     variables: Values = field(default_factory=dict)
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    draws: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def agree(step: RowStep, inputs: Any) -> Plan:
@@ -86,6 +89,7 @@ def agree(step: RowStep, inputs: Any) -> Plan:
         if backend.rank == 0:
             whole = whole or _in_one_piece(step, inputs, indices)
             verdict = _compare(ours, whole)
+            _warn_of_draws(step, ours, whole)
         first, rules, certain = broadcast_object(backend, verdict)
         if not first:
             break
@@ -127,6 +131,7 @@ def _on_own_rows(
         ):
             run = step.local(inputs, indices, own, piece.share, piece, sums_over_rows)
         trial = Trial(_gradients(applied), outputs=_candidates(step, run, piece))
+        trial.draws = noise.shapes
         step.plan = Plan(indices, sums_over_rows, [], False)
         writes = _written(written, run.updated)
         variables = [w.variable for w in writes]
@@ -157,27 +162,51 @@ def _in_one_piece(step: RowStep, inputs: Any, indices: list[int]) -> Trial:
     total = tf.nest.flatten(inputs)[indices[0]].shape[0]
     noise = keras_compat.FixedNoise(0, total, total)
     applied: list[Any] = []
+    updates = _Updates()
     with (
         recorded_writes() as written,
         keras_compat.fixed_noise(noise),
         keras_compat.stock_moments(),
-        keras_compat.intercept(_Updates(), live_metrics()) as results,
+        keras_compat.intercept(updates, live_metrics()) as results,
         keras_compat.record_applied(applied),
     ):
         outputs = step.function(inputs)
     run = local_run(outputs, results, {}, set())
-    updated = {id(v) for _, o, _, vs in applied for v in _tensors([*vs, *o.variables])}
-    trial = Trial(_gradients(applied), _values(_variables(written, updated)))
+    variables = [w.variable for w in _written(written, updates.updated)]
+    trial = Trial(_gradients(applied), _values(variables))
     trial.outputs = [
         {"": _array(leaf)} if is_numeric(leaf) or _is_sparse(leaf) else {}
         for leaf in run.leaves
     ]
+    trial.draws = noise.shapes
     undo(written)
     return trial
 
 
+def _warn_of_draws(step: RowStep, ours: Trial, whole: Trial) -> None:
+    """Of draws that depend on how many rows there are, and are not one for each row."""
+    for mine, theirs in zip(ours.draws, whole.draws, strict=False):
+        if mine != theirs:
+            step.job.warn_once(
+                step.name, OTHER_DRAWS, f"a random draw of shape {theirs}"
+            )
+
+
 class _Updates(keras_compat.Hooks):
-    """One process: nothing is changed."""
+    """One process: nothing is changed. Notes what optimizers write, by id."""
+
+    def __init__(self) -> None:
+        self.updated: set[int] = set()
+
+    def on_apply(
+        self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Of an optimizer around another one, too, as that of a loss scale."""
+        if not optimizer.built:
+            optimizer.build(variables)
+        written = [*variables, *optimizer.variables]
+        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
+        return gradients, []
 
 
 def _candidates(
@@ -299,16 +328,8 @@ def _written(written: dict[int, Write], updated: set[int]) -> list[Write]:
     ]
 
 
-def _variables(written: dict[int, Write], updated: set[int]) -> list[Any]:
-    return [w.variable for w in _written(written, updated)]
-
-
 def _values(variables: list[Any]) -> Values:
     return {f"{v.name}|{i}": _array(v) for i, v in enumerate(variables)}
-
-
-def _tensors(variables: list[Any]) -> list[Any]:
-    return [keras_compat.tf_variable(v) for v in variables]
 
 
 def _array(value: Any) -> np.ndarray:

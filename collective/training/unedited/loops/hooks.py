@@ -157,7 +157,9 @@ def gather_rows(
         count, start, total = (
             tf.cast(n, tf.int64) for n in (tf.shape(rows)[0], start, total)
         )
-    others = tf.shape(rows, tf.int64)[1:] if None in rows.shape[1:] else rows.shape[1:]
+    others: Any = rows.shape[1:]
+    if tf.is_tensor(total):
+        others = tf.shape(rows, tf.int64)[1:]
     before, behind = (
         tf.zeros(tf.concat([[n], others], axis=0), travels)
         for n in (start, total - start - count)

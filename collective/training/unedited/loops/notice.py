@@ -1,18 +1,26 @@
-"""Says at the first update of a script's own loop that every rank runs all of it."""
+"""Says which loops of a script's own every rank runs whole."""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import traceback
 from typing import Any
 
 import tensorflow as tf
 
 from collective.training import keras_compat
-from collective.training.unedited.job import LOOP, Job
+from collective.training.unedited.job import Job
 from collective.training.unedited.loops.step import is_running
+from collective.training.unedited.script import is_library
 
-NAME = "a training loop of the script's own"
+#: Of a step that is not cut; begins with its place.
+NOT_CUT = """%s is not distributed: each of the %d processes computes its gradients of \
+all rows
+HINT: give it a batch of rows, and let the statements from `with tf.GradientTape()` to
+      tape.gradient() write names only, not attributes or elements: docs/how-to/loops.md"""
+LOOP = "a training loop of the script's own"  # in Job.used
 _TEXT = """%s is not distributed: each of the %d processes trains on all rows, alone
 HINT: collectiverun --keras --loops cuts the batches of its steps; or in the script
       strategy = collective.distribute.Strategy(), and strategy.run(step, args=...); or
@@ -22,7 +30,7 @@ _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
 
 def warn_of_updates(job: Job) -> None:
-    """From now on, the first update outside of ``fit`` is reported on stderr."""
+    """From now on, the first update of each loop outside of ``fit`` is reported."""
     for owner in keras_compat.optimizers_with_apply():
         job.replace(owner, "apply", _noted(job, owner.apply))
 
@@ -30,12 +38,39 @@ def warn_of_updates(job: Job) -> None:
 def _noted(job: Job, stock: Any) -> Any:
     @functools.wraps(stock)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        known = job.inside or is_running() or LOOP in job.used or job.warned(NAME)
-        if not (known or _sums_itself()):
-            job.warn_once(NAME, _TEXT, job.backend.size)
+        if not (job.inside or is_running() or _sums_itself()):
+            job.used.add(LOOP)
+            job.warn_once(f"the training loop at {_place()}", _TEXT, job.backend.size)
         return stock(self, *args, **kwargs)
 
     return apply
+
+
+def warn_of_gradients(job: Job) -> None:
+    """From now on, gradients of a model outside of steps are reported, by their place.
+
+    Not updates: those of a step may be applied outside of it.
+    """
+    stock = tf.GradientTape.gradient
+
+    @functools.wraps(stock)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        known = job.inside or is_running() or _sums_itself()
+        if not known and any(map(keras_compat.is_trained, tf.nest.flatten(sources))):
+            job.warn_once(f"the training step at {_place()}", NOT_CUT, job.backend.size)
+        return stock(self, target, sources, *args, **more)
+
+    job.replace(tf.GradientTape, "gradient", gradient)
+
+
+def _place() -> str:
+    """Where the script is: file and line."""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        # A traced function runs in a file of AutoGraph's; its caller is the script.
+        if not is_library(file) and "__autograph_generated" not in file:
+            return f"{os.path.basename(file)}:{line}"
+    return "an unknown place"
 
 
 def _sums_itself() -> bool:

@@ -32,8 +32,8 @@ from collective.training.variants.custom_step.replica import (
 )
 from collective.training.variants.custom_step.share import Share
 
+OTHER_DRAWS = "%s has %s: its numbers are not those of one process"
 # What becomes of a value that leaves a step: by which it is that of the whole batch.
-_OTHER_DRAWS = "%s has %s: its numbers are not those of one process"
 GLOBAL, METRIC, ROWS, MEAN, SUM = "global", "metric", "rows", "mean", "sum"
 
 
@@ -76,7 +76,7 @@ class LocalRun:
     updated: set[int]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # TensorFlow's warnings show it
 class RowStep:
     """A function of a batch.
 
@@ -114,7 +114,7 @@ class RowStep:
             leaves, total, own = run(inputs, number)
             self._check_same_rows(float(total), float(own))
             for other in self._others:
-                self.job.warn_once(self.name, _OTHER_DRAWS, other)
+                self.job.warn_once(self.name, OTHER_DRAWS, other)
             return tf.nest.pack_sequence_as(self._run.outputs, self._restored(leaves))
 
     def _check_same_rows(self, total: float, own: float) -> None:

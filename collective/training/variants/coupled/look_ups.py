@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,6 +25,7 @@ from collective.log import log
 from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups
+from collective.training.step.found import LookUps
 from collective.training.step.plan import StepPlan
 from collective.training.variants.coupled.gather import gather_rows
 from collective.training.variants.coupled.replica import ReplicaContext
@@ -33,17 +34,6 @@ CHOICES = ("combined", "keras")
 _INDEX_BYTES = 8
 # A step with a gather takes a second longer to trace: not for less than this a step.
 _LEAST_SAVED = 1 << 20
-
-
-class LookUps(NamedTuple):
-    """The gradients of one variable's look-ups in the global batch.
-
-    Attributes:
-        total: Number of the loss total that they are of: 0 for the divided part.
-    """
-
-    slices: tf.IndexedSlices
-    total: int
 
 
 def planned(
@@ -108,9 +98,7 @@ def travelling_as_rows(
 
 
 def take(
-    gradients: list[list[Any]],
-    context: ReplicaContext,
-    chosen: Collection[int] | None = None,
+    gradients: list[list[Any]], context: ReplicaContext, plan: StepPlan
 ) -> dict[int, LookUps]:
     """Gathers the gradients of look-ups, and takes them out of the lists.
 
@@ -119,20 +107,21 @@ def take(
 
     Args:
         gradients: One list for each total of the loss, with an entry for each variable.
-        chosen: Places of the variables to look at; None for all.
+        plan: Says which.
 
     Returns:
-        By the place of the variable.
+        By the index of the variable.
     """
+    every = plan.gather_look_ups
     found: dict[int, LookUps] = {}
     for place, of_one in enumerate(zip(*gradients, strict=True)):
         totals = [n for n, gradient in enumerate(of_one) if gradient is not None]
-        if len(totals) != 1 or (chosen is not None and place not in chosen):
+        if len(totals) != 1 or not (every or place in plan.as_rows):
             continue
         slices = of_one[totals[0]]
         if not isinstance(slices, tf.IndexedSlices) or slices.values.shape[0]:
             continue
-        found[place] = LookUps(_gathered(slices, context), totals[0])
+        found[place] = LookUps(_gathered(slices, context), totals[0], not every)
         gradients[totals[0]][place] = None
     return found
 

@@ -12,15 +12,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.input.plan import share
-
-T = TypeVar("T")
+from collective.training.step.forward import Sums
+from collective.training.step.found import Found
 
 
 @dataclass(eq=False)
@@ -121,38 +121,34 @@ def current() -> ReplicaContext | None:
     return getattr(_entered, "context", None)
 
 
-def required() -> ReplicaContext:
-    """The same, for code that runs for a replica only."""
-    context = current()
-    assert context is not None, "the rows of all replicas are gathered by replicas only"
-    return context
-
-
 def for_replica(
-    forward: Callable[[Any], T],
+    run: Callable[[ReplicaContext, Any], tuple[Sums, Found]],
     backend: Backend,
     rows: Any,
     count: tf.Tensor,
     global_rows: tf.Tensor,
     maybe_empty: bool,
-) -> T:
-    """Sums over the rows of the replica that is being traced, inside ``Backend.run``.
+) -> tuple[Sums, Found]:
+    """A pass over the rows of the replica that is being traced, inside ``Backend.run``.
 
     Args:
-        forward: Takes rows and returns a named tuple of sums, with ``metrics``.
+        run: Takes the replica and rows; returns sums, and what the trace has found.
         rows: Tree of tensors ``[n, ...]``.
 
     Returns:
-        The sums. Without rows, all are zero but the metrics: these may be those of the
-        whole global batch, and code that sums own rows calls ``own``.
+        What it returns. Without rows, all sums are zero but the metrics: these may be
+        those of the whole global batch, and code that sums own rows calls ``own``.
     """
     number = tf.cast(backend.replica(), tf.int64)
     context = ReplicaContext(backend, number, count, global_rows, maybe_empty)
     with entered(context):
-        sums: Any = forward(at_least_one_row(rows, count) if maybe_empty else rows)
-    if not maybe_empty:
-        return sums
-    return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)
+        sums, found = run(
+            context, at_least_one_row(rows, count) if maybe_empty else rows
+        )
+    if maybe_empty:
+        own: Sums = tf.nest.map_structure(context.own, sums)
+        sums = own._replace(metrics=sums.metrics)
+    return sums, found
 
 
 def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:

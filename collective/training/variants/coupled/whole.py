@@ -20,30 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.prepared import PreparedModel
+from collective.training.step.forward import Predicted
 from collective.training.step.losses import LossSums
 from collective.training.variants.coupled.gather import gather_rows
-from collective.training.variants.coupled.replica import ReplicaContext, required
+from collective.training.variants.coupled.replica import ReplicaContext
 
 
-class Predicted(NamedTuple):
-    """Rows with the model's predictions: what losses and metrics see."""
-
-    x: Any
-    y: Any
-    y_pred: Any
-    sample_weight: Any
-
-
-def gather(model: keras.Model, own: Predicted) -> Predicted:
+def gather(model: keras.Model, own: Predicted, replica: ReplicaContext) -> Predicted:
     """The rows of all replicas, in the order of the global batch.
 
     x is large, and is gathered for a loss or metrics of the model's own only.
@@ -52,7 +43,7 @@ def gather(model: keras.Model, own: Predicted) -> Predicted:
     if not any(keras_compat.overrides(model, name) for name in own_code):
         own = own._replace(x=None)
     present = {k: part for k, part in own._asdict().items() if part is not None}
-    return own._replace(**gather_rows(present, required()))
+    return own._replace(**gather_rows(present, replica))
 
 
 @dataclass
@@ -194,43 +185,3 @@ def _scale_value(value: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         return value * share, tf.identity
 
     return scaled(value)
-
-
-class MetricState:
-    """The values of the metrics' variables, as one float64 vector."""
-
-    def __init__(self, model: keras.Model):
-        self._metrics = keras_compat.metrics(model)
-        self._variables = [v for metric in self._metrics for v in metric.variables]
-        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
-        self.size = sum(self._sizes)
-        self._first = [(v, tf.convert_to_tensor(v)) for v in self._variables]
-
-    def reset(self) -> tf.Tensor:
-        """The vector after Keras' ``reset_state`` of each metric.
-
-        A metric that does not reset a variable keeps the value it had at first.
-        """
-        with keras.StatelessScope(state_mapping=self._first) as scope:
-            for metric in self._metrics:
-                metric.reset_state()
-        return self.pack([scope.get_current_value(v) for v in self._variables])
-
-    def end_of(self, report: Any) -> Any:
-        """The part of a vector at whose end the values are: a view of an array."""
-        return report[report.shape[0] - self.size :]
-
-    def pack(self, values: list[tf.Tensor]) -> tf.Tensor:
-        """One vector of the values of all variables."""
-        flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
-        return tf.concat([*flat, tf.zeros([0], tf.float64)], axis=0)
-
-    def unpack(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The values in a vector, in shape and dtype of the variables."""
-        if not self._sizes:
-            return []
-        pieces = tf.split(vector, self._sizes)
-        return [
-            tf.reshape(tf.cast(piece, variable.dtype), variable.shape)
-            for piece, variable in zip(pieces, self._variables, strict=True)
-        ]

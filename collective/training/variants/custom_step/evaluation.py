@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 
-from collective.backends.base import Backend
-from collective.training import keras_compat
-from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
+from collective.training.evaluation.exact import BatchwiseEvaluation
 from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Batch, Input
-from collective.training.prepared import PreparedModel
-from collective.training.step.plan import StepPlan
+from collective.training.input.pipeline import Batch
 from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_once
 from collective.training.variants.custom_step.step import CustomStep
@@ -50,21 +45,3 @@ class CustomEvaluation(BatchwiseEvaluation):
             return {}
         reports = [vector.numpy() for vector in vectors]
         return self.step.layout.logs(np.sum(reports, axis=0), reports)
-
-
-def has_own_step(model: keras.Model) -> bool:
-    """Whether a model is evaluated by its own ``test_step``, or trained by its own."""
-    return any(keras_compat.overrides(model, m) for m in ("train_step", "test_step"))
-
-
-def make_evaluation(
-    prepared: PreparedModel,
-    backend: Backend,
-    inputs: Input | Batches,
-    steps: int | None = None,
-    plan: StepPlan | None = None,
-) -> BatchwiseEvaluation:
-    """The evaluation that a model needs; arguments as of ``Evaluation``."""
-    if has_own_step(prepared.model):
-        return CustomEvaluation(prepared, backend, inputs, steps)
-    return Evaluation(prepared, backend, inputs, steps, plan)

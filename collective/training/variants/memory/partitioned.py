@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import keras
 import tensorflow as tf
@@ -20,6 +19,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.step.found import Found
 from collective.training.variants.memory.shards import Shard
 from collective.training.variants.memory.whole import ShardedVariables
 
@@ -62,17 +62,13 @@ class PartitionedVariables(ShardedVariables, ABC):
     It keeps no reference to the model (``collective.training.prepared`` finds it by the
     model).
 
+    It is the ``Update`` of their training.
+
     Args:
         model: Built and compiled, its optimizer built for shards.
         backend: Connects the ranks.
         shards: By ``id`` of the variable.
-
-    Attributes:
-        scatters_gradients: Whether gradients are summed by ``reduce_scatter`` instead
-            of an all-reduce.
     """
-
-    scatters_gradients: ClassVar[bool] = False
 
     def __init__(
         self, model: keras.Model, backend: Backend, shards: Mapping[int, Shard]
@@ -85,9 +81,17 @@ class PartitionedVariables(ShardedVariables, ABC):
         self._keras_clip = keras_compat.replace_clipping(self.optimizer, self._clip)
         self._norms = tf.zeros([0], tf.float64)
 
-    def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Inside ``run``: this rank's shards of the sums over all replicas."""
-        raise NotImplementedError
+    def check(self, found: Found) -> None:
+        """Refuses layers that set variables which this rank may hold a part of."""
+        self._refuse(found.overwritten)
+
+    def _refuse(self, indices: Sequence[int]) -> None:
+        for i in indices:
+            raise UsageError(
+                f"a layer sets {self._trainable[i].path!r} itself, which this rank may "
+                "hold a part of",
+                hint="drop --tensor-parallel or --shard-optimizer",
+            )
 
     @abstractmethod
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
@@ -97,12 +101,6 @@ class PartitionedVariables(ShardedVariables, ABC):
             gradients: Divided by the global weight.
             connected: The index of each one's variable among the trainable ones.
         """
-
-    def apply_whole(
-        self, gradients: Sequence[tf.Tensor], connected: Sequence[int]
-    ) -> None:
-        """As ``apply``, of gradients that every rank has whole."""
-        raise NotImplementedError
 
     @abstractmethod
     def finish(self) -> None:

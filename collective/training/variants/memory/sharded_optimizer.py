@@ -13,7 +13,7 @@ Parameter Models, 2020.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -65,7 +65,6 @@ class ShardedOptimizer(PartitionedVariables):
     """
 
     backend: ShardCollectives
-    scatters_gradients: ClassVar[bool] = True
 
     def __init__(self, model: keras.Model, backend: Backend):
         assert isinstance(backend, ShardCollectives)
@@ -198,3 +197,12 @@ class ShardedOptimizer(PartitionedVariables):
 
     def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
         return self.backend.all_reduce([numbers])[0]
+
+
+class WholeGradients:
+    """The update of a sharded optimizer from gradients that every rank has whole."""
+
+    def __init__(self, shards: ShardedOptimizer):
+        self.check = shards.check
+        self.apply = shards.apply_whole
+        self.finish = shards.finish

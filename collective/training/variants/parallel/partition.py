@@ -20,6 +20,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
+from collective.training.step.found import Found
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.shards import Shard
@@ -124,6 +125,10 @@ class TensorParallelVariables(PartitionedVariables):
         """Gives each rank the shards of the first replica; every rank calls it."""
         for variable in self._sharded:
             variable.assign(self.group.follow(np.asarray(variable)))
+
+    def check(self, found: Found) -> None:
+        """Refuses layers that set variables, or assign them, in a forward pass."""
+        self._refuse([*found.overwritten, *found.assigned])
 
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
         """Inside ``run``: updates weights, whole ones and shards."""

@@ -1,12 +1,10 @@
-"""A step's sums over all virtual replicas: what ``training.step.reduction`` is to replicas."""
+"""Local sums of virtual replicas: piece by piece, along the subtrees that a replica holds."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -16,12 +14,79 @@ from collective.training.input.plan import share
 from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.forward import Sums
-from collective.training.step.inputs import StepInputs
-from collective.training.step.reduction import Span, StepSums, sum_tensors
+from collective.training.step.inputs import ReplicaRows, StepInputs, process_rows
+from collective.training.step.local_sums import MicroBatches
+from collective.training.step.parts import ReplicaSums
 from collective.training.step.rows import Rows
 from collective.training.variables import SMALL
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.tree import cut, sum_subtrees, total
+from collective.training.variants.virtual.tree import cut, sum_subtrees
+
+
+@dataclass(frozen=True)
+class SubtreeSums:
+    """The sums over the subtrees of a replica, for ``TreeExchange``.
+
+    Attributes:
+        vectors: Of each subtree.
+        layout: What they hold.
+        number: int64 scalar, the step's number.
+    """
+
+    vectors: Any
+    layout: SumsLayout
+    number: tf.Tensor
+
+
+class PieceSums:
+    """Sums over the pieces of this replica; see ``LocalSums``.
+
+    Args:
+        of_piece: The sums of one piece, whose number is ``StepInputs.replica``.
+        dtype: All sums travel in it; state that it cannot hold, in float64.
+    """
+
+    counts_replicas = True
+
+    def __init__(
+        self,
+        virtual: VirtualReplicas,
+        backend: Backend,
+        of_piece: MicroBatches,
+        dtype: tf.DType,
+    ):
+        self.virtual = virtual
+        self.backend = backend
+        self.of_piece = of_piece
+        self.dtype = dtype
+        self.traced = of_piece.traced
+
+    def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
+        """All rows of the process: pieces know their own."""
+        read = _rows_read(self.virtual, self.backend, batch)
+        return process_rows(batch, 0)._replace(rows_read=read)
+
+    def __call__(self, inputs: StepInputs) -> ReplicaSums:
+        """Inside ``Backend.run``; ``inputs`` are those of the process."""
+        virtual, backend = self.virtual, self.backend
+        replica, found = replica_number(backend), self.traced.found
+        one_each = virtual.count == backend.replicas
+        layout = SumsLayout(self.traced.shapes, self.dtype, apart=one_each)
+        pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
+        held = virtual.pieces(backend.local_replicas, backend.replicas)
+        first, _ = share(inputs.global_rows, held[0], virtual.count)
+        variables = len(inputs.weights.trainable)
+
+        def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            start, stop = share(inputs.global_rows, piece, virtual.count)
+            rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
+            own = inputs._replace(rows=rows, count=stop - start, replica=piece)
+            sums = self.of_piece.sums(own)
+            return layout.pack(sums), finite.first_of(sums, found.connected, variables)
+
+        subtrees = virtual.subtrees(replica, backend.replicas)
+        vectors, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
+        return ReplicaSums(SubtreeSums(vectors, layout, inputs.number), mark, found)
 
 
 def replica_number(backend: Backend) -> int:
@@ -31,7 +96,7 @@ def replica_number(backend: Backend) -> int:
     return int(tf.get_static_value(backend.replica()))
 
 
-def rows_read(virtual: VirtualReplicas, backend: Backend, batch: Batch) -> Any:
+def _rows_read(virtual: VirtualReplicas, backend: Backend, batch: Batch) -> Any:
     """``Batch.rows_read`` of this replica's pieces, of those of the process."""
     if len(backend.local_replicas) == 1:
         return batch.rows_read
@@ -44,65 +109,7 @@ def rows_read(virtual: VirtualReplicas, backend: Backend, batch: Batch) -> Any:
     return slice_rows(batch.rows_read, start - first, stop - first)
 
 
-def sum_pieces(
-    virtual: VirtualReplicas,
-    backend: Backend,
-    inputs: StepInputs,
-    compute: Callable[[StepInputs], Sums],
-    structure: Sums,
-    dtype: tf.DType,
-    attached: list[list[tf.Tensor]],
-) -> tuple[StepSums, Span]:
-    """The sums over all pieces of a global batch, inside ``Backend.run``.
-
-    Args:
-        inputs: Of this process: ``rows`` are those of all its pieces, ``replica`` is
-            ignored.
-        compute: The sums of one piece, whose number is ``StepInputs.replica``.
-        dtype: All sums travel in it; state that it cannot hold, in float64.
-        attached: The tensors of each attachment, of this replica.
-
-    Returns:
-        As ``reduction.all_reduce``; the same bits for any number of replicas.
-    """
-    replica = replica_number(backend)
-    one_each = virtual.count == backend.replicas
-    layout = _Layout(structure, dtype, apart=one_each)
-    pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
-    held = virtual.pieces(backend.local_replicas, backend.replicas)
-    first, _ = share(inputs.global_rows, held[0], virtual.count)
-
-    def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        start, stop = share(inputs.global_rows, piece, virtual.count)
-        rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
-        own = inputs._replace(rows=rows, count=stop - start, replica=piece)
-        sums = compute(own)
-        return layout.pack(sums), finite.first_of(sums)
-
-    subtrees = virtual.subtrees(replica, backend.replicas)
-    sums, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
-    located = tf.one_hot(replica, backend.most_replicas) * mark
-    with tf.control_dependencies(tf.nest.flatten(sums)):
-        start = _now()
-        sums = tf.nest.map_structure(tf.identity, sums)
-    others = [tf.cast(t, dtype) for t in [located, *tf.nest.flatten(attached)]]
-    located, *others = sum_tensors(backend, others, [])
-    with tf.control_dependencies([located]):  # one collective after the other
-        sums = tf.nest.map_structure(tf.identity, sums)
-    vectors = total(virtual, backend, replica, sums, always=inputs.number >= 0)
-    with tf.control_dependencies([start, *vectors]):
-        stop = _now()
-    attached = tf.nest.pack_sequence_as(attached, others)
-    return StepSums(layout.unpack(vectors), located, attached), Span(start, stop)
-
-
-def _now() -> tf.Tensor:
-    """Seconds since 1970: ``tf.timestamp``, which op determinism forbids."""
-    now = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
-    return tf.ensure_shape(now, [])
-
-
-class _Layout:
+class SumsLayout:
     """Sums as vectors, and back.
 
     Args:

@@ -1,0 +1,33 @@
+"""What we train with is not installed: the doctor's words in place of a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from collective.errors import UsageError
+
+_INSTALL = {
+    "tensorflow": ("TensorFlow", "pip install tensorflow-cpu"),
+    "keras": ("Keras", "pip install keras"),
+}
+
+
+@contextlib.contextmanager
+def named() -> Iterator[None]:
+    """Names TensorFlow or Keras where an import misses it.
+
+    Raises:
+        UsageError: With what to install.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        found = _INSTALL.get(error.name or "")
+        if found is None:
+            raise
+        name, command = found
+        raise UsageError(
+            f"{name} is not installed",
+            hint=f"{command}; python -m collective.doctor shows what else is missing",
+        ) from None

@@ -1,0 +1,376 @@
+"""Chooses the parts of a training, once: the module that knows every variant.
+
+``Assembly`` reads the options of a training and the table of compatibility. A step is
+local sums, exchange and update (``collective.training.step.parts``): ``make_step`` takes
+one of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.fit_options import FitOptions
+from collective.log import log
+from collective.training import compatibility, host_random, keras_compat
+from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Batch, Input
+from collective.training.loop.observer import Observer
+from collective.training.prepared import PreparedModel
+from collective.training.step import look_ups, xla
+from collective.training.step.attachments import Attachment
+from collective.training.step.draws import Draws
+from collective.training.step.forward import Forward
+from collective.training.step.local_sums import MicroBatches
+from collective.training.step.metric_state import MetricState
+from collective.training.step.parts import Exchange, LocalSums, Update
+from collective.training.step.plan import StepPlan
+from collective.training.step.reduction import AllReduce
+from collective.training.step.report import Layout
+from collective.training.step.step import Step
+from collective.training.step.update import KerasUpdate
+from collective.training.training_data import TrainingData
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled import look_ups as coupled_look_ups
+from collective.training.variants.coupled.checks import features as coupled_features
+from collective.training.variants.coupled.evaluation import CoupledTestSums
+from collective.training.variants.coupled.forward import (
+    CoupledForward,
+    keeps_activations,
+)
+from collective.training.variants.coupled.sums import CoupledSums
+from collective.training.variants.custom_step import own_batches
+from collective.training.variants.custom_step.check import check_step
+from collective.training.variants.custom_step.evaluation import CustomEvaluation
+from collective.training.variants.custom_step.step import CustomStep
+from collective.training.variants.memory.recompute import recompute_blocks
+from collective.training.variants.memory.reduce_scatter import ReduceScatter
+from collective.training.variants.memory.sharded_optimizer import (
+    ShardedOptimizer,
+    WholeGradients,
+)
+from collective.training.variants.parallel.exchange import ByRank
+from collective.training.variants.virtual import checks as virtual_checks
+from collective.training.variants.virtual import settings
+from collective.training.variants.virtual.exchange import TreeExchange
+from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.variants.virtual.sums import PieceSums
+from collective.training.verification import compare_graphs, is_wanted, verify_step
+
+
+class Assembly:
+    """The choices of one training.
+
+    Args:
+        options: As asked for.
+        backend: That it trains on.
+        features: That it has besides, by their names in the table of compatibility.
+
+    Attributes:
+        features: All that are known.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
+
+    Raises:
+        UsageError: On every rank alike: two of them do not work together.
+    """
+
+    def __init__(self, options: FitOptions, backend: Backend, features: set[str]):
+        self.options = options
+        self.backend = backend
+        self.features = options.features
+        if backend.most_replicas == 1:  # which has whole batches as it is
+            self.features.discard("per_replica")
+        self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
+        self.require(features)
+
+    def require(self, features: set[str]) -> None:
+        """Adds features, and refuses what does not work with the others."""
+        self.features |= features
+        compatibility.check(self.features, self.backend)
+
+    @contextlib.contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Around the training: operations give the bits that were promised."""
+        if self.virtual is None:
+            yield
+            return
+        settings.agree(self.virtual, self.backend)
+        with settings.deterministic():
+            yield
+
+    def choose(
+        self, prepared: PreparedModel, data: TrainingData, verbose: str | int
+    ) -> StepPlan:
+        """Decides what was left open; every rank calls it.
+
+        Args:
+            verbose: Whether to say how the step compares with Keras' own.
+
+        Returns:
+            How the step computes what is not a sum over rows.
+        """
+        options, backend, features = self.options, self.backend, self.features
+        per_replica = own_batches.chosen(
+            options.per_replica, prepared.model, backend, data.replica_rows
+        )
+        wanted = options.sync_batch_norm
+        self.options = options = dataclasses.replace(
+            options,
+            per_replica=per_replica,
+            jit_compile=xla.chosen(
+                options.jit_compile, prepared.model, backend, features
+            ),
+            sync_batch_norm=batch_norm.chosen(
+                False if per_replica and wanted == "auto" else wanted,
+                *(prepared, backend, features),
+            ),
+        )
+        own_step = keras_compat.overrides(prepared.model, "train_step")
+        plan = verify_step(
+            prepared,
+            backend,
+            data.inputs,
+            data.validation,
+            accumulate=options.accumulate,
+            seed=options.seed,
+            sync_batch_norm=options.sync_batch_norm is True,
+            enabled=bool(options.verify)
+            and not own_step,  # that one has a check of its own
+            verbose=verbose,
+            virtual=self.virtual,
+        )
+        # Of virtual replicas, tables travel whole.
+        rows = data.batch_rows if self.virtual is None else None
+        choice = options.embedding_gradients
+        return coupled_look_ups.planned(plan, choice, prepared, backend, rows, features)
+
+    def step(
+        self,
+        prepared: PreparedModel,
+        data: TrainingData,
+        plan: StepPlan,
+        attachments: Sequence[Attachment],
+        verbose: str | int,
+    ) -> Step | CustomStep:
+        """The step, compared with that of the other ranks; every rank calls it."""
+        options, backend = self.options, self.backend
+        if keras_compat.overrides(prepared.model, "train_step"):
+            custom = CustomStep(
+                prepared,
+                backend,
+                data.spec,
+                maybe_empty=data.maybe_empty,
+                attachments=attachments,
+                sync_batch_norm=options.sync_batch_norm is True,
+                jit_compile=options.jit_compile is True,
+                per_replica=options.per_replica,
+            )
+            compared = is_wanted(bool(options.verify)) and not options.per_replica
+            for line in check_step(custom, data.inputs, compared):
+                if backend.rank == 0 and str(verbose) != "0":
+                    log.info(line)
+            return custom
+        before = host_random.state()
+        step = make_step(
+            prepared,
+            backend,
+            data.spec,
+            options,
+            plan=plan,
+            maybe_empty=data.maybe_empty,
+            attachments=attachments,
+        )
+        drawn = host_random.drawn_since(before)
+        compare_graphs(backend, step.graph, drawn)
+        return step
+
+    def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
+        """Says in the log what was chosen."""
+        backend = self.backend
+        features = self.features | compatibility.of_backend(backend)
+        log.debug(
+            "backend %r (%s), %s; features: %s; plan of the step: %s; observers: %s",
+            backend.name,
+            backend.chosen_because,
+            f"bucket_bytes={getattr(backend, 'bucket_bytes', None)}",
+            ", ".join(sorted(features)) or "none",
+            plan,
+            ", ".join(type(observer).__name__ for observer in observers),
+        )
+
+
+def make_step(
+    prepared: PreparedModel,
+    backend: Backend,
+    spec: Batch,
+    options: FitOptions | None = None,
+    *,
+    plan: StepPlan | None = None,
+    maybe_empty: bool = True,
+    attachments: Sequence[Attachment] = (),
+) -> Step:
+    """The step of a model that Keras' own ``train_step`` would train.
+
+    Args:
+        prepared: The model, with all of its variables.
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        options: Of the training.
+        plan: How it computes what is not a sum over rows.
+        maybe_empty: Whether a replica may have a batch without rows.
+        attachments: What else travels in the exchange.
+
+    Raises:
+        UsageError: Plan and options cannot be combined.
+    """
+    options, plan = options or FitOptions(), plan or StepPlan()
+    optimizer = prepared.model.optimizer
+    virtual = None
+    if options.virtual_replicas is not None:
+        virtual = VirtualReplicas(options.virtual_replicas)
+    coupling = coupled_features(
+        *(prepared.model, backend, plan, options.sync_batch_norm is True),
+        cut=virtual is not None,
+    )
+    compatibility.check(coupling | options.features, backend)
+    keras_compat.switch_off_gradient_sum(optimizer)
+    if not backend.synchronous:
+        keras_compat.count_atomically(optimizer)
+    wide = any(v.dtype == "float64" for v in prepared.trainable)
+    dtype = tf.float64 if wide else tf.float32
+    local_sums: LocalSums
+    if coupling:
+        local_sums = _coupled_sums(prepared, backend, spec, options, plan, maybe_empty)
+    else:
+        local_sums = _micro_batches(prepared, backend, spec, options, maybe_empty)
+    if virtual is not None:
+        assert isinstance(local_sums, MicroBatches)
+        local_sums = PieceSums(virtual, backend, local_sums, dtype)
+    if backend.rank == 0 and not plan.gather_look_ups:
+        combined = [prepared.trainable[i] for i in local_sums.traced.found.combined]
+        look_ups.note(combined, optimizer)
+    return Step(
+        prepared,
+        backend,
+        spec,
+        local_sums,
+        _exchange(prepared, backend, virtual, dtype, attachments),
+        _update(prepared, backend, virtual),
+        attachments,
+        Layout(prepared.model, plan.gather_metrics),
+    )
+
+
+def _micro_batches(
+    prepared: PreparedModel,
+    backend: Backend,
+    spec: Batch,
+    options: FitOptions,
+    maybe_empty: bool,
+) -> MicroBatches:
+    """A pass over each micro-batch of a replica, or of a virtual one."""
+    virtual, seed = options.virtual_replicas, options.seed
+    pieces = virtual or backend.most_replicas
+    if not backend.synchronous:  # workers do not share a batch, nor its draws
+        seed, pieces = seed or 0, 1
+    by_piece = virtual is not None or not backend.synchronous
+    forward = Forward(
+        prepared,
+        Draws(prepared, seed, by_piece),
+        (pieces, options.accumulate),
+        recompute_blocks if options.recompute else None,
+    )
+    jit_compile = options.jit_compile is True
+    return MicroBatches(
+        backend, forward, spec, options.accumulate, maybe_empty, jit_compile
+    )
+
+
+def _coupled_sums(
+    prepared: PreparedModel,
+    backend: Backend,
+    spec: Batch,
+    options: FitOptions,
+    plan: StepPlan,
+    maybe_empty: bool,
+) -> CoupledSums:
+    """A pass with collectives over all rows of a replica."""
+    draws, pieces = Draws(prepared, options.seed), (backend.most_replicas, 1)
+    recompute = partial(recompute_blocks, apart=keeps_activations)
+    make = partial(
+        CoupledForward,
+        *(prepared, draws, pieces, recompute if options.recompute else None, plan),
+    )
+    return CoupledSums(
+        backend,
+        Forward(prepared, draws, pieces),
+        make,
+        spec,
+        metrics=MetricState(prepared.model) if plan.gather_metrics else None,
+        sync_batch_norm=options.sync_batch_norm is True,
+        maybe_empty=maybe_empty,
+        jit_compile=options.jit_compile is True,
+    )
+
+
+def _exchange(
+    prepared: PreparedModel,
+    backend: Backend,
+    virtual: VirtualReplicas | None,
+    dtype: tf.DType,
+    attachments: Sequence[Attachment],
+) -> Exchange:
+    if virtual is not None:
+        return TreeExchange(virtual, backend, dtype)
+    if isinstance(prepared.partition, ShardedOptimizer):
+        return ReduceScatter(backend, dtype, prepared.partition)
+    if backend.tensor is not None:
+        return ByRank(backend, dtype, backend.tensor, attachments)
+    return AllReduce(backend, dtype)
+
+
+def _update(
+    prepared: PreparedModel, backend: Backend, virtual: VirtualReplicas | None
+) -> Update:
+    if prepared.partition is None:
+        return KerasUpdate(prepared, backend)
+    if virtual is not None:
+        assert isinstance(prepared.partition, ShardedOptimizer)
+        return WholeGradients(prepared.partition)
+    return prepared.partition
+
+
+def has_own_step(prepared: PreparedModel) -> bool:
+    """Whether a model is evaluated by its own ``test_step``, or trained by its own."""
+    own = ("train_step", "test_step")
+    return any(keras_compat.overrides(prepared.model, method) for method in own)
+
+
+def make_evaluation(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input | Batches,
+    steps: int | None = None,
+    plan: StepPlan | None = None,
+) -> BatchwiseEvaluation:
+    """The evaluation that a model needs.
+
+    Args:
+        steps: Batches, at most.
+        plan: How it computes what is not a sum over rows.
+
+    Raises:
+        UsageError: The plan cannot be followed on this backend.
+    """
+    if has_own_step(prepared):
+        return CustomEvaluation(prepared, backend, inputs, steps)
+    if plan is None or not (plan.gather_loss or plan.gather_metrics):
+        return Evaluation(prepared, backend, inputs, steps)
+    compatibility.check({"coupled"}, backend)
+    sums = CoupledTestSums(prepared, backend, plan)
+    return Evaluation(prepared, backend, inputs, steps, sums)

@@ -1,0 +1,81 @@
+"""Which observers a training has: those that were asked for, and no others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+
+from collective.fit_options import FitOptions
+from collective.training.input.pipeline import Input
+from collective.training.loop.callbacks import RankZeroCallbacks
+from collective.training.loop.observer import Observer
+from collective.training.loop.position import Position
+from collective.training.loop.progress import Heartbeat, ProgressBar
+from collective.training.loop.result import Result
+from collective.training.observers.checkpoint.identity import (
+    describe as describe_identity,
+)
+from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.desync import DesyncAlarm, DesyncCheck
+from collective.training.observers.elastic.membership import Membership
+from collective.training.observers.ledger.observer import LedgerObserver
+from collective.training.observers.timeline import TimelineObserver
+from collective.training.observers.timing import TimingObserver
+from collective.training.prepared import get_prepared
+from collective.training.training_data import TrainingData
+from collective.training.variants.virtual import settings
+from collective.training.verification import StockRun, can_run_beside, steps_beside
+
+
+def attach_observers(
+    position: Position,
+    result: Result,
+    data: TrainingData,
+    hooks: RankZeroCallbacks,
+    options: FitOptions,
+    checkpoint: Checkpoint | None,
+    ledger: str | os.PathLike[str] | None,
+) -> tuple[list[Observer], Membership | None]:
+    """The observers that were asked for, innermost first, and the state to start from.
+
+    A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
+    has what they changed, and so has the state with which a rank leaves.
+    """
+    backend, params = position.backend, result.params
+    inputs, virtual = data.inputs, data.virtual
+    observers: list[Observer] = [Heartbeat()]
+    if options.timeline:
+        observers.append(TimelineObserver(options.timeline, position))
+    observers.append(TimingObserver(result.timing, position))
+    before_write = None
+    if ledger is not None and isinstance(inputs, Input):
+        noting = LedgerObserver(ledger, position, inputs.plan)
+        observers.append(noting)
+        before_write = noting.sync
+    observers.append(hooks)
+    if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
+        # Behind the callbacks: it shows what they add to the logs.
+        observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
+    membership = None
+    plan = asdict(inputs.plan)
+    if virtual is not None:
+        plan["virtual_replicas"] = virtual.count
+    if checkpoint is not None:
+        training = describe_identity(inputs, position.model)
+        checkpoint.attach(position, plan, before_write, training)
+        observers.append(checkpoint)
+    if backend.elastic:
+        common = settings.describe(virtual) if virtual else {}
+        membership = Membership(position, inputs, plan, checkpoint, common)
+        membership.handoff.find()
+        observers.append(membership)
+    if checkpoint is not None:
+        checkpoint.find_start()
+    prepared = get_prepared(position.model)
+    beside = steps_beside(options.verify, backend)
+    if beside and can_run_beside(prepared, backend):
+        # Innermost: it compares the weights before callbacks change them.
+        observers.insert(0, StockRun(prepared, backend, beside, options.seed))
+    if DesyncAlarm.is_needed(backend, options.check_every):
+        observers.append(DesyncCheck(position, options.check_every))
+    return observers, membership

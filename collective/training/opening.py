@@ -1,0 +1,52 @@
+"""The backend of a name, and data to read in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collective import backends
+from collective.backends.base import Backend
+from collective.backends.capabilities import Serving
+from collective.backends.devices import tensorflow_has_started
+from collective.training.input.batches import Batches
+from collective.training.input.data import Data, default_batch_size
+from collective.training.input.pipeline import Input
+from collective.training.input.source import Source
+
+
+def open_backend(
+    backend: str | Backend,
+    gradients: Sequence[int] | None = None,
+    threads: int | None = None,
+) -> Backend:
+    """The backend of a name; a process that only serves does not return.
+
+    Args:
+        gradients: Bytes of each gradient, for ``auto`` to choose by.
+        threads: Of a backend made here, if TensorFlow has not started.
+    """
+    if isinstance(backend, str):
+        if tensorflow_has_started():
+            threads = None  # it keeps those that it has
+        options = backends.Options(threads=threads)
+        backend = backends.get(backend, options, gradients)
+    if isinstance(backend, Serving):
+        backend.serve()
+    return backend
+
+
+def open_inputs(
+    data: Data, backend: Backend, batch_size: int | None, steps: int | None
+) -> Input | Batches:
+    """Data to read in their order.
+
+    Args:
+        data: Rows, or batches of them.
+        batch_size: Rows of a batch, over all replicas; None as in Keras. Of no effect
+            on batches.
+        steps: Batches of a pass; None for all.
+    """
+    if isinstance(data, Source):
+        rows = batch_size or default_batch_size(data, steps)
+        return Input(data, rows, shuffle=False)
+    return Batches(data, backend, steps)

@@ -1,0 +1,122 @@
+"""The plain local sums: micro-batches of a replica's rows, with one in memory at a time."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.input.pipeline import Batch
+from collective.training.prepared import PreparedModel
+from collective.training.step import finite
+from collective.training.step.accumulation import accumulate
+from collective.training.step.forward import Forward, Sums
+from collective.training.step.inputs import (
+    ReplicaRows,
+    StepInputs,
+    replica_rows,
+    weight_specs,
+)
+from collective.training.step.parts import ReplicaSums
+from collective.training.step.passes import TracedPass
+from collective.training.step.rows import Rows, rows_of
+
+_SCALAR = tf.TensorSpec([], tf.int64)
+_SCALE = tf.TensorSpec([], tf.float32)
+
+
+def trace_training(
+    forward: Forward, spec: Batch, jit_compile: bool = False
+) -> TracedPass:
+    """Traces the forward and backward pass over some rows.
+
+    Args:
+        spec: ``tf.TensorSpec`` of a batch.
+        jit_compile: Whether XLA compiles it.
+    """
+    prepared = forward.prepared
+    position = tf.TensorSpec([4], tf.int64)
+    signature = (weight_specs(prepared), rows_of(spec), _SCALAR, _SCALE, position)
+    return TracedPass(prepared.colocated(forward.train), signature, jit_compile)
+
+
+class MicroBatches:
+    """Sums micro-batch by micro-batch; see ``LocalSums``.
+
+    Args:
+        forward: The pass over a micro-batch.
+        spec: ``tf.TensorSpec`` of a batch.
+        micro_batches: How many.
+        maybe_empty: Whether a replica may have no rows.
+        jit_compile: Whether XLA compiles the pass.
+    """
+
+    counts_replicas = False
+
+    def __init__(
+        self,
+        backend: Backend,
+        forward: Forward,
+        spec: Batch,
+        micro_batches: int,
+        maybe_empty: bool,
+        jit_compile: bool,
+    ):
+        self.prepared: PreparedModel = forward.prepared
+        self.backend = backend
+        self.micro_batches = micro_batches
+        self.maybe_empty = maybe_empty
+        self.traced = trace_training(forward, spec, jit_compile)
+        inputs = StepInputs(
+            *(weight_specs(self.prepared), rows_of(spec), _SCALAR, _SCALAR, _SCALE),
+            *(_SCALAR, _SCALAR, _SCALAR, tf.TensorSpec([None], tf.float64)),
+        )
+        self.function = tf.function(
+            self.prepared.colocated(self._add_up),
+            input_signature=(inputs,),
+            autograph=False,
+        )
+        self.function.get_concrete_function()
+
+    def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
+        """The rows of a replica."""
+        return replica_rows(self.backend, batch, replica)
+
+    def __call__(self, inputs: StepInputs) -> ReplicaSums:
+        """Inside ``Backend.run``: the sums of this replica."""
+        sums, found = self.sums(inputs), self.traced.found
+        count = len(inputs.weights.trainable)
+        not_finite = finite.first_of(sums, found.connected, count)
+        return ReplicaSums(sums, not_finite, found)
+
+    def sums(self, inputs: StepInputs) -> Sums:
+        """The sums over a replica's rows. Pure."""
+        return self._beside_variables(self.function(inputs))
+
+    def _add_up(self, inputs: StepInputs) -> Sums:
+        def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Sums:
+            first = inputs.first_row + tf.cast(start, tf.int64)
+            micro_batch = tf.cast(micro_batch, tf.int64)
+            sums = self.traced.function(
+                inputs.weights,
+                rows,
+                inputs.global_rows,
+                inputs.loss_scale,
+                tf.stack([inputs.number, inputs.replica, micro_batch, first]),
+            )
+            return self._beside_variables(sums)
+
+        return accumulate(
+            compute,
+            self.traced.shapes,
+            inputs.count,
+            inputs.rows,
+            self.micro_batches,
+            self.maybe_empty,
+        )
+
+    def _beside_variables(self, sums: Sums) -> Sums:
+        """Where layers are on several devices: gradients beside their variables."""
+        prepared = self.prepared
+        variables = [prepared.trainable[i] for i in self.traced.found.connected]
+        gradients = [prepared.beside(variables, terms) for terms in sums.gradients]
+        return sums._replace(gradients=gradients)

@@ -1,0 +1,57 @@
+"""A pure pass over rows as a TensorFlow function, and what tracing it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.step.forward import Sums
+from collective.training.step.found import Found
+
+
+class TracedPass:
+    """A pass, traced once.
+
+    It is traced outside any strategy: it touches no variable, and its outputs must be
+    known before a loop over micro-batches is traced.
+
+    Args:
+        run: Returns sums and what it has found.
+        signature: Of its arguments.
+        jit_compile: Whether XLA compiles it.
+
+    Attributes:
+        function: The pass; returns the sums alone.
+        concrete: As it was traced.
+        found: By the trace.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., tuple[Sums, Found]],
+        signature: Sequence[Any],
+        jit_compile: bool = False,
+    ):
+        records: list[Found] = []
+
+        def sums(*args: Any) -> Sums:
+            result, found = run(*args)
+            if not records:  # later calls are of a model that runs eagerly
+                records.append(found)
+            return result
+
+        self.function = tf.function(
+            sums,
+            input_signature=signature,
+            jit_compile=jit_compile,
+            autograph=False,
+        )
+        self.concrete = self.function.get_concrete_function()
+        self.found = records[0]
+
+    @property
+    def shapes(self) -> Sums:
+        """Shapes and dtypes of the sums."""
+        return self.concrete.structured_outputs

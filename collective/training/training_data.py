@@ -1,0 +1,171 @@
+"""The data of a training: which rows make a global batch, and what validates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from collective.backends.base import Backend
+from collective.training.input.batches import Batches
+from collective.training.input.data import (
+    DataArguments,
+    FitData,
+    fit_data,
+    plan_shuffle,
+)
+from collective.training.input.feed import PlannedFeed
+from collective.training.input.leaves import first_leaf
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.replica_batches import first_of, stacked
+from collective.training.input.source import Source
+from collective.training.opening import open_inputs
+from collective.training.refusals import check_batch, check_labels
+from collective.training.variants.virtual.checks import check_batch as check_pieces
+from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.verification import compare_data
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a training on this rank.
+
+    Attributes:
+        inputs: Rows by number, or batches as they come.
+        validation: Likewise, in their order; None: nothing validates.
+        backend: That it trains on.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
+    """
+
+    inputs: Input | Batches
+    validation: Input | Batches | None
+    backend: Backend
+    virtual: VirtualReplicas | None
+
+    @classmethod
+    def of(
+        cls,
+        arguments: DataArguments,
+        backend: Backend,
+        virtual: VirtualReplicas | None,
+        *,
+        with_rows_read: bool,
+        whole_batches: bool,
+    ) -> TrainingData:
+        """Opens the data that ``fit`` was given.
+
+        Args:
+            with_rows_read: Whether batches have the numbers of their rows.
+            whole_batches: Whether each replica has whole batches of its own.
+        """
+        given, steps = fit_data(arguments), arguments.steps_per_epoch
+        if whole_batches:
+            given = _in_whole_batches(given, backend.most_replicas)
+        inputs: Input | Batches
+        if isinstance(given.train, Source):
+            shuffle, seed = plan_shuffle(
+                given.train, arguments.shuffle, arguments.seed, backend
+            )
+            inputs = Input(
+                given.train,
+                given.batch_size,
+                seed=seed,
+                shuffle=shuffle,
+                with_rows_read=with_rows_read,
+                with_checksums=backend.size > 1 and not backend.elastic,
+            )
+        else:
+            inputs = Batches(given.train, backend, steps, virtual)
+        validation = None
+        if given.validation is not None:
+            size, most = given.validation_batch_size, arguments.validation_steps
+            validation = open_inputs(given.validation, backend, size, most)
+        return cls(inputs, validation, backend, virtual)
+
+    def close(self) -> None:
+        """Closes the validation's data; the loop closes those that it is fed with."""
+        if isinstance(self.validation, Batches):
+            self.validation.close()
+
+    @property
+    def spec(self) -> Batch:
+        """``tf.TensorSpec`` of a batch."""
+        return self.inputs.spec
+
+    @property
+    def replica_spec(self) -> Batch:
+        """Likewise, of the batch that one replica has."""
+        return first_of(self.spec) if self._stacked else self.spec
+
+    @property
+    def _stacked(self) -> bool:
+        return isinstance(self.inputs, Batches) and self.inputs.is_stacked
+
+    @property
+    def features(self) -> set[str]:
+        """By their names in the table of compatibility."""
+        return {"batches"} if isinstance(self.inputs, Batches) else set()
+
+    def check(self, accumulate: int, must_agree: dict[str, Any]) -> int:
+        """Compares the ranks' data, and that every piece gets a row; every rank calls it.
+
+        Args:
+            accumulate: Micro-batches of a step.
+            must_agree: Arguments that must be the same on all ranks, by name.
+
+        Returns:
+            The rows of a micro-batch, at most.
+        """
+        must_agree |= {"accumulate": accumulate}
+        compare_data(self.backend, self.inputs, self.validation, must_agree)
+        rows = check_batch(self.backend, self.inputs, accumulate)
+        if self.virtual is not None:
+            check_pieces(self.virtual, self.inputs)
+        pieces = self.virtual.count if self.virtual else self.backend.replicas
+        return -(-rows // (pieces * accumulate))
+
+    @property
+    def batch_rows(self) -> int | None:
+        """Rows of a global batch; None where they are not known."""
+        if isinstance(self.inputs, Batches):
+            return self.inputs.batch_size
+        return self.inputs.global_batch_size
+
+    @property
+    def replica_rows(self) -> int | None:
+        """Rows of a batch as the data give it; None where they are not known."""
+        if self._stacked:
+            return first_leaf(self.replica_spec.x).shape[0]
+        return self.batch_rows
+
+    @property
+    def maybe_empty(self) -> bool:
+        """Whether a batch may have fewer rows than the pieces that it is cut into."""
+        if isinstance(self.inputs, Batches):
+            return True
+        size = self.inputs.global_batch_size
+        pieces = self.virtual.count if self.virtual else self.backend.most_replicas
+        return (self.inputs.rows % size or size) < pieces
+
+    def feed(
+        self, model: keras.Model, steps_per_epoch: int | None, initial_epoch: int
+    ) -> PlannedFeed | Batches:
+        """Gives the loop its batches."""
+        inputs = self.inputs
+        if isinstance(inputs, Batches):
+            return inputs
+        check_labels(model, inputs.source)
+        return PlannedFeed(
+            *(inputs, self.backend, steps_per_epoch, initial_epoch, self.virtual)
+        )
+
+
+def _in_whole_batches(given: FitData, replicas: int) -> FitData:
+    """The data, of which each replica has whole batches."""
+    validation = given.validation
+    return replace(
+        given,
+        train=stacked(given.train, replicas),
+        validation=None if validation is None else stacked(validation, replicas),
+    )
