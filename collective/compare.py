@@ -3,7 +3,7 @@
 python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
 python compare.py -np 2 --perturb mpi:dropped-rank
-python compare.py --predict hosts=64,slots=8,link=25gbit,latency=5us --model resnet50
+python compare.py --predict hosts=64,slots=8,link=25gbit --model resnet50
 """
 
 from __future__ import annotations

@@ -24,5 +24,5 @@ def test_a_change_reaches(file, test):
 
 
 def test_a_change_does_not_reach_all():
-    assert len(reaching({"collective/bench/measure.py"})) < 15
+    assert len(reaching({"collective/bench/measure.py"})) < 25
     assert not reaching({"docs/index.md"})
