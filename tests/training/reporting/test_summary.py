@@ -23,7 +23,8 @@ def summary(**more):
 
 def test_a_metric_may_tell_one_number_for_each_class(tmp_path):
     each = np.array([0.25, np.nan], np.float32)
-    run = summary(test={"loss": 1.5, "recall": each}, history={"recall": [each]})
+    test = {"loss": 1.5, "recall": each}
+    run = summary(test=test, history={"recall": [each]}, options={})
     printed = io.StringIO()
     run.print(Console(file=printed, width=80))
     assert "test recall" in printed.getvalue() and "0.2500 nan" in printed.getvalue()
