@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import keras
@@ -291,7 +292,7 @@ def read_all(folder: Path, trained: keras.Model) -> str:
     """The name of the one that is used."""
     from collective.training.input.pipeline import Input
 
-    plan = Input(rows(), BATCH, seed=5).plan
+    plan = asdict(Input(rows(), BATCH, seed=5).plan)
     found = Checkpoint(folder)._newest(trained, plan, resumes=True)
     return f"step-{found.step:09d}"
 

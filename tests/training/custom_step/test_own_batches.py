@@ -254,4 +254,4 @@ def test_replicas_draw_numbers_of_their_own():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=300)
-    assert ended.passed() == 4
+    assert ended.passed(skips=True) == 4
