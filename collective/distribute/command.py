@@ -150,9 +150,6 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
     found = {}
     for text in given:
         name, _, value = text.partition("=")
-        if value.isidentifier() and value not in ("True", "False", "None"):
-            found[name] = value  # a word, which shells would need quoted twice
-            continue
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
