@@ -21,7 +21,7 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.unedited.loops import rows
-from collective.training.unedited.loops.hooks import gather_rows
+from collective.training.unedited.loops.hooks import gather_rows, written_by
 from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.step import (
     GLOBAL,
@@ -201,11 +201,8 @@ class _Updates(keras_compat.Hooks):
     def on_apply(
         self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """Of an optimizer around another one, too, as that of a loss scale."""
-        if not optimizer.built:
-            optimizer.build(variables)
-        written = [*variables, *optimizer.variables]
-        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
+        """Notes what the optimizer writes."""
+        self.updated |= written_by(optimizer, variables)
         return gradients, []
 
 

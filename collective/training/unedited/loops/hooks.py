@@ -82,10 +82,7 @@ class LoopHooks(ReplicaHooks):
         self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Notes what the optimizer writes: alike on every rank."""
-        if not optimizer.built:
-            optimizer.build(variables)
-        written = [*variables, *optimizer.variables]
-        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
+        self.updated |= written_by(optimizer, variables)
         return gradients, []
 
     def on_loss(
@@ -138,6 +135,17 @@ class LoopReplica(OrderedReplica):
     def of_part(self, gradient: tf.Tensor) -> tf.Tensor:
         """The reverse of ``of_whole``."""
         return gradient if self.sums_over_rows else super().of_part(gradient)
+
+
+def written_by(optimizer: keras.Optimizer, variables: list[Any]) -> set[int]:
+    """The variables, by id, that an optimizer writes when it updates some.
+
+    Those of an optimizer around another one, too, as that of a loss scale.
+    """
+    if not optimizer.built:
+        optimizer.build(variables)
+    written = [*variables, *optimizer.variables]
+    return {id(keras_compat.tf_variable(v)) for v in written}
 
 
 def gather_rows(
