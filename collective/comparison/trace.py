@@ -121,7 +121,7 @@ def _train(work: command.Job, path: Path, backend: Backend) -> None:
     keras.utils.clear_session()  # as the names of weights are compared
     trace = Trace()
     summary = command.run(work, callbacks=[trace], backend=backend)
-    if trace.sketches:
+    if backend.rank == 0:
         by_replicas = work.virtual_replicas is None
         trace.write(path, summary.losses, summary.state_sha256 or "", by_replicas)
 
