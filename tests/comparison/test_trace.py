@@ -12,7 +12,16 @@ from tests import launch
 @pytest.mark.launches
 def test_two_ranks_record_what_one_process_does(tmp_path):
     program = [sys.executable, "-m", "collective.comparison.trace"]
-    options = "--model mlp --optimizer sgd --precision float64 --steps 3".split()
+    options = [
+        "--model",
+        "mlp",
+        "--optimizer",
+        "sgd",
+        "--precision",
+        "float64",
+        "--steps",
+        "3",
+    ]
     losses = {}
     for name, before in (("single", []), ("native", launch.command("native", 2))):
         file = tmp_path / f"{name}.npz"

@@ -13,11 +13,12 @@
 #include <thread>
 
 #include "algorithms/collectives.h"
+#include "network/undisturbed.h"
 
 namespace collective {
 namespace {
 
-class RecordingNetwork final : public Network {
+class RecordingNetwork final : public UndisturbedNetwork {
  public:
   RecordingNetwork(const Layout& layout, int rank) : layout_(layout) {
     rank_ = rank;
@@ -62,16 +63,6 @@ class RecordingNetwork final : public Network {
     }
     return 1;
   }
-  std::string Error() override { return ""; }
-  void Progress() override {}
-  bool ReceiveControl(ControlMessage*) override { return false; }
-  void SkipFinalize() override {}
-  std::vector<int> FailedRanks() override { return {}; }
-  bool Revoked() override { return false; }
-  void Revoke() override {}
-  bool Agree(bool, double) override { return false; }
-  std::unique_ptr<Network> Reconfigure(bool, double) override { return nullptr; }
-  void Depart(double) override {}
 
  private:
   static constexpr size_t kEchoBytes = 64;

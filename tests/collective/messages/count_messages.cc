@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
+#include "network/undisturbed.h"
 
 namespace collective {
 namespace {
@@ -102,7 +103,7 @@ struct World {
   std::vector<int> values, met;
 };
 
-class CountingNetwork final : public Network {
+class CountingNetwork final : public UndisturbedNetwork {
  public:
   CountingNetwork(World* world, int rank) : world_(world) {
     rank_ = rank;
@@ -127,16 +128,6 @@ class CountingNetwork final : public Network {
     delete one;
     return 1;
   }
-  std::string Error() override { return ""; }
-  void Progress() override {}
-  bool ReceiveControl(ControlMessage*) override { return false; }
-  void SkipFinalize() override {}
-  std::vector<int> FailedRanks() override { return {}; }
-  bool Revoked() override { return false; }
-  void Revoke() override {}
-  bool Agree(bool, double) override { return false; }
-  std::unique_ptr<Network> Reconfigure(bool, double) override { return nullptr; }
-  void Depart(double) override {}
 
   Count all, away;  // messages to any rank; to ranks of other hosts
 
