@@ -11,6 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
+from tensorflow.python.checkpoint.tensor_callable import Callable as CheckpointTensor
 from tensorflow.python.distribute.cross_device_ops import (
     _simple_reduce as reduce_local_values,
 )
@@ -34,11 +35,15 @@ from tensorflow.python.distribute.values import (
     PerReplica,
     SyncOnReadVariable,
 )
+from tensorflow.python.distribute.values_util import (
+    get_on_read_restore_ops as restore_each,
+)
 from tensorflow.python.eager.context import global_seed as _global_seed
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
     Function,
 )
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 
 def global_seed() -> int | None:

@@ -27,7 +27,27 @@ NONE = tf.VariableAggregation.NONE
 FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-class ReadTogether(tf_internal.SyncOnReadVariable):
+class _Kept:
+    """How ``tf.train.Checkpoint`` keeps a variable: as its value outside of replicas.
+
+    Without these two, a variable that a Keras variable holds would be kept as the value
+    of the first replica of the process that writes: they are looked up on that replica's
+    own variable where this class has none.
+    """
+
+    def _serialize_to_tensors(self: Any) -> dict[str, Any]:
+        device = self._primary.device
+        read = tf_internal.CheckpointTensor(
+            self._get_cross_replica, dtype=self.dtype, device=device
+        )
+        return {tf_internal.VARIABLE_VALUE_KEY: read}
+
+    def _restore_from_tensors(self: Any, restored: dict[str, Any]) -> Any:
+        value = restored[tf_internal.VARIABLE_VALUE_KEY]
+        return tf_internal.restore_each(self, value, self.aggregation)
+
+
+class ReadTogether(_Kept, tf_internal.SyncOnReadVariable):
     """An ``ON_READ`` variable; all processes read it together."""
 
     def _get_cross_replica(self) -> Any:
@@ -48,7 +68,7 @@ class ReadTogether(tf_internal.SyncOnReadVariable):
         return super().value()
 
 
-class WrittenByReplicas(tf_internal.MirroredVariable):
+class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
     """A variable without aggregation that is not trained."""
 
     written = False  # by a replica, in a function that was traced or has run

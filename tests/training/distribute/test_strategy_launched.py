@@ -128,7 +128,7 @@ def step():
         rows.update_state(tf.ones([4]))
     strategy.run(replica)
 
-state = tf.train.Checkpoint(model=model, optimizer=optimizer, rows=rows)
+state = tf.train.Checkpoint(model=model, optimizer=optimizer, rows=rows.variables[0].value)
 manager = tf.train.CheckpointManager(state, folder + "/all", max_to_keep=2)
 for number in range(8):
     step()
