@@ -12,7 +12,6 @@ returns are theirs; else what the last step returned.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -23,6 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
+from collective.tensorflow_ops.xla import compiled_around_collectives
 from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.input.replica_batches import first_of
@@ -34,7 +34,6 @@ from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
-from collective.training.step.xla import compiled_around_collectives
 from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
@@ -84,7 +83,7 @@ class CustomStep:
         self.sums = OrderedSums(backend)
         step = getattr(self.model, method)
         if jit_compile:
-            step = functools.wraps(step)(compiled_around_collectives(step))
+            step = compiled_around_collectives(step)
         hooks = OwnBatchHooks if per_replica else ReplicaHooks
         self.local = LocalStep(self.model, step, self.sums, hooks)
         if self.partition is not None and method == "train_step":
