@@ -20,7 +20,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu simulate chaos soak \
-	test-equivalence test-horovod test-compare docs test-versions wheel test-wheel mutations sanitize arm64 \
+	test-equivalence test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -142,6 +142,10 @@ test-mpis: core
 # The oldest and the newest TensorFlow and Python that can be had here.
 test-versions: core
 	$(BIN)/python -m tests.versions
+
+# Keras of last night, with the TensorFlow that is released. It may fail.
+test-keras-nightly: core
+	-$(BIN)/python -m tests.versions keras-nightly
 
 # On a machine with GPUs: placement, every backend equal, a table of speeds.
 test-gpu: core

@@ -2,6 +2,7 @@
 
     python -m tests.versions            # make test-versions
     python -m tests.versions oldest
+    python -m tests.versions keras-nightly    # make test-keras-nightly
 
 Makes an environment for each in build/versions/ and runs there, on this checkout and its
 native core: the drop-in for Horovod, and the equivalence of ``native`` and ``mpi`` with
@@ -35,16 +36,23 @@ class Version:
         name: For the command line.
         pythons: Versions of Python: the first that is found and has a TensorFlow.
         tensorflow: What pip is asked for.
+        keras: What takes the place of the Keras that comes with it; that is not run
+            unless it is named.
     """
 
     name: str
     pythons: Sequence[str]
     tensorflow: str
+    keras: str = ""
 
 
 VERSIONS = (
     Version("oldest", ("3.10", "3.11", "3.12"), "tensorflow-cpu==2.16.*"),
     Version("newest", ("3.14", "3.13", "3.12", "3.11", "3.10"), "tensorflow-cpu>=2.16"),
+    Version(
+        *("keras-nightly", ("3.13", "3.12", "3.11"), "tensorflow-cpu>=2.16"),
+        keras="keras-nightly",
+    ),
 )
 
 
@@ -73,26 +81,26 @@ def environment(version: Version) -> Path | None:
         with tempfile.TemporaryDirectory() as copy:
             checkout.copy(Path(copy))
             what = [version.tensorflow, f"{copy}[mpi,data,test]"]
-            done = subprocess.run(
-                [
-                    str(made),
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--only-binary=:all:",
-                    *what,
-                ],
-                env=os.environ | {"COLLECTIVE_BUILD_CORE": "0"},
-                capture_output=True,
-                text=True,
-            )
+            done = pip(made, "install", "--only-binary=:all:", *what)
+        if done.returncode == 0 and version.keras:
+            pip(made, "uninstall", "--yes", "keras")
+            done = pip(made, "install", "--pre", "--no-deps", version.keras)
         if done.returncode == 0:
             (folder / "ready").touch()
             return made
         why = done.stderr.strip().splitlines()
         print(f"{version.name}: no {version.tensorflow} on Python {number}: {why[-1:]}")
     return None
+
+
+def pip(python: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs pip in an environment."""
+    return subprocess.run(
+        [str(python), "-m", "pip", command, "--quiet", *words],
+        env=os.environ | {"COLLECTIVE_BUILD_CORE": "0"},
+        capture_output=True,
+        text=True,
+    )
 
 
 def works(python: Path) -> bool:
@@ -135,9 +143,10 @@ def run(name: str, python: Path) -> bool:
 def main() -> int:
     """Runs what was asked for; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.versions")
-    names = [version.name for version in VERSIONS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
-    chosen = parser.parse_args().names or names
+    every = ", ".join(version.name for version in VERSIONS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=every)
+    released = [version.name for version in VERSIONS if not version.keras]
+    chosen = parser.parse_args().names or released
     failed = []
     for version in VERSIONS:
         if version.name in chosen:

@@ -20,6 +20,7 @@ from collective.errors import CollectiveError
 from collective.operations.kinds import Min
 from collective.tensorflow.gradient_aggregation import Accumulation
 from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.keras_methods import replace_for
 from collective.tensorflow.process_sets import group_of
 from collective.tensorflow_ops.xla import compiled_around_collectives
 
@@ -189,7 +190,6 @@ def distribute(
         raise ValueError(
             "this optimizer is a DistributedOptimizer already: it would sum twice"
         )
-    _change_keras()
     kind: Any = type(optimizer)
     config = optimizer.get_config()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -203,6 +203,7 @@ def distribute(
                 setattr(wrapped, attribute, getattr(optimizer, attribute))
         wrapped._reduction = reduction
         wrapped._accumulation = Accumulation(passes, average) if passes > 1 else None
+    replace_for(wrapped, _REPLACED)
     if name is not None:
         wrapped.name = name
     if optimizer.built:
@@ -212,24 +213,12 @@ def distribute(
     return wrapped
 
 
-@functools.cache
-def _change_keras() -> None:
-    """Changes two methods inside Keras for distributed optimizers, once.
-
-    There is no way to ask for another behaviour; other optimizers are left alone.
-    """
-    _agree_on_overflow()
-    _compile_around_sums()
-
-
-def _agree_on_overflow() -> None:
+def _agrees_on_overflow(check_finite: Any) -> Any:
     """All ranks skip an update where one rank's gradients are not finite.
 
     Under mixed precision Keras looks for overflows before it calls the optimizer: one
     rank would skip, and the others would wait for its gradients.
     """
-    kind = keras.optimizers.LossScaleOptimizer
-    check_finite = kind.check_finite
 
     def everywhere(self: Any, grads: Any) -> tf.Tensor:
         finite = check_finite(self, grads)
@@ -243,15 +232,14 @@ def _agree_on_overflow() -> None:
         )
         return tf.cast(everyone, tf.bool)
 
-    kind.check_finite = everywhere
+    return everywhere
 
 
-def _compile_around_sums() -> None:
+def _compiles_around_sums(make_train_function: Any) -> Any:
     """Has XLA compile a step around its sums over ranks, for which it has no kernel.
 
     Keras' ``jit_compile``, its default on a GPU, compiles the whole step or fails.
     """
-    make_train_function = keras.Model.make_train_function
 
     def around_sums(self: Any, force: bool = False) -> Any:
         if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
@@ -259,4 +247,10 @@ def _compile_around_sums() -> None:
             self.train_step = compiled_around_collectives(self.train_step)
         return make_train_function(self, force)
 
-    keras.Model.make_train_function = around_sums
+    return around_sums
+
+
+_REPLACED = (
+    (keras.optimizers.LossScaleOptimizer, "check_finite", _agrees_on_overflow),
+    (keras.Model, "make_train_function", _compiles_around_sums),
+)

@@ -165,7 +165,9 @@ class Assembly:
                 prepared,
                 backend,
                 data.spec,
-                maybe_empty=data.maybe_empty,
+                maybe_empty=data.maybe_empty(options.accumulate),
+                accumulate=options.accumulate,
+                recompute=options.recompute,
                 attachments=attachments,
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,
@@ -183,7 +185,7 @@ class Assembly:
             data.spec,
             options,
             plan=plan,
-            maybe_empty=data.maybe_empty,
+            maybe_empty=data.maybe_empty(),
             attachments=attachments,
         )
         drawn = host_random.drawn_since(before)

@@ -147,7 +147,6 @@ _ONE_AT_A_TIME = (
 
 NOT_BUILT = _pairs(
     {
-        "own_step with accumulate": "a train_step takes its batch in one piece",
         "own_step with coupled": (
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
@@ -156,7 +155,6 @@ NOT_BUILT = _pairs(
             "look-ups of a train_step would have to be gathered, however many a rank has"
         ),
         "per_replica with accumulate": _ONE_AT_A_TIME,
-        "own_step with recompute": "the step's own tape would have to record blocks",
         "own_step with virtual_replicas": (
             "a train_step sums when it applies, so all pieces would have to run side by "
             "side"

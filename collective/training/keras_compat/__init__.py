@@ -7,10 +7,12 @@ Checkpoints need a fourth: to write earlier values of the variables to Keras' fi
 a few lines against Keras' source, and each has a test in
 ``tests/training/keras_compat/test_keras_compat.py`` that fails when Keras changes.
 
-The functions of these files are used under this package's name.
+The functions of these files are used under this package's name. ``private_names`` has the
+names that they take, and compares Keras with them first.
 """
 
 # ruff: noqa: F403
+from collective.training.keras_compat import private_names as private_names  # isort: skip
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
 from collective.training.keras_compat.entry_points import *

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras.src.backend.common import masking, stateless_scope
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
+from tensorflow.python.eager import record
 
 _KERAS_MOMENTS = keras.layers.BatchNormalization._moments
 Moments = Callable[[tf.Tensor, list[int], Any], tuple[tf.Tensor, tf.Tensor] | None]
@@ -156,6 +157,47 @@ def _called_by_python(model: keras.Model) -> Iterator[keras.Layer]:
             yield from _called_by_python(layer)
         elif not by_graph:
             yield layer
+
+
+class Tape(Protocol):
+    """What can be kept from recording, as a ``tf.GradientTape``."""
+
+    def stop_recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, nothing is recorded."""
+        ...
+
+
+class _EveryTape:
+    def stop_recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, no tape records."""
+        stopped: contextlib.AbstractContextManager[Any] = record.stop_recording()
+        return stopped
+
+
+every_tape: Tape = _EveryTape()
+in_stateless_scope = stateless_scope.in_stateless_scope
+
+
+@contextlib.contextmanager
+def written_afterwards(layers: Sequence[Any]) -> Iterator[None]:
+    """A stateless scope for calls of layers, whose effects reach them when it ends."""
+    found = {id(v): v for layer in layers for v in getattr(layer, "variables", ())}
+    variables = [(v, tf.convert_to_tensor(v._value)) for v in found.values()]
+    with keras.StatelessScope(variables, collect_losses=True) as scope:
+        yield
+    for variable, value in variables:
+        new = scope.get_current_value(variable)
+        if new is not value:
+            variable.assign(new)
+    losses = {id(loss): loss for loss in scope.losses}
+    for layer in (inner for one in layers for inner in _with_inner(one)):
+        for key in layer._loss_ids & set(losses):
+            layer._loss_ids.remove(key)
+            layer._losses.append(losses[key])
+
+
+def _with_inner(layer: Any) -> list[Any]:
+    return layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else []
 
 
 class InnerScope(keras.StatelessScope):

@@ -181,6 +181,15 @@ class FixedNoise:
         return table[self.start : self.stop]
 
 
+_fixed: list[FixedNoise] = []
+
+
+def move_noise(start: int, rows: int) -> None:
+    """Inside ``fixed_noise``, the next draws are for these rows of the batch."""
+    for noise in _fixed[-1:]:
+        noise.start, noise.stop, noise._draws = start, start + rows, 0
+
+
 @contextlib.contextmanager
 def fixed_noise(noise: FixedNoise) -> Iterator[None]:
     """Inside, TensorFlow's random functions, which Keras' own call, draw from ``noise``.
@@ -239,6 +248,8 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
         for owner, functions in replaced.items():
             for name, function in functions.items():
                 stack.enter_context(mock.patch.object(owner, name, function))
+        _fixed.append(noise)
+        stack.callback(_fixed.pop)
         yield
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from collective.errors import UsageError
+from collective.training.variants.memory import recompute
 from tests import launch
 from tests.training.custom_step.own_steps import PROGRAMS
 from tests.training.custom_step.test_own_steps import assert_as_keras, by_keras, train
@@ -45,15 +46,60 @@ def test_a_second_optimizer_is_not_sharded(backend):
         train(backend, PROGRAMS["gan"], shard_optimizer=True)
 
 
-@pytest.mark.launches
+#: With metrics, gradients that the step clips or scales, noise that is drawn by rows.
+CUT = ["clips_itself", "of_keras_guide", "vae", "sum_by_hand", "loss_scaling"]
+PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_on_micro_batches_it_is_that_on_the_batch(name, backend):
+    """Of three rows and more, or none: the last batch has two."""
+    wanted, history = by_keras(PROGRAMS[name])
+    result = train(backend, PROGRAMS[name], accumulate=3)
+    assert_as_keras(result, wanted, history)
+
+
+@PLAIN
 @pytest.mark.parametrize(
-    "name, ranks",
+    "name, words",
     [
-        ("native", 2),
-        pytest.param("native", 3, marks=pytest.mark.matrix),
-        pytest.param("mpi", 2, marks=pytest.mark.matrix),
+        ("gan", "it (takes gradients after its update by|has two updates)"),
+        ("masks_and_weights", "has a loss that is divided by weights"),
+        ("own_metrics", "norm.* differs"),
     ],
 )
+def test_what_cannot_be_cut_into_micro_batches_is_refused(name, words, backend):
+    with pytest.raises(UsageError, match=words):
+        train(backend, PROGRAMS[name], accumulate=2)
+
+
+@pytest.mark.parametrize("name", ["gan", "own_metrics"])
+def test_recomputed_it_is_the_same(name, backend, monkeypatch):
+    blocks = []
+    twice = recompute._called_twice
+
+    def counted(*args):
+        blocks.append(args)
+        return twice(*args)
+
+    monkeypatch.setattr(recompute, "_called_twice", counted)
+    wanted, history = by_keras(PROGRAMS[name])
+    assert not blocks
+    result = train(backend, PROGRAMS[name], recompute=True)
+    assert blocks
+    assert_as_keras(result, wanted, history)
+
+
+@pytest.mark.launches
+def test_some_composed_steps_on_ranks(tmp_path):
+    chosen = [HERE, "-k", "of_keras_guide or (recomputed and gan)"]
+    ended = launch.launch("native", 2, chosen, tmp_path, seconds=420)
+    assert ended.passed() == 3
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+@pytest.mark.parametrize("name, ranks", [("native", 2), ("native", 3), ("mpi", 2)])
 def test_composed_steps_on_ranks(name, ranks, tmp_path):
-    ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=420)
-    assert ended.passed(skips=True) == len(SHARDED) + 1
+    ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=600)
+    assert ended.passed(skips=True) == len(SHARDED) + 1 + len(CUT) + 2

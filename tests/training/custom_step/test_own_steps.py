@@ -247,20 +247,6 @@ def test_all_optimizers_are_part_of_the_state():
 
 
 @PLAIN
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"accumulate": 2}, "accumulate"),
-        ({"recompute": True}, "recompute"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_options_that_do_not_fit_are_refused(settings, words, backend):
-    with pytest.raises(UsageError, match=f"does not work with {words}"):
-        train(backend, PROGRAMS["gan"], **settings)
-
-
-@PLAIN
 def test_replicas_in_threads_are_refused(backends_by_name):
     with pytest.raises(UsageError, match="backend 'tf-mirrored'") as caught:
         backend = backends_by_name("tf-mirrored:2")
@@ -291,7 +277,7 @@ def test_a_step_that_returns_no_dict_is_refused(backend):
 @PLAIN
 def test_writes_are_found_in_branches():
     """In the order of use, which is the same on every rank."""
-    from collective.training.variants.custom_step.replica import written_variables
+    from collective.training.variants.custom_step.local_step import written_variables
 
     read, third, first, second = (tf.Variable(float(i)) for i in range(4))
 

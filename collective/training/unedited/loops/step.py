@@ -26,10 +26,8 @@ from collective.training.unedited.loops.hooks import (
 )
 from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.writes import live_metrics, recorded_writes
-from collective.training.variants.custom_step.replica import (
-    OrderedSums,
-    written_variables,
-)
+from collective.training.variants.custom_step.local_step import written_variables
+from collective.training.variants.custom_step.replica import OrderedSums
 from collective.training.variants.custom_step.share import Share
 
 OTHER_DRAWS = "%s has %s: its numbers are not those of one process"

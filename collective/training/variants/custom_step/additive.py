@@ -69,7 +69,12 @@ class Additive:
         wide = [tf.cast(t, tf.float64) for t in tensors]
         both = sums([*map(share.of, wide), *map(share.if_any, wide)])
         arrays = [np.array(t) for t in both]
-        self.means[key], self.totals[key] = arrays[: len(wide)], arrays[len(wide) :]
+        for kind, more in (
+            (self.means, arrays[: len(wide)]),
+            (self.totals, arrays[len(wide) :]),
+        ):
+            before = kind.get(key, [0.0] * len(wide))  # those of earlier micro-batches
+            kind[key] = [old + new for old, new in zip(before, more, strict=True)]
 
     def among(self, whole: Recorded) -> Iterator[Key]:
         """The numbers that are sums, and not means.

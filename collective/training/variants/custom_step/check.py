@@ -33,7 +33,7 @@ from collective.training.variables import all_variables, broadcast_model
 from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.additive import NotingHooks
 from collective.training.variants.custom_step.building import packed
-from collective.training.variants.custom_step.replica import flat_logs
+from collective.training.variants.custom_step.local_step import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.verification import is_wanted
 from collective.training.verification.differences import Pair, differing, tolerance
@@ -70,20 +70,23 @@ def check_step(
         wanted: Whether to; that of rank 0 counts.
 
     Returns:
-        Lines for the user; none with one replica, whose step is Keras' own.
+        Lines for the user; none with one piece, whose step is Keras' own.
 
     Raises:
         UsageError: On every rank, naming what differs.
     """
     backend, model, name = step.backend, step.model, step.local.method.__name__
-    if backend.most_replicas == 1 or not broadcast_object(backend, wanted):
+    pieces = backend.replicas * step.micro_batches
+    if backend.most_replicas * step.micro_batches == 1 or not broadcast_object(
+        backend, wanted
+    ):
         return []
     begin = time.perf_counter()
     broadcast_model(model, backend)
     batches = first_batches(inputs)
     if not batches:
         return []
-    whole = fewer(batches[0], _ROWS * backend.replicas)
+    whole = fewer(batches[0], _ROWS * pieces)
     sizes = uneven(count(whole), backend.replicas)
     sizes += [0] * (backend.replicas - len(sizes))
     normalizes = False
@@ -99,16 +102,17 @@ def check_step(
     if problem:
         raise UsageError(
             f"model {model.name!r}: its {name} on {count(whole)} rows cut into "
-            f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
+            f"{pieces} pieces is not that on the rows in one piece: {problem}",
             hint="take means or sums over rows, and couple no rows of a batch; or "
             f"{own_batches.HINT}; or {compatibility.FEATURES['own_step'].without}",
         )
     if step.local.additive.found:
         step.trace_again()
     seconds = time.perf_counter() - begin
+    micro = f", each {step.micro_batches} micro-batches," * (step.micro_batches > 1)
     lines = [
         f"{name} of {model.name!r}: the same on {count(whole)} rows in pieces of "
-        f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
+        f"{', '.join(map(str, sizes))}{micro} as in one piece ({seconds:.1f} s)"
     ]
     if step.local.additive.found:
         lines.append(f"sums over rows in it: {step.local.additive}")

@@ -26,30 +26,25 @@ the number of rows, the value is scaled so that the formula above holds:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat import Hooks
 from collective.training.step import finite, look_ups
 from collective.training.step.reduction import is_small, sum_tensors
 from collective.training.step.rows import Rows
-from collective.training.variants.coupled import batch_norm
-from collective.training.variants.coupled.replica import ReplicaContext, entered
+from collective.training.variants.coupled.replica import ReplicaContext
 from collective.training.variants.custom_step.additive import Additive, Key
-from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.share import Share
 
-Logs = dict[str, tf.Tensor]
 #: In place of ``optimizer.apply``: an optimizer, gradients and variables.
 ApplyBy = Callable[[keras.Optimizer, "list[Any]", "list[Any]"], Any]
 
@@ -156,7 +151,7 @@ class ReplicaHooks(Hooks):
         self.apply_by = apply_by
         self.backend = sums.backend
         self.alone = self.backend.most_replicas == 1
-        self.share = share
+        self.share = self.whole = share
         self.additive = Additive()
         self.updated: set[int] = set()
         self.paths: list[str] = []
@@ -172,22 +167,41 @@ class ReplicaHooks(Hooks):
         self, gradients: list[Any], variables: list[Any], key: Key | None = None
     ) -> list[Any]:
         """The sums; with a key, as it says that they are to be made."""
-        dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
-        pairs = zip(gradients, variables, strict=True)
-        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         if self.alone:
+            dense = self._dense(gradients, variables)
             self._global |= {id(g): g for g in dense}
             return dense
-        wide = any(g.dtype == tf.float64 for g in dense)
-        dtype = tf.float64 if wide else tf.float32
-        local = [self.additive.weighed(key, self.share, g, dtype) for g in dense]
-        self.additive.record(key, self.share, dense, self.sums)
+        share = self.whole if key is None else self.share
+        dense, local = self._weighed(gradients, variables, key, share)
+        if key is not None:
+            local = self._replica_sums(local)
         place = self._locate(local, variables)
-        *totals, located = self.sums([*local, tf.cast(place, dtype)], len(local))
+        *totals, located = self.sums(
+            [*local, tf.cast(place, local[0].dtype)], len(local)
+        )
         self._located.append(located)
         summed = [tf.cast(t, g.dtype) for t, g in zip(totals, dense, strict=True)]
         self._global |= {id(total): total for total in summed}
         return summed
+
+    def _dense(self, gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
+        pairs = list(zip(gradients, variables, strict=True))
+        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        return [_dense(*pair) for pair in pairs]
+
+    def _weighed(
+        self, gradients: list[Any], variables: list[Any], key: Key | None, share: Share
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The gradients, dense; and what they add to the sums over replicas."""
+        dense = self._dense(gradients, variables)
+        wide = any(g.dtype == tf.float64 for g in dense)
+        dtype = tf.float64 if wide else tf.float32
+        self.additive.record(key, share, dense, self.sums)
+        return dense, [self.additive.weighed(key, share, g, dtype) for g in dense]
+
+    def _replica_sums(self, local: list[tf.Tensor]) -> list[tf.Tensor]:
+        """What all rows of the replica add, from what those of this call do."""
+        return local
 
     def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
         """``finite.at_replica``; variables are counted over all gradients of the step."""
@@ -284,8 +298,13 @@ class ReplicaHooks(Hooks):
             return loss
         own = _denominator(loss.dtype, values, weight, mask, averages)
         own = self.share.if_any(own)
-        (total,) = self.sums([tf.stop_gradient(own)])
+        total = self._total_weight(tf.stop_gradient(own))
         return self.share.undone(loss * tf.math.divide_no_nan(own, total))
+
+    def _total_weight(self, own: tf.Tensor) -> tf.Tensor:
+        """By what the loss of the whole batch is divided, from that of these rows."""
+        (total,) = self.sums([own])
+        return total
 
 
 def _denominator(
@@ -317,123 +336,3 @@ def _in_scope(tensor: Any) -> bool:
     while graph is not None and graph is not tensor.graph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
-
-
-@dataclass(eq=False)
-class LocalStep:
-    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
-
-    Attributes:
-        hooks: What is done at the intercepted calls.
-        additive: Which numbers are sums over rows.
-        sources: For each returned name, the metric whose result it is; None for
-            others. Known after the first call, as the next two.
-        paths: See ``ReplicaHooks.paths``.
-        state: The variables that the method writes, other than those of optimizers and
-            metrics: each replica may have another value afterwards.
-        others: What is drawn otherwise than in one process, a few words each.
-        apply_by: As of ``ReplicaHooks``.
-        synchronizes: Whether layers of batch normalization have the statistics of the
-            whole global batch.
-    """
-
-    model: keras.Model
-    method: Callable[[Any], Any]
-    sums: OrderedSums
-    hooks: type[ReplicaHooks] = ReplicaHooks
-    additive: Additive = field(default_factory=Additive)
-    sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
-    paths: list[str] = field(default_factory=list)
-    state: list[tf.Variable] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    apply_by: ApplyBy | None = None
-    synchronizes: bool = False
-    _updated: set[int] = field(default_factory=set)
-
-    def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
-        """Traces the method inside the current graph; call the result there.
-
-        Where a model that runs eagerly trains, nothing is traced: it has been, once.
-        """
-        if tf.executing_eagerly():
-            return self
-        function = tf.function(self.__call__, autograph=False)
-        traced = function.get_concrete_function(rows, share)
-        self.state = self._state(written_variables(traced.graph))
-        return lambda rows, share: traced(rows, share)
-
-    def __call__(self, rows: Rows, share: Share) -> Logs:
-        """The method on these rows; what it returned, by name."""
-        hooks = self.hooks(self.sums, share, self.apply_by)
-        hooks.additive = self.additive
-        self.additive.begin()
-        drawing = hooks.drawing(rows)
-        intercepted = keras_compat.intercept(hooks, self.model.metrics)
-        with drawing as self.others, self._normalizing(share), intercepted as results:
-            logs = self.method(packed(rows))
-            if not isinstance(logs, dict):
-                raise UsageError(
-                    f"{self.method.__name__} of model {self.model.name!r} returned "
-                    f"{type(logs).__name__}, not a dict",
-                    hint="return {m.name: m.result() for m in self.metrics}",
-                )
-        logs = flat_logs(logs)
-        sources = {n: results.get(id(value)) for n, value in logs.items()}
-        self.sources = {n: found and found[1] for n, found in sources.items()}
-        self.paths, self._updated = hooks.paths, hooks.updated
-        return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
-
-    @contextlib.contextmanager
-    def _normalizing(self, share: Share) -> Iterator[None]:
-        """Around the method: batch normalization, if over all replicas."""
-        if not self.synchronizes:
-            yield
-            return
-        place = share.replica, share.rows, share.global_rows
-        replica = OrderedReplica(
-            self.sums.backend, *place, maybe_empty=True, sums=self.sums, share=share
-        )
-        with entered(replica), batch_norm.synchronized(True):
-            yield
-
-    def _state(self, written: list[tf.Variable]) -> list[tf.Variable]:
-        metrics = map(keras_compat.tf_variable, self.model.metrics_variables)
-        equal = self._updated | {id(v) for v in [self.sums.order, *metrics]}
-        return [v for v in written if id(v) not in equal and _is_summed(v)]
-
-
-def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returned values by name, as Keras shows them: a metric's result may be a dict.
-
-    As that of all compiled metrics is, in ``{m.name: m.result() for m in self.metrics}``.
-    """
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        found |= flat_logs(value) if isinstance(value, Mapping) else {name: value}
-    return found
-
-
-def _is_summed(variable: tf.Variable) -> bool:
-    """Seeds advance alike on every replica; texts and handles have no sum."""
-    is_seed = keras_compat.SEED_STATE in variable.name
-    dtype = variable.dtype
-    return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def written_variables(graph: Any) -> list[tf.Variable]:
-    """The variables of others that a function writes.
-
-    Args:
-        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
-
-    Returns:
-        In the order in which the function first uses them: the same on every rank,
-        unlike that of ``graph.variables``.
-    """
-    written = set()
-    for operation in graph.get_operations():
-        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-        written |= {handle.ref() for handle in writes}
-    variables = {id(v.handle): v for v in graph.variables}
-    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
-    return [variables[handle] for handle in handles if handle in variables]

@@ -37,15 +37,13 @@ from collective.training.step.rows import without_none
 from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
+from collective.training.variants.custom_step.accumulation import AccumulatingStep
+from collective.training.variants.custom_step.local_step import LocalStep, Logs
 from collective.training.variants.custom_step.own_batches import OwnBatchHooks
-from collective.training.variants.custom_step.replica import (
-    LocalStep,
-    Logs,
-    OrderedSums,
-    ReplicaHooks,
-)
+from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
 from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
+from collective.training.variants.memory.recompute import recomputed
 
 
 class CustomStep:
@@ -59,6 +57,8 @@ class CustomStep:
         per_replica: Whether the rows of a replica are a batch of their own; ``batch``:
             rows of ``spec`` are whole batches, of which a replica has one.
         jit_compile: Whether XLA compiles it, between its sums over replicas.
+        accumulate: Micro-batches that a replica cuts its rows into.
+        recompute: Whether activations of layers are computed again instead of kept.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class CustomStep:
         method: str = "train_step",
         per_replica: bool | str = False,
         jit_compile: bool = False,
+        accumulate: int = 1,
+        recompute: bool = False,
     ):
         self.model = prepared.model
         self.partition = prepared.partition
@@ -82,16 +84,26 @@ class CustomStep:
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
         step = getattr(self.model, method)
+        if recompute:
+            step = recomputed(step, self.model)
         if jit_compile:
             step = compiled_around_collectives(step)
-        hooks = OwnBatchHooks if per_replica else ReplicaHooks
-        self.local = LocalStep(self.model, step, self.sums, hooks)
+        self.micro_batches = accumulate
+        if accumulate > 1:
+            self.local: LocalStep = AccumulatingStep(
+                *(self.model, step, self.sums),
+                micro_batches=accumulate,
+                maybe_empty=maybe_empty,
+            )
+        else:
+            hooks = OwnBatchHooks if per_replica else ReplicaHooks
+            self.local = LocalStep(self.model, step, self.sums, hooks)
         if self.partition is not None and method == "train_step":
             self.local.apply_by = ShardedUpdate(prepared, self.sums)
         self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
-        self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
+        self._metrics = self.local.metrics
         self.layout = CustomLayout(self.model, self._metric_variables, {})
 
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
@@ -184,33 +196,16 @@ class CustomStep:
         with tf.control_dependencies(tf.nest.flatten([before, attached])):
             rows = tf.nest.map_structure(tf.identity, rows)
         start = tf.timestamp()
-        logs = call(rows, share)
-        after = [tf.identity(v) for v in [*state, *self._metrics]]
-
-        changes = [
-            tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
-            for new, old in zip(after, before, strict=True)
-        ]
-        states, metrics = changes[: len(state)], changes[len(state) :]
-        others = [n for n in logs if self.local.sources[n] is None]
-        weighed = self.local.additive.weighed
-        for i, change in enumerate(states):
-            self.local.additive.record(("state", i), share, [change], self.sums)
-        for name in others:
-            self.local.additive.record(("log", name), share, [logs[name]], self.sums)
-        local = [
-            [weighed(("state", i), share, c) for i, c in enumerate(states)],
-            [share.if_any(change) for change in metrics],
-            {n: weighed(("log", n), share, logs[n], tf.float64) for n in others},
-            [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached],
-        ]
+        logs, sums = self.local.contribution(call, rows, share, before)
+        wide = [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached]
+        local = [*sums, wide]
         flat = tf.nest.flatten(local)
         if self.backend.most_replicas > 1:
             flat = self.sums(flat)
         states, metrics, values, attached = tf.nest.pack_sequence_as(local, flat)
         with tf.control_dependencies(flat):
             stop = tf.timestamp()
-        if self.backend.most_replicas > 1:
+        if self.backend.most_replicas > 1 or self.micro_batches > 1:
             changes = [*states, *metrics]
             new = [layer_state.updated(*v) for v in zip(before, changes, strict=True)]
             self.backend.assign([*state, *self._metrics], new)

@@ -15,6 +15,7 @@ Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ _BOUNDS = 16
 @contextlib.contextmanager
 def recompute_blocks(
     model: keras.Model,
-    tape: tf.GradientTape,
+    tape: keras_compat.Tape,
     apart: Callable[[keras.Layer], bool] = lambda layer: False,
 ) -> Iterator[None]:
     """Inside, calls of the model keep only the tensors between blocks.
@@ -45,8 +46,9 @@ def recompute_blocks(
     another one, each of its layers. Models in it are cut, too.
 
     Args:
-        model: Built; called inside a ``keras.StatelessScope``, in a ``tf.function``.
-        tape: Records the calls.
+        model: Built; called in a ``tf.function``. Outside a ``keras.StatelessScope``, a
+            block reads the variables of its layers before it, and writes them after it.
+        tape: Records the calls; ``keras_compat.every_tape`` where it is not known.
         apart: Whether a layer is in no block: it keeps its activations.
 
     Raises:
@@ -63,13 +65,29 @@ def recompute_blocks(
         )
 
 
+def recomputed(step: Callable[[Any], Any], model: keras.Model) -> Callable[[Any], Any]:
+    """A ``train_step`` of the model's own with recomputed activations.
+
+    Called eagerly, it keeps them.
+    """
+
+    @functools.wraps(step)
+    def run(data: Any) -> Any:
+        if tf.executing_eagerly():
+            return step(data)
+        with recompute_blocks(model, keras_compat.every_tape):
+            return step(data)
+
+    return run
+
+
 class _Blocks:
     """Calls the layers of a model block by block."""
 
     def __init__(
         self,
         model: keras.Model,
-        tape: tf.GradientTape,
+        tape: keras_compat.Tape,
         apart: Callable[[keras.Layer], bool],
     ):
         self.model = model
@@ -82,7 +100,7 @@ class _Blocks:
         """Calls a layer, as a block."""
         if self._inside or self.apart(layer):
             return call()
-        return self._block(call, layer.name)
+        return self._block(call, layer.name, [layer])
 
     def graph(
         self, nodes: Sequence[Node], results: set[int], values: dict[int, Any]
@@ -112,13 +130,17 @@ class _Blocks:
                 return [inner[t] for t in kept]
 
             name = " to ".join(dict.fromkeys((block[0].name, block[-1].name)))
-            values.update(zip(kept, self._block(call, name), strict=True))
+            layers = [node.operation for node in block]
+            values.update(zip(kept, self._block(call, name, layers), strict=True))
 
     def _alone(self, node: Node) -> bool:
         return node.is_model or self.apart(node.operation)
 
-    def _block(self, call: Callable[[], Any], name: str) -> Any:
+    def _block(self, call: Callable[[], Any], name: str, layers: Sequence[Any]) -> Any:
         """Traces a call, runs it in a block; returns its outputs, exports its effects."""
+        if not keras_compat.in_stateless_scope():
+            with keras_compat.written_afterwards(layers):
+                return self._block(call, name, layers)
         scopes: list[Any] = []
         traced_results: list[Any] = []
 
@@ -138,6 +160,7 @@ class _Blocks:
         finally:
             self._inside = False
         _refuse_draws(function, name)
+        _refuse_outside(function, name)
         (scope,), (results,) = scopes, traced_results
         tensors = iter(_called_twice(function, self.tape))
         flat = [next(tensors) if tf.is_tensor(t) else t for t in _leaves(results)]
@@ -152,7 +175,7 @@ def _leaves(tree: Any) -> list[Any]:
     return tf.nest.flatten(tree, expand_composites=True)
 
 
-def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
+def _called_twice(function: Any, tape: keras_compat.Tape) -> list[tf.Tensor]:
     """Calls a traced function now, and again for its gradient.
 
     Args:
@@ -203,6 +226,17 @@ def _refuse_draws(function: Any, name: str) -> None:
             hint="use keras.random with a keras.random.SeedGenerator; or drop "
             "--recompute",
         )
+
+
+def _refuse_outside(function: Any, name: str) -> None:
+    """Refuses a block whose gradient, or seed, would be lost: it is of no layer of it."""
+    for variable in function.graph.variables:
+        if variable.trainable or keras_compat.SEED_STATE in variable.name:
+            raise UsageError(
+                f"{name} cannot be recomputed: it uses the variable {variable.name!r}, "
+                "which is of none of its layers",
+                hint="make it by self.add_weight(...) of the layer; or drop --recompute",
+            )
 
 
 def _cut(

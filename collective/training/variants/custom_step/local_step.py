@@ -1,0 +1,215 @@
+"""A user's own step on one replica's rows: traced, called, and what it has changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.step.rows import Rows
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled.replica import entered
+from collective.training.variants.custom_step.additive import Additive
+from collective.training.variants.custom_step.building import packed
+from collective.training.variants.custom_step.replica import (
+    ApplyBy,
+    OrderedReplica,
+    OrderedSums,
+    ReplicaHooks,
+)
+from collective.training.variants.custom_step.share import Share
+
+Logs = dict[str, tf.Tensor]
+
+
+class Contribution(NamedTuple):
+    """What a replica adds to the sums over replicas.
+
+    Attributes:
+        logs: As the step has returned them.
+        sums: Changes of state, and of the metrics' variables, in float64; and returned
+            values that are not a metric's result, by name.
+    """
+
+    logs: Logs
+    sums: tuple[list[tf.Tensor], list[tf.Tensor], Logs]
+
+
+@dataclass(eq=False)
+class LocalStep:
+    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
+
+    Attributes:
+        hooks: What is done at the intercepted calls.
+        additive: Which numbers are sums over rows.
+        sources: For each returned name, the metric whose result it is; None for
+            others. Known after the first call, as the next two.
+        paths: See ``ReplicaHooks.paths``.
+        state: The variables that the method writes, other than those of optimizers and
+            metrics: each replica may have another value afterwards.
+        seeds: The states of random generators that it writes.
+        others: What is drawn otherwise than in one process, a few words each.
+        apply_by: As of ``ReplicaHooks``.
+        synchronizes: Whether layers of batch normalization have the statistics of the
+            whole global batch.
+    """
+
+    model: keras.Model
+    method: Callable[[Any], Any]
+    sums: OrderedSums
+    hooks: type[ReplicaHooks] = ReplicaHooks
+    additive: Additive = field(default_factory=Additive)
+    sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    state: list[tf.Variable] = field(default_factory=list)
+    seeds: list[tf.Variable] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    apply_by: ApplyBy | None = None
+    synchronizes: bool = False
+    _updated: set[int] = field(default_factory=set)
+
+    def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
+        """Traces the method inside the current graph; call the result there.
+
+        Where a model that runs eagerly trains, nothing is traced: it has been, once.
+        """
+        if tf.executing_eagerly():
+            return self
+        function = tf.function(self.__call__, autograph=False)
+        traced = function.get_concrete_function(rows, share)
+        self._note_written(traced.graph)
+        return lambda rows, share: traced(rows, share)
+
+    def contribution(
+        self,
+        call: Callable[..., Any],
+        rows: Rows,
+        share: Share,
+        before: Sequence[tf.Tensor],
+    ) -> Contribution:
+        """Runs the method on the rows of a replica.
+
+        Args:
+            call: As of ``trace``.
+            before: Values of ``state``, then of ``metrics``.
+        """
+        return self.changes(call(rows, share), share, before)
+
+    def changes(
+        self, logs: Logs, share: Share, before: Sequence[tf.Tensor]
+    ) -> Contribution:
+        """After a call on the rows of a share: what it has changed since ``before``."""
+        after = [tf.identity(v) for v in [*self.state, *self.metrics]]
+        changes = [
+            tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
+            for new, old in zip(after, before, strict=True)
+        ]
+        states, metrics = changes[: len(self.state)], changes[len(self.state) :]
+        others, weighed = self.others_of(logs), self.additive.weighed
+        for i, change in enumerate(states):
+            self.additive.record(("state", i), share, [change], self.sums)
+        for name in others:
+            self.additive.record(("log", name), share, [logs[name]], self.sums)
+        sums = (
+            [weighed(("state", i), share, c) for i, c in enumerate(states)],
+            [share.if_any(change) for change in metrics],
+            {n: weighed(("log", n), share, logs[n], tf.float64) for n in others},
+        )
+        return Contribution(logs, sums)
+
+    def others_of(self, logs: Logs) -> list[str]:
+        """The returned values that are not a metric's result."""
+        return [name for name in logs if self.sources[name] is None]
+
+    def __call__(self, rows: Rows, share: Share) -> Logs:
+        """The method on these rows; what it returned, by name."""
+        return self.with_hooks(self.hooks(self.sums, share, self.apply_by), rows)
+
+    def with_hooks(self, hooks: ReplicaHooks, rows: Rows) -> Logs:
+        """The method on these rows, with these hooks."""
+        hooks.additive = self.additive
+        self.additive.begin()
+        drawing, normalizing = hooks.drawing(rows), self._normalizing(hooks.share)
+        intercepted = keras_compat.intercept(hooks, self.model.metrics)
+        with drawing as self.others, normalizing, intercepted as results:
+            logs = self.method(packed(rows))
+            if not isinstance(logs, dict):
+                raise UsageError(
+                    f"{self.method.__name__} of model {self.model.name!r} returned "
+                    f"{type(logs).__name__}, not a dict",
+                    hint="return {m.name: m.result() for m in self.metrics}",
+                )
+        logs = flat_logs(logs)
+        sources = {n: results.get(id(value)) for n, value in logs.items()}
+        self.sources = {n: found and found[1] for n, found in sources.items()}
+        self.paths, self._updated = hooks.paths, hooks.updated
+        return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+
+    @property
+    def metrics(self) -> list[tf.Variable]:
+        """The variables of the model's metrics."""
+        return [keras_compat.tf_variable(v) for v in self.model.metrics_variables]
+
+    @contextlib.contextmanager
+    def _normalizing(self, share: Share) -> Iterator[None]:
+        """Around the method: batch normalization, if over all replicas."""
+        if not self.synchronizes:
+            yield
+            return
+        place = share.replica, share.rows, share.global_rows
+        replica = OrderedReplica(
+            self.sums.backend, *place, maybe_empty=True, sums=self.sums, share=share
+        )
+        with entered(replica), batch_norm.synchronized(True):
+            yield
+
+    def _note_written(self, graph: Any) -> None:
+        """Notes the state that a traced call writes."""
+        equal = self._updated | {id(v) for v in [self.sums.order, *self.metrics]}
+        written = [v for v in written_variables(graph) if id(v) not in equal]
+        self.state = list(filter(_is_summed, written))
+        self.seeds = [v for v in written if keras_compat.SEED_STATE in v.name]
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returned values by name, as Keras shows them: a metric's result may be a dict.
+
+    As that of all compiled metrics is, in ``{m.name: m.result() for m in self.metrics}``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat_logs(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def _is_summed(variable: tf.Variable) -> bool:
+    """Seeds advance alike on every replica; texts and handles have no sum."""
+    is_seed = keras_compat.SEED_STATE in variable.name
+    dtype = variable.dtype
+    return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """The variables of others that a function writes.
+
+    Args:
+        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
+
+    Returns:
+        In the order in which the function first uses them: the same on every rank,
+        unlike that of ``graph.variables``.
+    """
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {handle.ref() for handle in writes}
+    variables = {id(v.handle): v for v in graph.variables}
+    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
+    return [variables[handle] for handle in handles if handle in variables]
