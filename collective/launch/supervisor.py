@@ -22,7 +22,7 @@ from types import FrameType
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
-from collective.launch import containment, processes
+from collective.launch import cgroups, containment, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.output import (
@@ -159,6 +159,7 @@ class Supervisor:
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
+            cgroup=cgroups.make(mark) if mark else None,
             env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,

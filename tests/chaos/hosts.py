@@ -13,7 +13,7 @@ from tests.faults.job import Job
 from tests.hosts import lab, switch
 from tests.hosts.lab import NETWORK, Lab
 
-HEARTBEAT, TIMEOUT = 5, 30
+HEARTBEAT, START_TIMEOUT, TIMEOUT = 5, 60, 30
 _SECONDS = 100.0  # until a job counts as hanging
 # Of the test's own variables mpirun takes along what it is told to.
 PASSED = ("FAULT", "FAULT_FOLDER", "FAULT_PACE", "FAULT_SECONDS", "TMPDIR")
@@ -35,6 +35,7 @@ def command(hosts: Lab, words: list[str]) -> list[str]:
     return hosts.ours(
         "collective.launch",
         *("-H", f"{NETWORK}.1:2,{NETWORK}.2:1", "--heartbeat", str(HEARTBEAT)),
+        *("--start-timeout", str(START_TIMEOUT)),
         *(f"--mpi-args={passed}", *words),
     )
 
