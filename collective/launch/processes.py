@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from collective.launch import cgroups, containment
 from collective.running_time import Deadline
@@ -218,35 +218,49 @@ class Result:
     error: str = ""
 
 
+def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
+    """Returns the exit code of a process; None if it has not ended in time."""
+    deadline = Deadline(seconds)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(deadline.pause())
+        if deadline.passed():
+            return None
+
+
+def in_memory(text: str = "") -> IO[str]:
+    """A file without a name, to be read from its beginning.
+
+    As what a command writes to, it is better than a pipe: a daemon that the command leaves
+    behind, as ssh does with ControlPersist, may hold a pipe open for ever.
+    """
+    file = open(  # noqa: SIM115
+        os.memfd_create("collective", os.MFD_CLOEXEC), "w+", errors="replace"
+    )
+    file.write(text)
+    file.seek(0)
+    return file
+
+
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
     """Runs a command, and kills it with all that it has started at a deadline.
 
-    All users of the machine see the command, but not what it reads from ``stdin``.
+    All users of the machine see the command, but not what it reads from ``stdin``. What it
+    leaves running is not waited for.
     """
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        return Result(None, error=f"{command[0]}: {error.strerror}")
-    deadline, given = Deadline(seconds), stdin or None
-    while True:
+    with in_memory(stdin) as given, in_memory() as out, in_memory() as errors:
         try:
-            out, errors = process.communicate(given, deadline.pause())
-            break
-        except subprocess.TimeoutExpired:
-            given = None  # it has it already
-            if not deadline.passed():
-                continue
+            process = subprocess.Popen(command, stdin=given, stdout=out, stderr=errors)
+        except OSError as error:
+            return Result(None, error=f"{command[0]}: {error.strerror}")
+        code = wait(process, seconds)
+        if code is None:
             kill_tree(process.pid)
-            process.communicate()
+            process.wait()
             return Result(None, error=f"no answer in {seconds:g} s")
-    return Result(process.returncode, out, " ".join(errors.split()))
+        for written in (out, errors):
+            written.seek(0)
+        return Result(code, out.read(), " ".join(errors.read().split()))
 
 
 class Watchdog:

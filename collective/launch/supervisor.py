@@ -32,7 +32,7 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
-from collective.running_time import Lasting
+from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -136,7 +136,7 @@ class Supervisor:
             self._signal_all(signal.SIGKILL)
             if self.contains:
                 containment.kill(self.marks.job)
-            deadline = time.monotonic() + GRACE_SECONDS
+            deadline = Deadline(GRACE_SECONDS)
             for output in self.outputs.values():
                 output.finish(deadline)
             self.undead.report(GRACE_SECONDS)
