@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from collective.running_time import Deadline
 
 _PREFIX = "collective-"
 _KILL = "cgroup.kill"  # Linux 5.14
 _PROCESSES = "cgroup.procs"
-_SECONDS = 1.0  # that killed processes may take to leave
+_POLL_SECONDS = 0.001
 
 
 def _own() -> Path | None:
@@ -60,7 +62,7 @@ def find(mark: str) -> list[Path]:
 
 
 def kill(group: Path, keep: Callable[[int], bool]) -> None:
-    """Kills all processes of a cgroup, and of those below it, and removes it.
+    """Kills all processes of a cgroup, and of those below it.
 
     Args:
         group: What ``make`` has returned.
@@ -71,10 +73,17 @@ def kill(group: Path, keep: Callable[[int], bool]) -> None:
             for pid in filter(keep, map(int, processes.read_text().split())):
                 (group.parent / _PROCESSES).write_text(str(pid))
         (group / _KILL).write_text("1")
-    until = time.monotonic() + _SECONDS
-    while group.exists() and time.monotonic() < until:
-        below = [path.parent for path in group.rglob(_KILL)]
-        for each in sorted(below, key=lambda path: len(path.parts), reverse=True):
-            with contextlib.suppress(OSError):  # not yet empty
-                each.rmdir()
-        time.sleep(0.001)
+
+
+def remove(groups: Iterable[Path], seconds: float) -> None:
+    """Removes cgroups and those below them, as soon as what was killed in them is gone."""
+    deadline = Deadline(seconds)
+    for group in groups:
+        while group.exists():
+            below = [path.parent for path in group.rglob(_KILL)]
+            for each in sorted(below, key=lambda path: len(path.parts), reverse=True):
+                with contextlib.suppress(OSError):  # not yet empty
+                    each.rmdir()
+            if deadline.passed():
+                break
+            time.sleep(_POLL_SECONDS)

@@ -61,13 +61,20 @@ def _is_to_stay(pid: int) -> bool:
     return f"{VARIABLE}=".encode() in _variables(pid)
 
 
-def kill(mark: str) -> None:
-    """Kills every process of a rank whose mark begins so, and what these start meanwhile."""
+def kill(mark: str, seconds: float = 0.0) -> None:
+    """Kills every process of a rank whose mark begins so, and what these start meanwhile.
+
+    Args:
+        mark: Of one rank, or of all ranks of a supervisor.
+        seconds: How long to wait for the end of what is in their cgroups.
+    """
     killed: set[int] = set()
     while found := find(mark) - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         killed |= found
-    for group in cgroups.find(mark):
+    groups = cgroups.find(mark)
+    for group in groups:
         cgroups.kill(group, keep=_is_to_stay)
+    cgroups.remove(groups, seconds)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 _CLOSE = "close\n"  # to the watchdog
 _SHOWN_CHILDREN = 3
+_KILLED_SECONDS = 5.0  # that what was killed may take to end
 _STATES = {
     "D": "uninterruptible or frozen",
     "t": "traced",
@@ -105,6 +106,12 @@ def start(
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
+
+
+def unless_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals, without SIGHUP where ``nohup`` has it ignored: it is to stay so."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [each for each in numbers if not (ignored and each == signal.SIGHUP)]
 
 
 def signal_group(leader: int, number: int) -> bool:
@@ -307,17 +314,19 @@ def _watch(reading: int) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    mark_of: dict[int, str] = {}  # by the process group
+    # Daemons of a rank may outlive it until the job ends: its mark is kept.
+    groups, marks = set[int](), set[str]()
     with os.fdopen(reading) as messages:
         for line in messages:
             if line == _CLOSE:
                 return
             group, _, mark = line[1:].rstrip().partition(" ")
             if line[0] == "+":
-                mark_of[int(group)] = mark
+                groups.add(int(group))
+                marks.add(mark)
             else:
-                mark_of.pop(int(group), None)
-    for leader in mark_of:
+                groups.discard(int(group))
+    for leader in groups:
         signal_group(leader, signal.SIGKILL)
-    for mark in filter(None, mark_of.values()):
-        containment.kill(mark)
+    for mark in filter(None, marks):
+        containment.kill(mark, _KILLED_SECONDS)

@@ -214,6 +214,8 @@ def test_a_closed_terminal_lets_ranks_of_an_elastic_job_save_their_state(elastic
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
+        # These tests may run under nohup.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     for _ in range(2):
