@@ -252,10 +252,15 @@ class Supervisor:
         """What follows from a failure, for the message."""
         return "; ending the other ranks" if self.processes else ""
 
+    def _hint(self) -> str:
+        """What to type after a failure; empty for what is known of such an end."""
+        return ""
+
     def _report(self) -> None:
         if self.failed:
             rank, how = self.failed
-            report_failure(self._name(rank), how, self.outputs[rank].unseen_errors)
+            errors = self.outputs[rank].unseen_errors
+            report_failure(self._name(rank), how, errors, self._hint())
 
     # What they use.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import launch
+from tests.faults.job import small_disk, why_no_mounts
 
 pytestmark = [launch.NOT_ON_RANKS, pytest.mark.launches]
 SECONDS = 30.0
@@ -81,6 +82,23 @@ def test_a_rank_that_the_kernel_has_killed_for_lack_of_memory():
         group.rmdir()
     assert job.returncode == 128 + signal.SIGKILL
     assert "for lack of memory" in printed and "HINT" in printed, printed
+
+
+@pytest.mark.skipif(bool(why_no_mounts()), reason=why_no_mounts())
+def test_no_room_for_the_files_of_mpirun(tmp_path):
+    with small_disk(tmp_path / "full", "16k") as folder:
+        with contextlib.suppress(OSError):
+            (folder / "filler").write_bytes(bytes(1 << 16))
+        environment = launch.environment(TMPDIR=str(folder))
+        ended = subprocess.run(
+            [*launch.command("native", 2), "--mpi", "true"],
+            cwd=launch.ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    assert ended.returncode and f"HINT: {folder} is full" in ended.stderr, ended.stderr
 
 
 def test_a_working_directory_that_was_removed(tmp_path):
