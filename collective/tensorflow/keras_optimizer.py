@@ -15,13 +15,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective import session, tensorflow_ops
+from collective import tensorflow_ops
 from collective.errors import CollectiveError
-from collective.log import log
 from collective.operations.kinds import Min
 from collective.tensorflow.gradient_aggregation import Accumulation
 from collective.tensorflow.gradients import GradientReduction, Tensor
 from collective.tensorflow.process_sets import group_of
+from collective.tensorflow_ops.xla import compiled_around_collectives
 
 
 class CallableList(list):
@@ -219,7 +219,7 @@ def _change_keras() -> None:
     There is no way to ask for another behaviour; other optimizers are left alone.
     """
     _agree_on_overflow()
-    _leave_out_xla()
+    _compile_around_sums()
 
 
 def _agree_on_overflow() -> None:
@@ -246,18 +246,17 @@ def _agree_on_overflow() -> None:
     kind.check_finite = everywhere
 
 
-def _leave_out_xla() -> None:
-    """Switches off ``jit_compile``, which Keras chooses by itself on a GPU.
+def _compile_around_sums() -> None:
+    """Has XLA compile a step around its sums over ranks, for which it has no kernel.
 
-    XLA knows no op of ours, as it knows none of Horovod's by default.
+    Keras' ``jit_compile``, its default on a GPU, compiles the whole step or fails.
     """
     make_train_function = keras.Model.make_train_function
 
-    def without_xla(self: Any, force: bool = False) -> Any:
+    def around_sums(self: Any, force: bool = False) -> Any:
         if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
-            if session.is_initialized() and session.rank() == 0:
-                log.warning("collective: jit_compile is off: XLA cannot sum over ranks")
             self.jit_compile = False
+            self.train_step = compiled_around_collectives(self.train_step)
         return make_train_function(self, force)
 
-    keras.Model.make_train_function = without_xla
+    keras.Model.make_train_function = around_sums

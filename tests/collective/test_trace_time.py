@@ -25,7 +25,6 @@ ALLOWED = {
     "tensorflow.collectives.broadcast": CHECK,
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
     "tensorflow.keras_optimizer._agree_on_overflow.everywhere": FIXED,
-    "tensorflow.keras_optimizer._leave_out_xla.without_xla": "who logs",
     "tensorflow.functions.broadcast_object": EAGER,
     "tensorflow.data.compute_service.compute_worker_fn": EAGER,
     "tensorflow.data.compute_worker.main": EAGER,

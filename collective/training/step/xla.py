@@ -1,12 +1,10 @@
-"""XLA for a pass that contains collectives, which XLA cannot compile."""
+"""Whether XLA compiles the passes of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import keras
-import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
@@ -34,20 +32,3 @@ def chosen(
     if backend.rank == 0 and not possible:
         log.info("XLA compiles nothing here (docs/reference/compatibility.md)")
     return possible
-
-
-def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; what it traces is compiled in clusters between its collectives.
-
-    ``tf.function(jit_compile=True)`` compiles everything or fails. Here TensorFlow cuts
-    the graph into clusters of what XLA knows, forward and backward, and runs the rest
-    as it is. Called eagerly, nothing is compiled.
-    """
-
-    def clustered(*args: Any) -> Any:
-        if tf.executing_eagerly():
-            return function(*args)
-        with tf.xla.experimental.jit_scope():
-            return function(*args)
-
-    return clustered

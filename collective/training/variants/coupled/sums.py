@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.tensorflow_ops.xla import compiled_around_collectives
 from collective.training.input.pipeline import Batch
 from collective.training.step import finite
 from collective.training.step.forward import Forward, Sums
@@ -16,7 +17,6 @@ from collective.training.step.local_sums import trace_training
 from collective.training.step.metric_state import MetricState
 from collective.training.step.parts import ReplicaSums
 from collective.training.step.rows import Rows
-from collective.training.step.xla import compiled_around_collectives
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.forward import CoupledForward
 from collective.training.variants.coupled.replica import ReplicaContext, for_replica
