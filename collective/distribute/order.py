@@ -3,7 +3,7 @@
 TensorFlow runs two stateful ops of a graph in any order if they share no resource, and
 iterations of a loop side by side. ``native`` matches collectives by name and needs no
 order. Under any other backend each collective reads and then writes one variable, which
-orders them also in branches and loops: Horovod waits for ever if a name comes again while
+orders them also in branches and loops: Horovod refuses a name that comes again while
 it is summed. MPI matches by order alone, so before each collective the ranks compare what
 they are about to call.
 """
