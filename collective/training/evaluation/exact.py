@@ -37,6 +37,7 @@ from collective.training.step.inputs import (
 )
 from collective.training.step.metric_state import MetricState
 from collective.training.step.passes import TracedPass
+from collective.training.step.plan import StepPlan
 from collective.training.step.report import cut
 from collective.training.step.rows import rows_of, without_none
 
@@ -143,10 +144,17 @@ class TestSums:
     counts_replicas = False
     metrics: MetricState | None = None
 
-    def __init__(self, prepared: PreparedModel, backend: Backend, spec: Batch):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        spec: Batch,
+        plan: StepPlan | None = None,
+    ):
         rows = spec.global_rows
         signature = weight_specs(prepared), rows_of(spec), rows, rows
-        forward = Forward(prepared, Draws(prepared), pieces_of(backend))
+        draws, pieces = Draws(prepared), pieces_of(backend)
+        forward = Forward(prepared, draws, pieces, plan=plan)
         self._pass = TracedPass(forward.test, signature)
         warn_of_dropped(self._pass.found, backend)
 
@@ -188,6 +196,7 @@ class Evaluation(BatchwiseEvaluation):
         sums: The sums over a replica's rows; by default ``TestSums``. With others, loss
             and metrics may be those of whole batches; then the result depends on the
             size of these, as in Keras.
+        plan: How ``TestSums`` computes the loss.
     """
 
     def __init__(
@@ -197,10 +206,11 @@ class Evaluation(BatchwiseEvaluation):
         inputs: Input | Batches,
         steps: int | None = None,
         sums: TestSums | None = None,
+        plan: StepPlan | None = None,
     ):
         super().__init__(prepared, backend, inputs, steps)
         spec = without_none(self.input.spec)
-        self._sums = sums or TestSums(prepared, backend, spec)
+        self._sums = sums or TestSums(prepared, backend, spec, plan)
         self._metric_state = self._sums.metrics
         self._shapes: Sums
         self._signature = spec, tf.TensorSpec([None], tf.float64)
@@ -229,7 +239,10 @@ class Evaluation(BatchwiseEvaluation):
         return self.backend.call(self._run, (without_none(batch), metrics))
 
     def _result(self, vectors: list[Any]) -> dict[str, float]:
-        logs = self._logs(self._total(vectors))
+        total = self._total(vectors)
+        logs = self._logs(total)
+        state = self._unpacked(total).metrics
+        keras_compat.write_metrics(self.model, state, logs["loss"], total[0])
         if keras_compat.loss_trackers(self.model) and vectors:
             # Keras' means over batches, however many rows they have.
             by_batch = [self._output_losses(vector.numpy()) for vector in vectors]
