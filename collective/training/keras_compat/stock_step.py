@@ -6,7 +6,7 @@ The lines of ``keras.Model.train_step`` and ``test_step``, up to the optimizer, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -39,6 +39,7 @@ class StepOutcome:
         outside: Names of variables that are written and are none of the model's.
         added: The sum of the losses from ``add_loss`` and regularizers.
         terms: Each of them, for each piece of the rows.
+        of_between: The gradients of what ``between`` gave, times the scale of the loss.
     """
 
     logs: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class StepOutcome:
     added: float = 0.0
     adding: list[str] = field(default_factory=list)
     terms: list[list[float]] = field(default_factory=list)
+    of_between: list[Any] = field(default_factory=list)
 
 
 class _Values(keras.StatelessScope):
@@ -99,6 +101,7 @@ def stock_step(
     loss_scale: float = 1.0,
     pieces: Sequence[tuple[Any, float]] = (),
     sums: Collection[int] = (),
+    between: Callable[[], list[Any]] = list,
 ) -> StepOutcome:
     """Keras' own step on some rows.
 
@@ -110,6 +113,7 @@ def stock_step(
         pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
             for each of them, and the loss and the metrics see the predictions of all.
         sums: Places of added losses that are sums over rows.
+        between: Gives, after the forward pass, tensors of it whose gradients are wanted.
     """
     x = batch[0]
     with whole_losses(), tf.GradientTape() as tape:
@@ -124,9 +128,11 @@ def stock_step(
             scaled = tf.cast(loss, tf.float64) * loss_scale
             logs = numbers(metrics)
     gradients: list[np.ndarray | None] = []
+    of_between: list[Any] = []
     if training:
         versions = [values.versions[id(v)] for v in trainable]
-        gradients = _gradients(tape, scaled, versions, loss_scale)
+        found, of_between = tape.gradient(scaled, (versions, between()))
+        gradients = _dense_sums(found, loss_scale)
     own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
     return StepOutcome(
         logs=logs,
@@ -145,6 +151,7 @@ def stock_step(
         ],
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
+        of_between=of_between,
         terms=[[float(tf.reduce_sum(v)) for v in term] for term in terms],
     )
 
@@ -237,15 +244,12 @@ def _joined(*tensors: Any) -> tf.Tensor:
     return joined
 
 
-def _gradients(
-    tape: tf.GradientTape,
-    loss: tf.Tensor,
-    versions: list[list[tf.Tensor]],
-    loss_scale: float,
+def _dense_sums(
+    gradients: list[list[Any]], loss_scale: float
 ) -> list[np.ndarray | None]:
-    """The gradient of each trainable variable, over all values that it had."""
+    """The gradient of each trainable variable, from those of all values that it had."""
     found = []
-    for parts in tape.gradient(loss, versions):
+    for parts in gradients:
         dense = [
             tf.cast(tf.convert_to_tensor(g), tf.float64) for g in parts if g is not None
         ]

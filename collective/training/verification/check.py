@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -289,7 +289,11 @@ class Check:
             return error
 
     def _stock(
-        self, rows: Rows, training: bool, pieces: Sequence[tuple[Any, float]] = ()
+        self,
+        rows: Rows,
+        training: bool,
+        pieces: Sequence[tuple[Any, float]] = (),
+        between: Callable[[], list[Any]] = list,
     ) -> tuple[StepOutcome, list[str]]:
         """Keras' own step, and the ``tf.Variable``s that it wrote."""
         prepared = self.step.prepared
@@ -302,6 +306,7 @@ class Check:
                     loss_scale=self.loss_scale,
                     pieces=pieces,
                     sums=self.step.plan.added_sums,
+                    between=between,
                 )
         except Exception as error:
             raise NotComparable(f"{type(error).__name__}: {error}") from error
@@ -323,11 +328,10 @@ class Check:
     def _found(
         self, stock: StepOutcome, own: StepOutcome | Exception, training: bool
     ) -> list[Difference]:
-        """Where ours differs; gradients of whole layers pass through other replicas."""
+        """Where ours differs."""
         if isinstance(own, Exception):
             return [self.explain.failed(own)]
-        found = self._differences(stock, own, training)
-        return [d for d in found if not self.whole or d.kind != "gradient"]
+        return self._differences(stock, own, training)
 
     def _knows_new_sums(
         self, stock: StepOutcome, gathered: StepOutcome | None, training: bool
@@ -362,7 +366,8 @@ class Check:
             return
         calls = coupled_layers.WholeCalls(self.model, self.whole, sizes)
         with calls.recorded():
-            self._stock(rows, training)
+            stock, _ = self._stock(rows, training, (), calls.inputs)
+        calls.gradients = iter(stock.of_between)
         with calls.repeated():
             yield
 

@@ -70,10 +70,17 @@ def fewest(
 class WholeCalls:
     """Calls of layers on a whole batch, and again where others see a piece of it.
 
+    A row owes something to what the layer makes of all rows. Where pieces follow one
+    another, the gradient of a piece's inputs is therefore that which a pass over the whole
+    batch had; all other gradients are the pieces' own, and so are compared.
+
     Args:
         model: That has the layers.
         places: Of the layers, among ``model._flatten_layers()``.
         sizes: Rows of the pieces.
+
+    Attributes:
+        gradients: Those of ``inputs()`` in the pass over the whole batch.
     """
 
     def __init__(self, model: keras.Model, places: Sequence[int], sizes: Sequence[int]):
@@ -82,6 +89,8 @@ class WholeCalls:
         self.sizes = sizes
         self._inputs: dict[int, list[list[Any]]] = {id(x): [] for x in self.layers}
         self._again: dict[int, int] = {id(layer): 0 for layer in self.layers}
+        self.gradients: Iterator[Any] = iter(())
+        self._of_inputs: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -94,9 +103,17 @@ class WholeCalls:
         with keras_compat.around_layer_calls(self.layers, one):
             yield
 
+    def inputs(self) -> list[tf.Tensor]:
+        """Those that may have a gradient, of all recorded calls."""
+        calls = (leaves for layer in self.layers for leaves in self._inputs[id(layer)])
+        every = [leaf for leaves in calls for leaf in leaves]
+        return [t for t in every if _of(t, sum(self.sizes)) and t.dtype.is_floating]
+
     @contextlib.contextmanager
     def repeated(self) -> Iterator[None]:
         """Around passes over the pieces, in order."""
+        pairs = zip(self.inputs(), self.gradients, strict=False)
+        self._of_inputs = {id(tensor): gradient for tensor, gradient in pairs}
         with keras_compat.around_layer_calls(self.layers, self._repeat):
             yield
 
@@ -117,7 +134,13 @@ class WholeCalls:
         def own(tensor: Any) -> Any:
             return _rows(tensor, begin, end, sum(self.sizes))
 
-        return tf.nest.map_structure(own, call(*args, **kwargs))
+        outputs = tf.nest.map_structure(own, call(*args, **kwargs))
+        owed = [
+            (leaf, gradient[begin:end])
+            for before, leaf in zip(recorded[place], leaves, strict=True)
+            if (gradient := self._of_inputs.get(id(before))) is not None
+        ]
+        return _owing(outputs, owed) if owed else outputs
 
 
 def _of(leaf: Any, rows: int) -> bool:
@@ -128,11 +151,29 @@ def _joined(before: Any, leaf: Any, begin: int, end: int, rows: int) -> Any:
     """The recorded rows with those of a piece in their place, and masks alike."""
     if not (_of(before, rows) and _of(leaf, end - begin)):
         return leaf
-    joined = tf.concat([before[:begin], leaf, before[end:]], axis=0)
+    parts = [before[:begin], tf.stop_gradient(leaf), before[end:]]
+    joined = tf.concat(parts, axis=0)
     masks = keras_compat.mask_of(before), keras_compat.mask_of(leaf)
     if all(mask is not None for mask in masks):
         keras_compat.set_mask(joined, _joined(*masks, begin, end, rows))
     return joined
+
+
+def _owing(outputs: Any, owed: list[tuple[tf.Tensor, tf.Tensor]]) -> Any:
+    """The outputs; in the backward pass, inputs get these gradients."""
+    inputs, gradients = zip(*owed, strict=True)
+
+    @tf.custom_gradient
+    def same(output: tf.Tensor, *_: tf.Tensor) -> Any:
+        return tf.identity(output), lambda upstream: (upstream, *gradients)
+
+    leaves = tf.nest.flatten(outputs)
+    first = next(i for i, t in enumerate(leaves) if t.dtype.is_floating)
+    mask = keras_compat.mask_of(leaves[first])
+    leaves[first] = same(leaves[first], *inputs)
+    if mask is not None:
+        keras_compat.set_mask(leaves[first], mask)
+    return tf.nest.pack_sequence_as(outputs, leaves)
 
 
 def _rows(tensor: Any, begin: int, end: int, rows: int) -> Any:
