@@ -157,9 +157,6 @@ NOT_BUILT = _pairs(
         ),
         "per_replica with accumulate": _ONE_AT_A_TIME,
         "own_step with recompute": "the step's own tape would have to record blocks",
-        "own_step with shard_optimizer": (
-            "its optimizers would have to be built for shards"
-        ),
         "own_step with virtual_replicas": (
             "a train_step sums when it applies, so all pieces would have to run side by "
             "side"

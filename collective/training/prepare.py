@@ -15,6 +15,7 @@ from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
 from collective.training.variants.custom_step import building
+from collective.training.variants.custom_step.sharded import WithoutUpdates
 from collective.training.variants.memory import sharded_optimizer
 from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
 from collective.training.variants.parallel import partition
@@ -67,7 +68,11 @@ def prepare(
         partition.check(model, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
-        building.build(model, backend, spec)
+        shares = shard_optimizer or shards is not None
+        hooks = WithoutUpdates(model.optimizer) if shares else keras_compat.Hooks()
+        building.build(model, backend, spec, hooks)
+        if shard_optimizer:  # nor has the step's own code built it
+            sharded_optimizer.check(model, backend, shards is not None)
     else:
         _build(model, backend, spec, optimizer=whole)
     if shards is None and shard_optimizer:

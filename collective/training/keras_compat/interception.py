@@ -43,6 +43,16 @@ class Hooks:
         """
         return gradients, []
 
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        apply: Callable[..., Any],
+    ) -> Any:
+        """After ``on_apply``: writes variables; here by ``optimizer.apply``."""
+        return apply(optimizer, gradients, variables)
+
     def on_scalar(self, value: Any, weight: Any) -> tuple[Any, Any]:
         """A ``Mean`` or ``Sum`` given one number for the whole batch, and its weight."""
         return value, weight
@@ -105,17 +115,21 @@ def intercept(
 @contextlib.contextmanager
 def record_applied(
     applied: list[tuple[str, keras.Optimizer, list[Any], list[Any]]],
+    update: bool = True,
 ) -> Iterator[None]:
     """Inside, notes what reaches optimizers: name, optimizer, gradients, variables.
 
     Used around ``intercept``, it sees what the hooks have made of the gradients.
+
+    Args:
+        update: Whether they update their variables.
     """
     original = BaseOptimizer.apply
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = _applied_to(self, trainable_variables)
         applied.append((self.name, self, list(grads), variables))
-        return original(self, grads, trainable_variables)
+        return original(self, grads, trainable_variables) if update else None
 
     with mock.patch.object(BaseOptimizer, "apply", apply):
         yield
@@ -209,7 +223,8 @@ def _apply(original: Any, hooks: Hooks, nested: _Nested) -> Any:
         variables = _applied_to(self, trainable_variables)
         gradients, before = hooks.on_apply(self, list(grads), variables)
         with tf.control_dependencies(before):
-            return nested.entering(original)(self, gradients, variables)
+            update = nested.entering(hooks.update)
+            return update(self, gradients, variables, original)
 
     return apply
 

@@ -252,7 +252,6 @@ def test_all_optimizers_are_part_of_the_state():
     [
         ({"accumulate": 2}, "accumulate"),
         ({"recompute": True}, "recompute"),
-        ({"shard_optimizer": True}, "shard_optimizer"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -26,13 +26,21 @@ def packed(rows: Rows) -> Any:
     return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))
 
 
-def build(model: keras.Model, backend: Backend, spec: Batch) -> None:
-    """Makes the variables of layers, metrics and optimizers, as Keras' ``fit`` does."""
+def build(
+    model: keras.Model, backend: Backend, spec: Batch, hooks: keras_compat.Hooks
+) -> None:
+    """Makes the variables of layers, metrics and optimizers, as Keras' ``fit`` does.
+
+    Args:
+        hooks: Those with which the step is traced for it.
+    """
     x, y, weight, *_ = without_none(spec)
     step = tf.function(lambda rows: model.train_step(packed(rows)), autograph=False)
     try:
-        with backend.scope(), keras_compat.intercept(keras_compat.Hooks()):
+        with backend.scope(), keras_compat.intercept(hooks):
             step.get_concrete_function(Rows(x, y, weight))
+    except UsageError:
+        raise
     except Exception as error:
         first = str(error).strip().split("\n")[0]
         raise UsageError(

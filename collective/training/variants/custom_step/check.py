@@ -176,7 +176,8 @@ def _in_pieces(
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
-            ours = run(model, state, lambda: step.try_on(batch))
+            trial = lambda: step.try_on(batch)  # noqa: E731
+            ours = run(model, state, trial, step.partition is None)
         return ours, _differing(backend, variables), noise.normalizes
 
 
@@ -239,7 +240,7 @@ def _by_keras(
     noise = keras_compat.FixedNoise(0, total, total)
     undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
     with undoing, keras_compat.fixed_noise(noise), _explained(model):
-        return run(model, state, method)
+        return run(model, state, method, step.partition is None)
 
 
 def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:
@@ -284,11 +285,18 @@ class Trial:
 
 
 def run(
-    model: keras.Model, state: list[Any], step: Callable[[], dict[str, Any]]
+    model: keras.Model,
+    state: list[Any],
+    step: Callable[[], dict[str, Any]],
+    update: bool = True,
 ) -> Trial:
-    """Runs a step eagerly, which returns its logs, and writes ``state`` besides."""
+    """Runs a step eagerly, which returns its logs, and writes ``state`` besides.
+
+    Args:
+        update: Whether its optimizers update; one of shards knows no whole gradients.
+    """
     applied: list[tuple[str, Any, list[Any], list[Any]]] = []
-    with record_applied(applied):
+    with record_applied(applied, update):
         logs = step()
     gradients, updated = {}, set()
     for number, (name, optimizer, grads, variables) in enumerate(applied):

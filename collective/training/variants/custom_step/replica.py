@@ -50,6 +50,8 @@ from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.share import Share
 
 Logs = dict[str, tf.Tensor]
+#: In place of ``optimizer.apply``: an optimizer, gradients and variables.
+ApplyBy = Callable[[keras.Optimizer, "list[Any]", "list[Any]"], Any]
 
 
 class OrderedSums:
@@ -74,16 +76,31 @@ class OrderedSums:
             specs = [tf.TensorSpec(_open(value), value.dtype) for value in values]
             traced = self._in_graph.get_concrete_function(specs)
             return list(traced(values))
-        with tf.control_dependencies(list(tensors)):
-            begin = self.order.assign_add(1, read_value=False)
-        with tf.control_dependencies([begin]):
-            tensors = [tf.identity(t) for t in tensors]
-        totals = sum_tensors(self.backend, tensors, list(range(gradients)))
+
+        def summed() -> list[tf.Tensor]:
+            own = [tf.identity(t) for t in tensors]
+            return sum_tensors(self.backend, own, list(range(gradients)))
+
+        totals = self.in_turn(tensors, summed)
         for total, tensor in zip(totals, tensors, strict=True):
             total.set_shape(tensor.shape)
-        with tf.control_dependencies(totals):
-            self.order.assign_add(1, read_value=False)
         return totals
+
+    def in_turn(
+        self, inputs: Sequence[tf.Tensor], run: Callable[[], list[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Runs what has collectives in it, after those before and before those behind.
+
+        Args:
+            run: Returns tensors of the operations to wait for.
+        """
+        with tf.control_dependencies(list(inputs)):
+            begin = self.order.assign_add(1, read_value=False)
+        with tf.control_dependencies([begin]):
+            results = run()
+        with tf.control_dependencies(results):
+            self.order.assign_add(1, read_value=False)
+        return results
 
     def _sum_exactly(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return sum_tensors(self.backend, tensors, [])
@@ -122,6 +139,9 @@ class OrderedReplica(ReplicaContext):
 class ReplicaHooks(Hooks):
     """What one replica does at the intercepted calls of one step.
 
+    Args:
+        apply_by: What applies gradients; None: the optimizers themselves.
+
     Attributes:
         updated: ids of the TensorFlow variables that optimizers write: equal on all
             replicas without another sum.
@@ -129,8 +149,11 @@ class ReplicaHooks(Hooks):
             ``finite.first_of`` numbers them.
     """
 
-    def __init__(self, sums: OrderedSums, share: Share):
+    def __init__(
+        self, sums: OrderedSums, share: Share, apply_by: ApplyBy | None = None
+    ):
         self.sums = sums
+        self.apply_by = apply_by
         self.backend = sums.backend
         self.alone = self.backend.most_replicas == 1
         self.share = share
@@ -192,6 +215,16 @@ class ReplicaHooks(Hooks):
         written = [*variables, *optimizer.variables]
         self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
         return gradients, before
+
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        apply: Callable[..., Any],
+    ) -> Any:
+        """Writes variables."""
+        return (self.apply_by or apply)(optimizer, gradients, variables)
 
     def _check(self, gradients: list[tf.Tensor], variables: list[Any]) -> list[Any]:
         """Fails on every replica where one has a gradient that is not finite."""
@@ -299,6 +332,7 @@ class LocalStep:
         state: The variables that the method writes, other than those of optimizers and
             metrics: each replica may have another value afterwards.
         others: What is drawn otherwise than in one process, a few words each.
+        apply_by: As of ``ReplicaHooks``.
         synchronizes: Whether layers of batch normalization have the statistics of the
             whole global batch.
     """
@@ -312,6 +346,7 @@ class LocalStep:
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    apply_by: ApplyBy | None = None
     synchronizes: bool = False
     _updated: set[int] = field(default_factory=set)
 
@@ -329,7 +364,7 @@ class LocalStep:
 
     def __call__(self, rows: Rows, share: Share) -> Logs:
         """The method on these rows; what it returned, by name."""
-        hooks = self.hooks(self.sums, share)
+        hooks = self.hooks(self.sums, share, self.apply_by)
         hooks.additive = self.additive
         self.additive.begin()
         drawing = hooks.drawing(rows)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -43,6 +44,7 @@ from collective.training.variants.custom_step.replica import (
     OrderedSums,
     ReplicaHooks,
 )
+from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
 
 
@@ -73,6 +75,7 @@ class CustomStep:
         jit_compile: bool = False,
     ):
         self.model = prepared.model
+        self.partition = prepared.partition
         compatibility.check({"own_step"}, backend)
         self.backend = backend
         self.maybe_empty = maybe_empty
@@ -83,6 +86,8 @@ class CustomStep:
             step = compiled_around_collectives(step)
         hooks = OwnBatchHooks if per_replica else ReplicaHooks
         self.local = LocalStep(self.model, step, self.sums, hooks)
+        if self.partition is not None and method == "train_step":
+            self.local.apply_by = ShardedUpdate(prepared, self.sums)
         self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
@@ -130,15 +135,14 @@ class CustomStep:
         return self._counts
 
     def try_on(self, batch: Batch) -> dict[str, Any]:
-        """Makes a step eagerly, without attachments; for ``check_step``."""
-        attachments, self.attachments = self.attachments, Attachments()
-        synchronizes, self.local.synchronizes = self.local.synchronizes, False
-        try:
-            args = (batch, tf.constant(0, tf.int64))
+        """Makes a step eagerly, without attachments and shards; for ``check_step``."""
+        args = (batch, tf.constant(0, tf.int64))
+        with (
+            mock.patch.object(self, "attachments", Attachments()),
+            mock.patch.object(self.local, "synchronizes", False),
+            mock.patch.object(self.local, "apply_by", None),
+        ):
             report = self.backend.run(self._replica_step, args)
-        finally:
-            self.attachments = attachments
-            self.local.synchronizes = synchronizes
         return self.layout.returned(report.numpy())
 
     def trace_again(self) -> None:
@@ -156,7 +160,11 @@ class CustomStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+        if self.partition is not None:
+            self.partition.finish()
+        else:
+            optimizer, variables = self.model.optimizer, self.model.trainable_variables
+            keras_compat.finish(optimizer, variables)
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of one replica, inside ``Backend.run``; returns the report."""

@@ -62,6 +62,9 @@ class ShardedOptimizer(PartitionedVariables):
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
         backend: One with a replica in each process.
+
+    Attributes:
+        own: This rank's shards, which the optimizer was built for.
     """
 
     backend: ShardCollectives
@@ -75,7 +78,7 @@ class ShardedOptimizer(PartitionedVariables):
         variables = list(model.trainable_variables)
         self._cuts = [FlatShard(v.shape, backend, self._all_gather) for v in variables]
         with backend.scope():
-            self._own, slots = keras_compat.build_for_shards(
+            self.own, slots = keras_compat.build_for_shards(
                 model.optimizer, variables, [shard.length for shard in self._cuts]
             )
         super().__init__(model, backend, {id(slot): self._cuts[i] for slot, i in slots})
@@ -122,13 +125,13 @@ class ShardedOptimizer(PartitionedVariables):
         """Keras' optimizer on this rank's shards, then the weights of all ranks."""
         rank = self.backend.replica()
         self.backend.assign(
-            [keras_compat.tf_variable(own) for own in self._own],
+            [keras_compat.tf_variable(own) for own in self.own],
             [
                 shard.cut_for(tf.convert_to_tensor(v), rank)
                 for shard, v in zip(self._cuts, self._trainable, strict=True)
             ],
         )
-        own = [self._own[i] for i in connected]
+        own = [self.own[i] for i in connected]
         keras_compat.apply(self.optimizer, gradients, own, self.backend.assign)
         self._gather_weights(connected, skipped)
 
@@ -138,7 +141,7 @@ class ShardedOptimizer(PartitionedVariables):
         if not core.use_ema:
             return
         with self.backend.scope():
-            core.finalize_variable_values(self._own)
+            core.finalize_variable_values(self.own)
         run = tf.function(
             lambda: self.backend.run(self._gather_weights, ()), autograph=False
         )
@@ -178,7 +181,7 @@ class ShardedOptimizer(PartitionedVariables):
         done: list[tf.Tensor] = []
         for group in by_dtype(self._trainable, alone=LARGE):
             with tf.control_dependencies(done):
-                own = [tf.convert_to_tensor(self._own[i]) for i in group]
+                own = [tf.convert_to_tensor(self.own[i]) for i in group]
             rows = self.backend.all_gather(join(own, axis=0))
             pieces = tf.split(rows, [self._cuts[i].length for i in group], axis=1)
             done = []
