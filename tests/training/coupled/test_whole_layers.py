@@ -76,14 +76,15 @@ class Centres(keras.layers.Layer):
         shape = (OUTPUTS, shape[-1])
         self.centres = self.add_weight(shape=shape, trainable=False, name="centres")
 
-    def call(self, x):
+    def call(self, x, training=False):
         of_class = ops.one_hot(ops.argmax(x[:, :OUTPUTS], -1), OUTPUTS, dtype=x.dtype)
         apart = x - ops.matmul(of_class, ops.stop_gradient(self.centres))
         self.add_loss(0.1 * ops.mean(ops.square(apart)))
         total = ops.matmul(ops.transpose(of_class), ops.stop_gradient(x))
         count = ops.sum(of_class, 0)[:, None]
-        moved = 0.5 * (total - count * self.centres) / (count + 1)
-        self.centres.assign(self.centres + moved)
+        if training:
+            moved = 0.5 * (total - count * self.centres) / (count + 1)
+            self.centres.assign(self.centres + moved)
         return x
 
 
