@@ -97,7 +97,13 @@ class WholeCalls:
         """Around a pass over the whole batch."""
 
         def one(layer: keras.Layer, call: Any, args: Any, kwargs: Any) -> Any:
-            self._inputs[id(layer)].append(tf.nest.flatten((args, kwargs)))
+            # Copies, whose gradients are owed to this call alone.
+            leaves = [
+                keras_compat.copy_tensor(leaf) if isinstance(leaf, tf.Tensor) else leaf
+                for leaf in tf.nest.flatten((args, kwargs))
+            ]
+            self._inputs[id(layer)].append(leaves)
+            args, kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
             return call(*args, **kwargs)
 
         with keras_compat.around_layer_calls(self.layers, one):
