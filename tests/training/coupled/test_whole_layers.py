@@ -176,5 +176,5 @@ def test_random_numbers_are_refused(backend):
 def test_on_ranks(name, ranks, chosen, tmp_path):
     if name == "mpi":
         pytest.importorskip("mpi4py")
-    ended = launch.launch(name, ranks, [HERE, "-k", chosen], tmp_path, seconds=300)
+    ended = launch.launch(name, ranks, [HERE, "-k", chosen], tmp_path, seconds=400)
     assert ended.passed()
