@@ -241,6 +241,10 @@ class Evaluation(BatchwiseEvaluation):
     def _result(self, vectors: list[Any]) -> dict[str, float]:
         total = self._total(vectors)
         logs = self._logs(total)
+        if self._unpacked(total).weights:
+            # Keras' mean over batches by their rows, each divided by its own weight.
+            parts = [(v[0], self._loss(v)) for v in (v.numpy() for v in vectors)]
+            logs["loss"] = float(sum(rows * loss for rows, loss in parts) / total[0])
         state = self._unpacked(total).metrics
         keras_compat.write_metrics(self.model, state, logs["loss"], total[0])
         if keras_compat.loss_trackers(self.model) and vectors:
@@ -277,13 +281,16 @@ class Evaluation(BatchwiseEvaluation):
         return self.backend.all_reduce([local])[0]
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
-        rows, sums = total[0], self._unpacked(total)
+        metrics = self._unpacked(total).metrics
+        logs = {"loss": self._loss(total)}
+        return logs | keras_compat.metric_results(self.model, metrics)
+
+    def _loss(self, vector: np.ndarray) -> float:
+        """The loss of the rows of a vector."""
+        rows, sums = vector[0], self._unpacked(vector)
         planned, *weighed = sums.losses
-        loss = planned / rows + sum(
-            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
-        )
-        logs = {"loss": float(loss)}
-        return logs | keras_compat.metric_results(self.model, sums.metrics)
+        pairs = zip(weighed, sums.weights, strict=True)
+        return float(planned / rows + sum(t / w if w else 0.0 for t, w in pairs))
 
     def _output_losses(self, vector: np.ndarray) -> dict[str, float]:
         """The losses of single outputs, over one batch."""
