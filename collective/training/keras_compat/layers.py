@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -81,6 +81,27 @@ def replace_layer_calls(
         mock.patch.object(keras.layers.Layer, "__call__", call),
         mock.patch.object(Function, "_run_through_graph", run),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def around_layer_calls(
+    layers: Sequence[keras.Layer], one: Callable[[keras.Layer, Any, Any, Any], Any]
+) -> Iterator[None]:
+    """Inside, replaces how these layers are called.
+
+    Args:
+        one: Takes the layer, a function that calls it, arguments and keywords.
+    """
+    chosen = set(map(id, layers))
+    plain = keras.layers.Layer.__call__
+
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in chosen:
+            return plain(self, *args, **kwargs)
+        return one(self, lambda *a, **k: plain(self, *a, **k), args, kwargs)
+
+    with mock.patch.object(keras.layers.Layer, "__call__", call):
         yield
 
 
