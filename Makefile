@@ -111,7 +111,8 @@ test-faults: core
 
 # Random faults at random moments: SECONDS=300 SEED=1.
 chaos: core
-	$(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(KINDS),--kinds $(KINDS))
 
 # A long training whose ranks join and leave: SOAK_STEPS=1000 SOAK_SEED=1.
 soak: core

@@ -310,7 +310,14 @@ class SummedInGraph(Backend):
         return result
 
 
-class MatchedByOrder(Backend):
+class OneAtATime(Backend):
+    """A backend where a collective of a function may not begin again before it has ended.
+
+    TensorFlow runs the iterations of a loop side by side where it can.
+    """
+
+
+class MatchedByOrder(OneAtATime):
     """A backend whose collectives match by their order: ranks must agree on it."""
 
     @abstractmethod

@@ -79,8 +79,12 @@ class Extended(tf_internal.MirroredExtended):
         strategy = self._container_strategy()
         variable = variables.adapted(strategy, variable)
         if isinstance(variable, variables.WrittenByReplicas | variables.ReadTogether):
-            self._written.append(weakref.ref(variable))
+            self.keep_written(variable)
         return variable
+
+    def keep_written(self, variable: Any) -> None:
+        """Adds a variable that replicas write; every process makes it at its turn."""
+        self._written.append(weakref.ref(variable))
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

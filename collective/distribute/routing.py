@@ -8,6 +8,7 @@ uneven shards as even ones, and fails on an uneven first batch. So these calls r
 from __future__ import annotations
 
 from collective.backends.base import Backend
+from collective.distribute.saving import replace_savers
 from collective.distribute.scope import strategy_of
 from collective.training.unedited.calls import are_replaced, replace_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
@@ -19,7 +20,7 @@ _jobs: list[Job] = []  # as long as the process
 def route(backend: Backend) -> None:
     """Replaces the calls, for models of our strategies alone; a second call does nothing.
 
-    ``tf.train.Checkpoint`` also: all ranks of a program write to the same path.
+    ``tf.train.Checkpoint`` and Keras' ``save`` also: all ranks write to the same path.
     """
     if _jobs or are_replaced():
         return
@@ -27,4 +28,5 @@ def route(backend: Backend) -> None:
     replace_calls(job, {}, lambda model: strategy_of(model) is not None)
     if backend.size > 1:
         replace_checkpoint_writer(job)
+        replace_savers(job)
     _jobs.append(job)

@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective.distribute import tf_internal
@@ -25,15 +26,32 @@ from collective.errors import CollectiveError
 MEAN = tf.distribute.ReduceOp.MEAN
 NONE = tf.VariableAggregation.NONE
 FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
+# Asked for before there are replicas, as by a copy and by Keras.
+_NOT_OF_REPLICAS = {
+    "_values",
+    "_primary",
+    "_use_resource_variables",
+    "_attribute_sentinel",
+    "_distributed_container",
+}
+_READS = {"sparse_read", "gather_nd"}
 
 
 class _Kept:
     """How ``tf.train.Checkpoint`` keeps a variable: as its value outside of replicas.
 
-    Without these two, a variable that a Keras variable holds would be kept as the value
+    Without the last two, a variable that a Keras variable holds would be kept as the value
     of the first replica of the process that writes: they are looked up on that replica's
     own variable where this class has none.
     """
+
+    written = False  # by a replica, in a function that was traced or has run
+
+    def __deepcopy__(self: Any, memo: Any) -> Any:
+        copied = super().__deepcopy__(memo)  # type: ignore[misc]
+        copied.written = self.written
+        self._distribute_strategy.extended.keep_written(copied)
+        return copied
 
     def _serialize_to_tensors(self: Any) -> dict[str, Any]:
         device = self._primary.device
@@ -71,8 +89,6 @@ class ReadTogether(_Kept, tf_internal.SyncOnReadVariable):
 class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
     """A variable without aggregation that is not trained."""
 
-    written = False  # by a replica, in a function that was traced or has run
-
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         self.written = True
         return super()._update_replica(update_fn, value, **kwargs)
@@ -86,11 +102,32 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
             parts = tf_internal.PerReplica(tuple(v.read_value() for v in self.values))
             return self._distribute_strategy.reduce(MEAN, parts, axis=None)
 
+    def _get(self) -> Any:
+        """As TensorFlow's of ``ON_READ``: without a scope, that of its strategy.
+
+        Otherwise what reads a variable outside of the scope, as Keras' files and
+        ``model(x)`` do, would take the first replica of this process for the value.
+        """
+        inside = tf.distribute.has_strategy()
+        strategy = self._distribute_strategy
+        with contextlib.nullcontext() if inside else strategy.scope():
+            return super()._get()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The value outside of replicas, as ``numpy``."""
+        return np.array(self.numpy(), dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        """What this class has not, of this replica's own variable: no value is read."""
+        if name.startswith("_self_") or name in _NOT_OF_REPLICAS:
+            raise AttributeError(name)
+        if name in _READS and not _in_replica():
+            raise AttributeError(name)  # TensorFlow reads the whole value instead
+        return getattr(self._get_on_device_or_primary(), name)
+
     def value(self) -> Any:
         """This replica's; outside of replicas the mean."""
-        if tf.distribute.in_cross_replica_context():
-            return self._get()
-        return super().value()
+        return super().value() if _in_replica() else self._get()
 
     def average(self) -> None:
         """Gives every replica the mean; every process calls it."""
@@ -107,6 +144,11 @@ def adapted(strategy: Any, variable: Any) -> Any:
     if own and variable.aggregation == NONE and variable.dtype.is_floating:
         return WrittenByReplicas(strategy, variable.values, variable.aggregation)
     return variable
+
+
+def _in_replica() -> bool:
+    """Whether a replica of a strategy runs; none does outside of a scope."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 @contextlib.contextmanager

@@ -2,11 +2,12 @@
 
 A signal to a process group does not reach a process that has called ``setsid``. So each
 rank has a mark of its own in its environment, which all that it starts inherits, and what
-still has the mark when the rank has ended is killed. This needs no privileges and no
-cgroup, and works when the launcher itself was killed.
+still has the mark when the rank has ended is killed. This needs no privileges, and works
+when the launcher itself was killed. A program that empties its environment has no mark any
+more; where this process may make a cgroup, each rank runs in one (``cgroups``), which
+nothing that it starts leaves.
 
-What is to outlive the job is started without the mark: ``env -u COLLECTIVE_CONTAINED
-program``.
+What is to outlive the job is started with an empty mark: ``COLLECTIVE_CONTAINED= program``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import contextlib
 import os
 import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+from collective.launch import cgroups
 
 VARIABLE = "COLLECTIVE_CONTAINED"
 
@@ -42,21 +46,35 @@ def find(mark: str) -> set[int]:
     wanted = f"{VARIABLE}={mark}".encode()
     found = set()
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        # It may have ended, or belong to another user.
-        with contextlib.suppress(OSError):
-            variables = Path(f"/proc/{name}/environ").read_bytes()
-            if any(each.startswith(wanted) for each in variables.split(b"\0")):
-                found.add(int(name))
+        if name.isdigit() and any(each.startswith(wanted) for each in _variables(name)):
+            found.add(int(name))
     return found
 
 
-def kill(mark: str) -> None:
-    """Kills every process whose mark begins so, and what these start meanwhile."""
+def _variables(pid: int | str) -> Iterator[bytes]:
+    # It may have ended, or belong to another user.
+    with contextlib.suppress(OSError):
+        yield from Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def _is_to_stay(pid: int) -> bool:
+    return f"{VARIABLE}=".encode() in _variables(pid)
+
+
+def kill(mark: str, seconds: float = 0.0) -> None:
+    """Kills every process of a rank whose mark begins so, and what these start meanwhile.
+
+    Args:
+        mark: Of one rank, or of all ranks of a supervisor.
+        seconds: How long to wait for the end of what is in their cgroups.
+    """
     killed: set[int] = set()
     while found := find(mark) - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         killed |= found
+    groups = cgroups.find(mark)
+    for group in groups:
+        cgroups.kill(group, keep=_is_to_stay)
+    cgroups.remove(groups, seconds)

@@ -72,24 +72,24 @@ class Discovery:
                     self._print_once(str(error))
 
     def _run_script(self) -> list[hosts.Host]:
-        self._process = process = subprocess.Popen(
-            ["sh", "-c", self.script],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # with a process group, to be killed as a whole
-        )
-        try:
-            output, _ = process.communicate(timeout=_SCRIPT_SECONDS)
-        except subprocess.TimeoutExpired:
-            processes.signal_group(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
+        with processes.in_memory() as output:
+            self._process = process = subprocess.Popen(
+                ["sh", "-c", self.script],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                start_new_session=True,  # with a process group, to be killed as a whole
+            )
+            if processes.wait(process, _SCRIPT_SECONDS) is None:
+                processes.signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            text = output.read()
         if process.returncode:
             raise UsageError(
                 f"--host-discovery-script {self.script} failed: exit code "
                 f"{process.returncode}",
                 hint="a command that prints a line like 'localhost:4' for each host",
             )
-        text = output.decode(errors="replace")
         found = hosts.parse(text, self.script) if text.strip() else []
         return [
             dataclasses.replace(host, slots=host.slots or self._slots_per_host or 1)

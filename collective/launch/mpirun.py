@@ -33,6 +33,7 @@ _CALL_BACK_SECONDS = 5
 # How long mpirun may live after the first failure. Open MPI ends the other ranks itself,
 # at once, but its mpirun may stay; MPICH leaves the other ranks if one has just exited.
 _STAY_SECONDS = 2.0
+_ROOM = 1 << 20  # bytes that mpirun needs in the folder for temporary files, and more
 
 
 class MpirunSupervisor(Supervisor):
@@ -235,6 +236,16 @@ class MpirunSupervisor(Supervisor):
         if self.relay.lost_hosts or (unfinished and self.exit_code == 0):
             return self._report_lost_host(unfinished)
         super()._report()
+
+    def _hint(self) -> str:
+        """Without room for its files mpirun gives only a number."""
+        folder = os.environ.get("TMPDIR", "/tmp")
+        with contextlib.suppress(OSError):
+            if not self.relay.started and shutil.disk_usage(folder).free < _ROOM:
+                return (
+                    f"{folder} is full: make room, or TMPDIR=DIR names another folder"
+                )
+        return ""
 
     def _network_hint(self) -> str:
         """What to do where Open MPI chose a network that does not join the hosts."""

@@ -11,13 +11,13 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from collective.errors import printable
+from collective.running_time import Deadline
 
 KEPT_LINES = 200
 KEPT_CHARACTERS = 4096  # of each kept line
@@ -90,15 +90,16 @@ class RankOutput:
         for thread in self._threads:
             thread.start()
 
-    def finish(self, deadline: float) -> None:
+    def finish(self, deadline: Deadline) -> None:
         """Waits for the rest of the output.
 
         Args:
-            deadline: On the monotonic clock: a process that outlives its rank, as after
-                ``setsid``, may hold a pipe open for ever.
+            deadline: A process that outlives its rank, as after ``setsid``, may hold a
+                pipe open for ever.
         """
         for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
+            while thread.is_alive() and not deadline.passed():
+                thread.join(deadline.pause())
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.flush()

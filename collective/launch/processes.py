@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from collective.launch import containment
+from collective.launch import cgroups, containment
 from collective.running_time import Deadline
 
 _LIBC = ctypes.CDLL(None)
@@ -28,6 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 _CLOSE = "close\n"  # to the watchdog
 _SHOWN_CHILDREN = 3
+_KILLED_SECONDS = 5.0  # that what was killed may take to end
 _STATES = {
     "D": "uninterruptible or frozen",
     "t": "traced",
@@ -37,10 +38,15 @@ _STATES = {
 # What in_child does, without Python code in a fork of a process that has threads.
 _BY_EXEC = f"""
 import ctypes, os, sys
-parent, number, *command = sys.argv[1:]
+parent, number, group, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(number))
 if os.getppid() != int(parent):
     os._exit(1)
+if group:
+    try:
+        open(group + "/cgroup.procs", "w").write("0")
+    except OSError:
+        pass
 os.execvp(command[0], command)
 """
 
@@ -57,6 +63,7 @@ def start(
     on_parent_death: signal.Signals = signal.SIGKILL,
     has_threads: bool = False,
     cores: Sequence[int] = (),
+    cgroup: Path | None = None,
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
     """Starts a program as the leader of a new session and process group.
@@ -67,6 +74,7 @@ def start(
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.
+        cgroup: The cgroup that it runs in, if that is permitted.
         **popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
@@ -76,12 +84,15 @@ def start(
     if has_threads:
         number = str(int(on_parent_death))
         before = [sys.executable, "-I", "-S", "-c", _BY_EXEC, str(parent), number]
+        before.append(str(cgroup or ""))
         command = [*before, *command]
 
     def in_child() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, on_parent_death)
         if cores:
             os.sched_setaffinity(0, cores)
+        if cgroup:
+            cgroups.enter(cgroup)
         if os.getppid() != parent:  # it died before prctl
             os._exit(1)
 
@@ -95,6 +106,12 @@ def start(
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
+
+
+def unless_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals, without SIGHUP where ``nohup`` has it ignored: it is to stay so."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [each for each in numbers if not (ignored and each == signal.SIGHUP)]
 
 
 def signal_group(leader: int, number: int) -> bool:
@@ -208,35 +225,49 @@ class Result:
     error: str = ""
 
 
+def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
+    """Returns the exit code of a process; None if it has not ended in time."""
+    deadline = Deadline(seconds)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(deadline.pause())
+        if deadline.passed():
+            return None
+
+
+def in_memory(text: str = "") -> IO[str]:
+    """A file without a name, to be read from its beginning.
+
+    As what a command writes to, it is better than a pipe: a daemon that the command leaves
+    behind, as ssh does with ControlPersist, may hold a pipe open for ever.
+    """
+    file = open(  # noqa: SIM115
+        os.memfd_create("collective", os.MFD_CLOEXEC), "w+", errors="replace"
+    )
+    file.write(text)
+    file.seek(0)
+    return file
+
+
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
     """Runs a command, and kills it with all that it has started at a deadline.
 
-    All users of the machine see the command, but not what it reads from ``stdin``.
+    All users of the machine see the command, but not what it reads from ``stdin``. What it
+    leaves running is not waited for.
     """
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        return Result(None, error=f"{command[0]}: {error.strerror}")
-    deadline, given = Deadline(seconds), stdin or None
-    while True:
+    with in_memory(stdin) as given, in_memory() as out, in_memory() as errors:
         try:
-            out, errors = process.communicate(given, deadline.pause())
-            break
-        except subprocess.TimeoutExpired:
-            given = None  # it has it already
-            if not deadline.passed():
-                continue
+            process = subprocess.Popen(command, stdin=given, stdout=out, stderr=errors)
+        except OSError as error:
+            return Result(None, error=f"{command[0]}: {error.strerror}")
+        code = wait(process, seconds)
+        if code is None:
             kill_tree(process.pid)
-            process.communicate()
+            process.wait()
             return Result(None, error=f"no answer in {seconds:g} s")
-    return Result(process.returncode, out, " ".join(errors.split()))
+        for written in (out, errors):
+            written.seek(0)
+        return Result(code, out.read(), " ".join(errors.read().split()))
 
 
 class Watchdog:
@@ -283,17 +314,19 @@ def _watch(reading: int) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    mark_of: dict[int, str] = {}  # by the process group
+    # Daemons of a rank may outlive it until the job ends: its mark is kept.
+    groups, marks = set[int](), set[str]()
     with os.fdopen(reading) as messages:
         for line in messages:
             if line == _CLOSE:
                 return
             group, _, mark = line[1:].rstrip().partition(" ")
             if line[0] == "+":
-                mark_of[int(group)] = mark
+                groups.add(int(group))
+                marks.add(mark)
             else:
-                mark_of.pop(int(group), None)
-    for leader in mark_of:
+                groups.discard(int(group))
+    for leader in groups:
         signal_group(leader, signal.SIGKILL)
-    for mark in filter(None, mark_of.values()):
-        containment.kill(mark)
+    for mark in filter(None, marks):
+        containment.kill(mark, _KILLED_SECONDS)

@@ -22,7 +22,7 @@ from types import FrameType
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
-from collective.launch import containment, processes
+from collective.launch import cgroups, containment, memory_kills, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.output import (
@@ -32,7 +32,7 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
-from collective.running_time import Lasting
+from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -92,6 +92,7 @@ class Supervisor:
         self.undead, self.killed = Undead(), set[int]()
         self.marks = containment.Marks()
         self.mark_of: dict[int, str] = {}  # by pid
+        self.memory_kills = memory_kills.count()
         self.grace = Lasting(GRACE_SECONDS)
         self.lingering = membership and Lingering(membership, end_seconds)
 
@@ -117,8 +118,10 @@ class Supervisor:
             0 if each returned 0; else the exit code of the first that failed, or 128 +
             the signal that ended it; 2 if the program cannot be started.
         """
-        for number in SIGNALS:
+        for number in processes.unless_nohup(SIGNALS):
             signal.signal(number, self._forward)
+        if self.contains:
+            signal.signal(signal.SIGTSTP, self._suspend)
         self.watchdog = processes.Watchdog()
         try:
             for spec in self.specs:
@@ -135,8 +138,8 @@ class Supervisor:
         finally:
             self._signal_all(signal.SIGKILL)
             if self.contains:
-                containment.kill(self.marks.job)
-            deadline = time.monotonic() + GRACE_SECONDS
+                containment.kill(self.marks.job, GRACE_SECONDS)
+            deadline = Deadline(GRACE_SECONDS)
             for output in self.outputs.values():
                 output.finish(deadline)
             self.undead.report(GRACE_SECONDS)
@@ -159,6 +162,7 @@ class Supervisor:
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
+            cgroup=cgroups.make(mark) if mark else None,
             env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,
@@ -248,10 +252,15 @@ class Supervisor:
         """What follows from a failure, for the message."""
         return "; ending the other ranks" if self.processes else ""
 
+    def _hint(self) -> str:
+        """What to type after a failure; empty for what is known of such an end."""
+        return ""
+
     def _report(self) -> None:
         if self.failed:
             rank, how = self.failed
-            report_failure(self._name(rank), how, self.outputs[rank].unseen_errors)
+            errors = self.outputs[rank].unseen_errors
+            report_failure(self._name(rank), how, errors, self._hint())
 
     # What they use.
 
@@ -272,6 +281,8 @@ class Supervisor:
         if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
             self.failed = (rank, how)
+        if code == -signal.SIGKILL and memory_kills.count() > self.memory_kills:
+            consequence += memory_kills.HINT
         print_message(f"{self._name(rank)} ended {how}{consequence}")
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
@@ -281,6 +292,12 @@ class Supervisor:
         if number == signal.SIGHUP and self.elastic:
             number = signal.SIGTERM
         self._end(signal.Signals(number))
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z stops the ranks with this process, and they continue with it."""
+        self._signal_all(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_all(signal.SIGCONT)
 
     def _end(self, number: signal.Signals) -> None:
         """Signals every process, and kills those that still run after a while."""

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import tempfile
 from collections.abc import Callable
 from types import TracebackType
 
@@ -110,7 +111,11 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     if not faulthandler.is_enabled():
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
             faulthandler.enable()  # shows the Python line of a crash in C
-    watch.begin(environment, _folder() or os.getcwd())
+    folder = _folder()
+    if not folder:
+        with contextlib.suppress(FileNotFoundError):  # the working directory is gone
+            folder = os.getcwd()
+    watch.begin(environment, folder or tempfile.gettempdir())
     atexit.register(close)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from collective.errors import CollectiveError, UsageError
 from collective.launch.agents import function
+from collective.running_time import Deadline
 
 _POLL_SECONDS = 0.2
 
@@ -92,12 +92,12 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
 
 def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
     """Waits for the stage to end, and at first for all its tasks to start."""
-    deadline = time.monotonic() + request.seconds
+    deadline = Deadline(request.seconds)
     started = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         started = started or _running(context, group) >= request.tasks
-        if not started and time.monotonic() > deadline and thread.is_alive():
+        if not started and deadline.passed() and thread.is_alive():
             raise UsageError(
                 f"Spark has not {request.tasks} tasks free at once within "
                 f"{request.seconds} s",

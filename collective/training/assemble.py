@@ -249,7 +249,7 @@ def make_step(
     if coupling:
         local_sums = _coupled_sums(prepared, backend, spec, options, plan, maybe_empty)
     else:
-        local_sums = _micro_batches(prepared, backend, spec, options, maybe_empty)
+        local_sums = _micro_batches(prepared, backend, spec, options, plan, maybe_empty)
     if virtual is not None:
         assert isinstance(local_sums, MicroBatches)
         local_sums = PieceSums(virtual, backend, local_sums, dtype)
@@ -273,6 +273,7 @@ def _micro_batches(
     backend: Backend,
     spec: Batch,
     options: FitOptions,
+    plan: StepPlan,
     maybe_empty: bool,
 ) -> MicroBatches:
     """A pass over each micro-batch of a replica, or of a virtual one."""
@@ -286,6 +287,7 @@ def _micro_batches(
         Draws(prepared, seed, by_piece),
         (pieces, options.accumulate),
         recompute_blocks if options.recompute else None,
+        plan,
     )
     jit_compile = options.jit_compile is True
     return MicroBatches(
@@ -310,7 +312,7 @@ def _coupled_sums(
     )
     return CoupledSums(
         backend,
-        Forward(prepared, draws, pieces),
+        Forward(prepared, draws, pieces, plan=plan),
         make,
         spec,
         metrics=MetricState(prepared.model) if plan.gather_metrics else None,
@@ -371,8 +373,9 @@ def make_evaluation(
     """
     if has_own_step(prepared):
         return CustomEvaluation(prepared, backend, inputs, steps)
-    if plan is None or not (plan.gather_loss or plan.gather_metrics):
-        return Evaluation(prepared, backend, inputs, steps)
+    plan = plan or StepPlan()
+    if not (plan.gather_loss or plan.gather_metrics or plan.whole_layers):
+        return Evaluation(prepared, backend, inputs, steps, plan=plan)
     compatibility.check({"coupled"}, backend)
     sums = CoupledTestSums(prepared, backend, plan)
     return Evaluation(prepared, backend, inputs, steps, sums)

@@ -81,6 +81,9 @@ class TrainingData:
         if given.validation is not None:
             size, most = given.validation_batch_size, arguments.validation_steps
             validation = open_inputs(given.validation, backend, size, most)
+        for opened in (inputs, validation):
+            if isinstance(opened, Batches):
+                opened.begin_as_keras()
         return cls(inputs, validation, backend, virtual)
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ on this host or on two hosts of the lab, and strikes it once: from without, in t
 a rank, or on the network. Afterwards it has gone on or ended as
 docs/reference/reliability.md says, with the losses of one process, and nothing of it is
 left. A round that finds something else is shown with its seed:
-``python -m tests.chaos --seed SEED --rounds 1`` repeats it.
+``python -m tests.chaos --seed SEED --rounds 1`` repeats it. ``--kinds NAME ...`` draws from
+some kinds alone; to repeat what it finds, give the same ones.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from collective import recorder
@@ -40,20 +42,25 @@ PACE = "0.2"  # that a step takes longer, so that many strikes hit one
 EXCEPTED = "before it had joined the job"
 
 
-def catalogue(lab: Lab | None) -> dict[str, Chaos]:
-    """What may happen here."""
+def catalogue(lab: Lab | None, only: Sequence[str] = ()) -> dict[str, Chaos]:
+    """What may happen here, or those of the given kinds that may."""
     all_ = {**kinds.CATALOGUE, **(hosts.CATALOGUE if lab else {})}
-    return {name: kind for name, kind in all_.items() if not kind.needs()}
+    return {
+        name: kind
+        for name, kind in all_.items()
+        if not kind.needs() and (not only or name in only)
+    }
 
 
-def one_round(seed: int, folder: Path, lab: Lab | None) -> tuple[str, str]:
-    """Returns the kind of fault, and what was tried.
+def one_round(
+    seed: int, folder: Path, lab: Lab | None, found: Mapping[str, Chaos]
+) -> tuple[str, str]:
+    """Returns the kind of fault, drawn from those of ``found``, and what was tried.
 
     Raises:
         AssertionError: If something was found.
     """
     rng = random.Random(seed)
-    found = catalogue(lab)
     name = rng.choice(sorted(found))
     chaos = found[name]
     backend = rng.choice(["native", "native", "mpi"])
@@ -120,6 +127,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--rounds", type=int, default=1_000_000)
+    parser.add_argument(
+        "--kinds", nargs="+", default=[], choices=[*kinds.CATALOGUE, *hosts.CATALOGUE]
+    )
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.seconds
     found, rounds, tried = 0, 0, Counter[str]()
@@ -128,13 +138,14 @@ def main(arguments: list[str] | None = None) -> int:
         if why_not:
             print(f"no hosts: {why_not}", flush=True)
         lab = None if why_not else stack.enter_context(hosts.made())
+        possible = catalogue(lab, options.kinds)
         for seed in range(options.seed, options.seed + options.rounds):
             if time.monotonic() > deadline:
                 break
             rounds += 1
             with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
                 try:
-                    name, what = one_round(seed, Path(folder), lab)
+                    name, what = one_round(seed, Path(folder), lab, possible)
                     tried[name] += 1
                     print(f"seed {seed}: {what}", flush=True)
                 except AssertionError:

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 
 from tests.chaos.kinds import Chaos
-from tests.faults.job import Job
+from tests.faults.job import PATIENCE, Job
 from tests.hosts import lab, switch
 from tests.hosts.lab import NETWORK, Lab
 
-HEARTBEAT, TIMEOUT = 5, 30
-_SECONDS = 100.0  # until a job counts as hanging
+HEARTBEAT, START_TIMEOUT, TIMEOUT = 5, 60, 30
 # Of the test's own variables mpirun takes along what it is told to.
 PASSED = ("FAULT", "FAULT_FOLDER", "FAULT_PACE", "FAULT_SECONDS", "TMPDIR")
 
@@ -35,6 +34,7 @@ def command(hosts: Lab, words: list[str]) -> list[str]:
     return hosts.ours(
         "collective.launch",
         *("-H", f"{NETWORK}.1:2,{NETWORK}.2:1", "--heartbeat", str(HEARTBEAT)),
+        *("--start-timeout", str(START_TIMEOUT)),
         *(f"--mpi-args={passed}", *words),
     )
 
@@ -56,7 +56,7 @@ def _signals(*numbers: signal.Signals, pause: float) -> Callable[[Job, int], Non
 
 
 def _network(
-    seconds: float = _SECONDS, **changed: object
+    seconds: float = PATIENCE, **changed: object
 ) -> Callable[[Job, int], None]:
     """It is as bad as that for so long, or until the job ends."""
 
@@ -72,7 +72,7 @@ def _network(
 def _until_end(job: Job) -> None:
     """What is left on a host that nobody reaches is not for the launcher to end."""
     with contextlib.suppress(Exception):
-        job.launcher.wait(_SECONDS)
+        job.launcher.wait(PATIENCE)
         assert job.hosts is not None
         job.hosts.end_all()
 

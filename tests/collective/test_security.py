@@ -446,4 +446,5 @@ def test_a_script_sees_what_python_alone_shows_it(
     alone = processes.run([sys.executable, str(script)], 60).out
     ours = command_line.parse(["--keras", str(script)]).command
     single = [*ours[:4], "--backend", "single", *ours[4:]]
-    assert processes.run(single, 60).out == alone
+    found = processes.run(single, 300)  # it imports TensorFlow, maybe on a busy machine
+    assert found.out == alone, found

@@ -19,7 +19,8 @@ from pathlib import Path
 from tests import launch
 from tests.hosts.lab import Lab
 
-PATIENCE = 120.0  # seconds until a job counts as hanging
+# Seconds until a job counts as hanging: more on a machine that has much else to do.
+PATIENCE = float(os.environ.get("FAULT_PATIENCE", "120"))
 MARK = "FAULT_FOLDER"
 
 

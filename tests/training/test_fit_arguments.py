@@ -103,6 +103,40 @@ def test_arguments_of_compile(backend, words):
     both(backend, (X, Y), model(**words), epochs=2, batch_size=10)
 
 
+class Reshuffled(keras.utils.PyDataset):
+    """Batches in another order after each epoch, as users write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.order = np.random.default_rng(5), np.arange(len(X))
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        chosen = self.order[number * 8 : number * 8 + 8]
+        return X[chosen], Y[chosen]
+
+    def on_epoch_end(self):
+        self.rng.shuffle(self.order)
+
+
+def test_a_data_set_that_shuffles_itself(backend):
+    """Keras calls its ``on_epoch_end`` once before the first epoch, and of ``evaluate``."""
+    made = []
+
+    def data():
+        made.append(Reshuffled())
+        return (made[-1],)
+
+    got = both(backend, data, epochs=2)
+    theirs, ours = made
+    np.testing.assert_array_equal(ours.order, theirs.order)
+    collective.evaluate(got.model, ours, backend=backend, verbose=0)
+    theirs.on_epoch_end(), theirs.on_epoch_end()
+    np.testing.assert_array_equal(ours.order, theirs.order)
+
+
 def recorder():
     """A callback that overrides every hook, and the list of calls."""
     calls: list = []

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from collective.launch.processes import unless_nohup
+
 _LIBC = ctypes.CDLL(None)
 _PDEATHSIG, _SUBREAPER = 1, 36
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -44,7 +46,7 @@ def guarded(main: Callable[[], int]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    for each in FORWARDED:
+    for each in unless_nohup(FORWARDED):
         signal.signal(each, lambda number, _: os.kill(child, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     code = _wait(child)

@@ -22,6 +22,7 @@ from collective.launch.agents.shell import (
     STDIN,
     STDOUT,
 )
+from collective.launch.processes import unless_nohup
 from collective.net import shared_secret
 from collective.running_time import Deadline
 
@@ -46,7 +47,7 @@ async def run(settings: Settings) -> int:
         if not stopped.done():
             stopped.set_result(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in unless_nohup((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
         loop.add_signal_handler(number, stop, number)
     await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     if ended.done():

@@ -84,6 +84,8 @@ def evaluate(
         if stacks and backend.most_replicas > 1:
             data = stacked(data, backend.most_replicas)
         inputs = open_inputs(data, backend, batch_size, steps)
+        if isinstance(inputs, Batches):
+            inputs.begin_as_keras()
         if not isinstance(model, keras.Model) or not model.compiled:
             raise UsageError(
                 "evaluate needs a compiled keras.Model",

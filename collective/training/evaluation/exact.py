@@ -37,6 +37,7 @@ from collective.training.step.inputs import (
 )
 from collective.training.step.metric_state import MetricState
 from collective.training.step.passes import TracedPass
+from collective.training.step.plan import StepPlan
 from collective.training.step.report import cut
 from collective.training.step.rows import rows_of, without_none
 
@@ -143,10 +144,17 @@ class TestSums:
     counts_replicas = False
     metrics: MetricState | None = None
 
-    def __init__(self, prepared: PreparedModel, backend: Backend, spec: Batch):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        spec: Batch,
+        plan: StepPlan | None = None,
+    ):
         rows = spec.global_rows
         signature = weight_specs(prepared), rows_of(spec), rows, rows
-        forward = Forward(prepared, Draws(prepared), pieces_of(backend))
+        draws, pieces = Draws(prepared), pieces_of(backend)
+        forward = Forward(prepared, draws, pieces, plan=plan)
         self._pass = TracedPass(forward.test, signature)
         warn_of_dropped(self._pass.found, backend)
 
@@ -188,6 +196,7 @@ class Evaluation(BatchwiseEvaluation):
         sums: The sums over a replica's rows; by default ``TestSums``. With others, loss
             and metrics may be those of whole batches; then the result depends on the
             size of these, as in Keras.
+        plan: How ``TestSums`` computes the loss.
     """
 
     def __init__(
@@ -197,10 +206,11 @@ class Evaluation(BatchwiseEvaluation):
         inputs: Input | Batches,
         steps: int | None = None,
         sums: TestSums | None = None,
+        plan: StepPlan | None = None,
     ):
         super().__init__(prepared, backend, inputs, steps)
         spec = without_none(self.input.spec)
-        self._sums = sums or TestSums(prepared, backend, spec)
+        self._sums = sums or TestSums(prepared, backend, spec, plan)
         self._metric_state = self._sums.metrics
         self._shapes: Sums
         self._signature = spec, tf.TensorSpec([None], tf.float64)
@@ -229,7 +239,14 @@ class Evaluation(BatchwiseEvaluation):
         return self.backend.call(self._run, (without_none(batch), metrics))
 
     def _result(self, vectors: list[Any]) -> dict[str, float]:
-        logs = self._logs(self._total(vectors))
+        total = self._total(vectors)
+        logs = self._logs(total)
+        if self._unpacked(total).weights:
+            # Keras' mean over batches by their rows, each divided by its own weight.
+            parts = [(v[0], self._loss(v)) for v in (v.numpy() for v in vectors)]
+            logs["loss"] = float(sum(rows * loss for rows, loss in parts) / total[0])
+        state = self._unpacked(total).metrics
+        keras_compat.write_metrics(self.model, state, logs["loss"], total[0])
         if keras_compat.loss_trackers(self.model) and vectors:
             # Keras' means over batches, however many rows they have.
             by_batch = [self._output_losses(vector.numpy()) for vector in vectors]
@@ -264,13 +281,16 @@ class Evaluation(BatchwiseEvaluation):
         return self.backend.all_reduce([local])[0]
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
-        rows, sums = total[0], self._unpacked(total)
+        metrics = self._unpacked(total).metrics
+        logs = {"loss": self._loss(total)}
+        return logs | keras_compat.metric_results(self.model, metrics)
+
+    def _loss(self, vector: np.ndarray) -> float:
+        """The loss of the rows of a vector."""
+        rows, sums = vector[0], self._unpacked(vector)
         planned, *weighed = sums.losses
-        loss = planned / rows + sum(
-            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
-        )
-        logs = {"loss": float(loss)}
-        return logs | keras_compat.metric_results(self.model, sums.metrics)
+        pairs = zip(weighed, sums.weights, strict=True)
+        return float(planned / rows + sum(t / w if w else 0.0 for t, w in pairs))
 
     def _output_losses(self, vector: np.ndarray) -> dict[str, float]:
         """The losses of single outputs, over one batch."""

@@ -84,6 +84,13 @@ class Batches(Feed):
         self._tape = self._new_tape()
         host_random.read_by(self)
 
+    def begin_as_keras(self) -> None:
+        """Ends an epoch before the first one, as ``fit`` and ``evaluate`` of Keras do.
+
+        A ``PyDataset`` that shuffles in ``on_epoch_end`` so has its second order at first.
+        """
+        self._keras.reset()
+
     def _new_tape(self) -> Tape[_Read]:
         return Tape(self._read_epoch, _KEPT if self._backend.elastic else _WHOLE)
 

@@ -15,7 +15,7 @@ import keras
 from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.utils import file_utils
-from tensorflow.python.checkpoint import functional_saver
+from tensorflow.python.checkpoint import checkpoint_management, functional_saver
 
 # Keras' functions and methods that write, each with its parameter for the path.
 _SAVERS = (
@@ -38,6 +38,11 @@ def savers() -> list[tuple[Any, str, str]]:
 def checkpoint_writer() -> type[Any]:
     """What writes the files of ``tf.train.Checkpoint``, by its method ``save``."""
     return functional_saver.MultiDeviceSaver
+
+
+def checkpoint_deleter() -> tuple[ModuleType, str]:
+    """What ``CheckpointManager`` deletes old files with: where it is, and its name."""
+    return checkpoint_management, "_delete_file_if_exists"
 
 
 def get_file() -> Callable[..., Any]:

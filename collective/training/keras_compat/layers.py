@@ -85,6 +85,27 @@ def replace_layer_calls(
         yield
 
 
+@contextlib.contextmanager
+def around_layer_calls(
+    layers: Sequence[keras.Layer], one: Callable[[keras.Layer, Any, Any, Any], Any]
+) -> Iterator[None]:
+    """Inside, replaces how these layers are called.
+
+    Args:
+        one: Takes the layer, a function that calls it, arguments and keywords.
+    """
+    chosen = set(map(id, layers))
+    plain = keras.layers.Layer.__call__
+
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in chosen:
+            return plain(self, *args, **kwargs)
+        return one(self, lambda *a, **k: plain(self, *a, **k), args, kwargs)
+
+    with mock.patch.object(keras.layers.Layer, "__call__", call):
+        yield
+
+
 def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
     def compute(values: dict[int, Any]) -> None:
         args, kwargs = node.arguments.fill_in(values)

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.training.keras_compat.model import tf_variable
+
 
 def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics that track the losses of single outputs, in the order of losses."""
@@ -95,6 +97,27 @@ def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
     """
     found = metrics(model)
     return _results(found, [v for m in found for v in m.variables], state)
+
+
+def write_metrics(
+    model: keras.Model, state: Sequence[Any], loss: float, rows: float
+) -> None:
+    """Gives the model's metrics the values that Keras' own step leaves in them.
+
+    Callbacks and scripts read them: a confusion matrix, the number of positives. Nothing
+    under a strategy of TensorFlow, where each replica has a part of a metric.
+
+    Args:
+        state: Of the variables of ``metrics(model)``.
+        loss: The mean over so many rows, which the metric of the loss has seen.
+    """
+    pairs = zip((v for m in metrics(model) for v in m.variables), state, strict=True)
+    found: list[tuple[keras.Variable, Any]] = list(pairs)
+    if (tracker := model._loss_tracker) is not None and tracker in model.metrics:
+        found += [(tracker.total, loss * rows), (tracker.count, rows)]
+    for variable, value in found:
+        if not isinstance(tf_variable(variable), tf.distribute.DistributedValues):
+            variable.assign(value)
 
 
 def all_results(

@@ -6,7 +6,7 @@ The lines of ``keras.Model.train_step`` and ``test_step``, up to the optimizer, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -38,6 +38,8 @@ class StepOutcome:
         weights: By index, the new values of trainable variables that layers assign.
         outside: Names of variables that are written and are none of the model's.
         added: The sum of the losses from ``add_loss`` and regularizers.
+        terms: Each of them, for each piece of the rows.
+        of_between: The gradients of what ``between`` gave, times the scale of the loss.
     """
 
     logs: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +50,8 @@ class StepOutcome:
     outside: list[str] = field(default_factory=list)
     added: float = 0.0
     adding: list[str] = field(default_factory=list)
+    terms: list[list[float]] = field(default_factory=list)
+    of_between: list[Any] = field(default_factory=list)
 
 
 class _Values(keras.StatelessScope):
@@ -96,6 +100,8 @@ def stock_step(
     training: bool,
     loss_scale: float = 1.0,
     pieces: Sequence[tuple[Any, float]] = (),
+    sums: Collection[int] = (),
+    between: Callable[[], list[Any]] = list,
 ) -> StepOutcome:
     """Keras' own step on some rows.
 
@@ -106,22 +112,27 @@ def stock_step(
             are divided by it.
         pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
             for each of them, and the loss and the metrics see the predictions of all.
+        sums: Places of added losses that are sums over rows.
+        between: Gives, after the forward pass, tensors of it whose gradients are wanted.
     """
     x = batch[0]
     with whole_losses(), tf.GradientTape() as tape:
         values = _Values(trainable, state, tape)
         with values:
             model.reset_metrics()
-            y_pred, added = _call(model, x, pieces, training, values)
+            y_pred, terms = _call(model, x, pieces, training, values)
+            added = _over_pieces(terms, pieces, sums)
             layers = model._flatten_layers()
             adding = [layer.name for layer in layers if layer._get_own_losses()]
             loss, metrics = _judged(model, batch, y_pred, added, pieces, training)
             scaled = tf.cast(loss, tf.float64) * loss_scale
             logs = numbers(metrics)
     gradients: list[np.ndarray | None] = []
+    of_between: list[Any] = []
     if training:
         versions = [values.versions[id(v)] for v in trainable]
-        gradients = _gradients(tape, scaled, versions, loss_scale)
+        found, of_between = tape.gradient(scaled, (versions, between()))
+        gradients = _dense_sums(found, loss_scale)
     own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
     return StepOutcome(
         logs=logs,
@@ -140,6 +151,8 @@ def stock_step(
         ],
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
+        of_between=of_between,
+        terms=[[float(tf.reduce_sum(v)) for v in term] for term in terms],
     )
 
 
@@ -178,7 +191,8 @@ def stock_tensors(
         values = _Values(trainable, state, tape)
         with values:
             model.reset_metrics()
-            y_pred, added = _call(model, batch[0], (), training, values)
+            y_pred, terms = _call(model, batch[0], (), training, values)
+            added = _over_pieces(terms, (), ())
             found = _judged(model, batch, y_pred, added, (), training)
     written = [values.get_current_value(v) for v in values.written.values()]
     return [t for t in tf.nest.flatten([y_pred, found, written]) if t is not None]
@@ -191,19 +205,34 @@ def _call(
     training: bool,
     values: _Values,
 ) -> tuple[Any, list[Any]]:
-    """Predictions for all rows, and the added losses."""
+    """Predictions for all rows, and of each added loss its value in each piece."""
     argument = {"training": training} if takes_training(model) else {}
     if not pieces:
-        return model(x, **argument), list(model.losses)
+        return model(x, **argument), [[loss] for loss in model.losses]
     predictions, losses = [], []
-    for rows, share in pieces:
+    for rows, _ in pieces:
         values.rewind()
         predictions.append(model(rows, **argument))
-        losses.append([loss * tf.cast(share, loss.dtype) for loss in model.losses])
-    return (
-        tf.nest.map_structure(_joined, *predictions),
-        [tf.add_n(parts) for parts in zip(*losses, strict=True)],
-    )
+        losses.append(list(model.losses))
+    joined = tf.nest.map_structure(_joined, *predictions)
+    return joined, [list(parts) for parts in zip(*losses, strict=True)]
+
+
+def _over_pieces(
+    terms: list[list[Any]], pieces: Sequence[tuple[Any, float]], sums: Collection[int]
+) -> list[Any]:
+    """Each added loss of all pieces together: their mean by rows, or their sum."""
+    if not pieces:
+        return [value for (value,) in terms]
+    return [
+        tf.add_n(
+            [
+                value * tf.cast(1.0 if place in sums else share, value.dtype)
+                for value, (_, share) in zip(values, pieces, strict=True)
+            ]
+        )
+        for place, values in enumerate(terms)
+    ]
 
 
 def _joined(*tensors: Any) -> tf.Tensor:
@@ -215,15 +244,12 @@ def _joined(*tensors: Any) -> tf.Tensor:
     return joined
 
 
-def _gradients(
-    tape: tf.GradientTape,
-    loss: tf.Tensor,
-    versions: list[list[tf.Tensor]],
-    loss_scale: float,
+def _dense_sums(
+    gradients: list[list[Any]], loss_scale: float
 ) -> list[np.ndarray | None]:
-    """The gradient of each trainable variable, over all values that it had."""
+    """The gradient of each trainable variable, from those of all values that it had."""
     found = []
-    for parts in tape.gradient(loss, versions):
+    for parts in gradients:
         dense = [
             tf.cast(tf.convert_to_tensor(g), tf.float64) for g in parts if g is not None
         ]

@@ -359,7 +359,14 @@ class RankZeroCallbacks(Observer):
 
     def _end_batches(self) -> None:
         averages = self.position.averages
-        self._batches.after(averages.logs if averages else dict, self._epoch)
+
+        def logs() -> dict[str, Any]:
+            if averages is None:
+                return {}
+            averages.write()
+            return averages.logs()
+
+        self._batches.after(logs, self._epoch)
 
 
 def _optimizer(model: keras.Model) -> keras.Optimizer | None:

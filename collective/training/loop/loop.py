@@ -168,6 +168,7 @@ class Loop:
             return
         if position.step == last < whole and not position.stopped:
             position.final = position.take()
+        position.averages.write()
         logs = position.averages.logs()
         if self.validate is not None and self.validated(epoch):
             logs |= self._validate(self.validate)

@@ -23,6 +23,7 @@ from collective.training.step.draws import Draws
 from collective.training.step.found import Found, LookUps
 from collective.training.step.inputs import Weights
 from collective.training.step.losses import LossSums, loss_sums
+from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows, or_none
 
 
@@ -88,6 +89,7 @@ class Forward:
         pieces: The most replicas there may be, and the micro-batches into which each
             cuts its rows: all start from the same weights and state.
         recompute: Has activations computed again instead of kept.
+        plan: Says which values of ``add_loss`` are sums over rows.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Forward:
         draws: Draws,
         pieces: tuple[int, int] = (1, 1),
         recompute: Recompute | None = None,
+        plan: StepPlan | None = None,
     ):
+        self.plan = plan or StepPlan()
         self.prepared = prepared
         self.model = prepared.model
         self.draws = draws
@@ -236,7 +240,8 @@ class Forward:
         """What metrics see, and the loss."""
         with scope, self._scalar_means(rows, global_rows):
             own = self._predict(rows, training)
-            return own, self._loss(own, self.model.losses, global_rows, training)
+            added = self._added(rows, global_rows)
+            return own, self._loss(own, added, global_rows, training)
 
     def _predict(self, rows: Rows, training: bool) -> Predicted:
         """Calls the model, inside the scope."""
@@ -244,6 +249,16 @@ class Forward:
         with self.prepared.layer_calls():
             y_pred = keras_compat.call(self.model, x, training)
         return Predicted(x, or_none(y), y_pred, or_none(sample_weight))
+
+    def _added(self, rows: Rows, global_rows: tf.Tensor) -> list[tf.Tensor]:
+        """Values of ``add_loss`` and regularizers, each as a mean over these rows."""
+        share, sums = _share(rows, global_rows), self.plan.added_sums
+        return [
+            tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
+            if place in sums
+            else value
+            for place, value in enumerate(self.model.losses)
+        ]
 
     def _loss(
         self,

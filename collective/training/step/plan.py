@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class StepPlan:
     """How the step computes what is not a sum over rows, and what travels in which form.
 
-    The check before the first step finds all but the last two.
+    The check before the first step finds all but ``as_rows`` and ``gather_look_ups``.
 
     Attributes:
         gather_loss: The loss couples rows of a batch: it is computed on the predictions
@@ -20,6 +20,10 @@ class StepPlan:
             embedding: how many a row of the batch has, rounded up.
         as_rows: Indices of those whose look-ups travel one by one, and are added up
             after the exchange: fewer bytes than the whole table.
+        added_sums: Places of the values of ``add_loss`` that are sums over rows, among all of
+            them; the others are means.
+        whole_layers: Places of layers, among ``model._flatten_layers()``, that couple the
+            rows of a batch: they are computed on the rows of all replicas.
         gather_look_ups: The optimizer sees the gradient of each look-up of a batch in an
             embedding, as in Keras, not their sum over the look-ups of a row.
     """
@@ -29,4 +33,6 @@ class StepPlan:
     notes: tuple[str, ...] = ()
     look_ups: tuple[tuple[int, int], ...] = ()
     as_rows: tuple[int, ...] = ()
+    added_sums: tuple[int, ...] = ()
+    whole_layers: tuple[int, ...] = ()
     gather_look_ups: bool = False

@@ -81,6 +81,12 @@ class Layout:
         state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
         return logs | keras_compat.metric_results(self.model, state)
 
+    def write(self, sums: np.ndarray) -> None:
+        """Gives the model's metrics their values after some steps."""
+        rows = max(float(sums[self.ROWS]), 1.0)
+        state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
+        keras_compat.write_metrics(self.model, state, sums[self.LOSS] / rows, rows)
+
 
 class Averages:
     """Averages over an epoch so far: the loss by rows, those of outputs by batches.
@@ -121,6 +127,10 @@ class Averages:
             self._sum += weighted
         self._waiting.clear()
         return self._sum
+
+    def write(self) -> None:
+        """Gives the model's metrics their values so far, as Keras' own step does."""
+        self.layout.write(self.sums())
 
     def logs(self) -> dict[str, float]:
         """The averages so far under Keras' names: loss, losses of outputs, metrics."""

@@ -4,10 +4,13 @@ TensorFlow writes the parts of a checkpoint into ``PATH_temp`` and joins them, s
 write one path move each other's parts. Here each rank writes under a name of its own, and
 renames that: each file is always that of one rank, and those of all ranks are alike. As no
 rank waits for another, a program may write on rank 0 alone, or elsewhere on each rank.
+All ranks also delete old checkpoints, and a file that another rank has deleted is gone as
+it should be: TensorFlow would warn of each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import Any
@@ -34,6 +37,14 @@ def replace_checkpoint_writer(job: Job) -> None:
         return result
 
     job.replace(owner, "save", save)
+    job.replace(*entry_points.checkpoint_deleter(), _delete)
+
+
+def _delete(pattern: str) -> None:
+    """Deletes the files that are still there."""
+    for path in tf.io.gfile.glob(pattern):
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.remove(path)
 
 
 def _rename(own: str, path: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows, or_none
+from collective.training.verification import coupled_layers
 from collective.training.verification.differences import (
     Difference,
     Explanation,
@@ -21,6 +23,7 @@ from collective.training.verification.differences import (
     by_nature,
     close_logs,
     differences,
+    left_out,
     outside,
     sampled,
     tolerance,
@@ -62,6 +65,7 @@ class Check:
             whole batch.
         sync_batch_norm: Whether layers of batch normalization see whole batches.
         updates: Whether the weights after the batches are compared, too.
+        gathers: Whether replicas may compute layers on the rows of all.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Check:
         pieces: int,
         sync_batch_norm: bool = False,
         updates: bool = False,
+        gathers: bool = False,
     ):
         self.step = step
         self.model = step.model
@@ -81,6 +86,9 @@ class Check:
         self.sizes: list[int] = []
         self.sync_batch_norm = sync_batch_norm
         self.updates = updates
+        self.gathers = gathers and pieces > 1
+        #: Layers that are computed on whole batches.
+        self.whole: tuple[int, ...] = ()
         self.tolerance = tolerance(self.model)
         overflows = keras_compat.expects_overflow(self.model.optimizer)
         self.loss_scale = _LOSS_SCALE if overflows else 1.0
@@ -126,22 +134,25 @@ class Check:
         ):
             outcomes = []
             for rows in self.batches:
-                outcomes.append(self._outcomes(rows, training=True))
-                self._judge(outcomes[-1])
+                outcomes.append(self._judged(rows, training=True))
             if self.validation is not None:
-                self._judge(self._outcomes(self.validation, training=False))
+                self._judged(self.validation, training=False)
             for rows in self.batches[:1]:
                 with self._raised(traced) as raised:
                     if raised:
                         self._judge_if_possible(rows)
-            if self.updates and not self.gather:
+            if self.updates and not self.gather and not self.whole:
                 self._compare_updates(outcomes)
         if self.pieces > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.counted.items()))
-        return StepPlan("loss" in self.gather, "metric" in self.gather, notes, look_ups)
+        gather = "loss" in self.gather, "metric" in self.gather
+        sums = self.step.plan.added_sums
+        return StepPlan(
+            *(*gather, notes, look_ups), added_sums=sums, whole_layers=self.whole
+        )
 
     @contextlib.contextmanager
     def _raised(self, traced: Sequence[Traced | None]) -> Iterator[bool]:
@@ -164,7 +175,7 @@ class Check:
     def _judge_if_possible(self, rows: Rows) -> None:
         """As ``_judge``; nothing where the model cannot be run with such values."""
         with contextlib.suppress(NotComparable):
-            self._judge(self._outcomes(rows, training=True))
+            self._judged(rows, training=True)
 
     def _compare_updates(self, outcomes: Sequence[Outcomes]) -> None:
         """The weights after Keras' own training steps, and after ours."""
@@ -234,10 +245,9 @@ class Check:
         if len(self.sizes) > 1 and (stock.outside or written):
             raise outside([*stock.outside, *written])
         own = self._own(rows, training, self.sizes)
-        if isinstance(own, Exception):
-            found = [self.explain.failed(own)]
-        else:
-            found = self._differences(stock, own, training)
+        found = self._found(stock, own, training)
+        if isinstance(own, StepOutcome):
+            self.notes += left_out(self.model, stock.logs, own.logs)
         if not found:
             return Outcomes(training, stock, own, own, None, [])
         again, _ = self._stock(rows, training)
@@ -250,6 +260,8 @@ class Check:
             whole = self._own(rows, training, [sum(self.sizes)])
             with contextlib.suppress(NotComparable):
                 gathered, _ = self._stock(rows, training, self._shares(rows))
+            if self._knows_new_sums(stock, gathered, training):
+                return self._outcomes(rows, training)
         return Outcomes(training, stock, own, whole, gathered, found)
 
     def _not_finite(self, stock: StepOutcome, loss: np.ndarray) -> Outcomes:
@@ -267,7 +279,7 @@ class Check:
     ) -> StepOutcome | Exception:
         """Our step in pieces, or what it raises."""
         try:
-            with undo_writes():
+            with undo_writes(), self._whole_calls(rows, training, sizes):
                 if training:
                     return self.step.train(rows, sizes, self.loss_scale)
                 return self.step.test(rows, sizes)
@@ -277,7 +289,11 @@ class Check:
             return error
 
     def _stock(
-        self, rows: Rows, training: bool, pieces: Sequence[tuple[Any, float]] = ()
+        self,
+        rows: Rows,
+        training: bool,
+        pieces: Sequence[tuple[Any, float]] = (),
+        between: Callable[[], list[Any]] = list,
     ) -> tuple[StepOutcome, list[str]]:
         """Keras' own step, and the ``tf.Variable``s that it wrote."""
         prepared = self.step.prepared
@@ -289,6 +305,8 @@ class Check:
                     training=training,
                     loss_scale=self.loss_scale,
                     pieces=pieces,
+                    sums=self.step.plan.added_sums,
+                    between=between,
                 )
         except Exception as error:
             raise NotComparable(f"{type(error).__name__}: {error}") from error
@@ -306,6 +324,83 @@ class Check:
     ) -> list[Difference]:
         prepared = self.step.prepared
         return list(differences(prepared, stock, other, self.losses, not training))
+
+    def _found(
+        self, stock: StepOutcome, own: StepOutcome | Exception, training: bool
+    ) -> list[Difference]:
+        """Where ours differs."""
+        if isinstance(own, Exception):
+            return [self.explain.failed(own)]
+        return self._differences(stock, own, training)
+
+    def _knows_new_sums(
+        self, stock: StepOutcome, gathered: StepOutcome | None, training: bool
+    ) -> bool:
+        """Whether more values of ``add_loss`` turn out to be sums over rows.
+
+        The training has the same as its validation.
+        """
+        if gathered is None or (self.batches and not training):
+            return False
+        known, shares = set(self.step.plan.added_sums), np.array(self.sizes)
+        shares = shares / shares.sum()
+        terms = zip(stock.terms, gathered.terms, strict=False)
+        new = {
+            place
+            for place, ((whole,), parts) in enumerate(terms)
+            if close_logs(whole, np.sum(parts), self.tolerance)
+            and not close_logs(whole, np.dot(shares, parts), self.tolerance)
+        } - known
+        if new:
+            sums = tuple(sorted(known | new))
+            self.step.plan = dataclasses.replace(self.step.plan, added_sums=sums)
+        return bool(new)
+
+    @contextlib.contextmanager
+    def _whole_calls(
+        self, rows: Rows, training: bool, sizes: Sequence[int]
+    ) -> Iterator[None]:
+        """Around our step: layers that couple rows are called on all of them."""
+        if not self.whole or len(sizes) == 1:
+            yield
+            return
+        calls = coupled_layers.WholeCalls(self.model, self.whole, sizes)
+        with calls.recorded():
+            stock, _ = self._stock(rows, training, (), calls.inputs)
+        calls.gradients = iter(stock.of_between)
+        with calls.repeated():
+            yield
+
+    def _judged(self, rows: Rows, training: bool) -> Outcomes:
+        """The outcomes, judged; where they cannot be right, by layers of whole batches."""
+        outcomes = self._outcomes(rows, training)
+        try:
+            self._judge(outcomes)
+        except UsageError:
+            if self.whole or not (self.gathers and self._find_whole(outcomes, rows)):
+                raise
+            layers = list(self.model._flatten_layers())
+            names = ", ".join(repr(layers[place].name) for place in self.whole)
+            self.notes.append(
+                f"layer {names} couples the rows of a batch: it is computed on the rows "
+                "of all replicas, on each of them, each step"
+            )
+            return self._judged(rows, training)
+        return outcomes
+
+    def _find_whole(self, outcomes: Outcomes, rows: Rows) -> bool:
+        """Looks for layers that couple rows; whether they are all that does."""
+        training = outcomes.training
+
+        def equals(places: Sequence[int]) -> bool:
+            self.whole = tuple(places)
+            own = self._own(rows, training, self.sizes)
+            return not self._found(outcomes.stock, own, training)
+
+        self.whole = coupled_layers.fewest(
+            coupled_layers.candidates(self.model), equals
+        )
+        return bool(self.whole)
 
     def _judge(self, outcomes: Outcomes) -> None:
         """Adds to ``gather`` what gathered predictions make right.

@@ -5,7 +5,7 @@ In the user's words: the cause of a difference, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -262,6 +262,21 @@ def by_nature(normalizing: Sequence[str]) -> list[str]:
             "replica, and averages moving statistics over replicas"
         )
     return notes
+
+
+def left_out(
+    model: keras.Model, stock: Collection[str], own: Collection[str]
+) -> list[str]:
+    """A line where Keras' own step returns numbers that ours does not know."""
+    names = [name for name in stock if name not in own]
+    if not names:
+        return []
+    listed = ", ".join(map(repr, names))
+    return [
+        f"compute_metrics of model {model.name!r} returns {listed}, which no metric has as "
+        "its result: logs and History are without it. Make it a keras.metrics.Metric, or "
+        "whole_batch=True"
+    ]
 
 
 def _refusal(text: str, hint: str) -> UsageError:

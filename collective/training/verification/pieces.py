@@ -27,6 +27,7 @@ from collective.training.step.draws import Draws
 from collective.training.step.forward import Forward, Sums, global_loss
 from collective.training.step.found import Found
 from collective.training.step.inputs import Weights, read_weights
+from collective.training.step.plan import StepPlan
 from collective.training.step.report import Averages, Layout
 from collective.training.step.rows import Rows, or_none
 from collective.training.step.update import (
@@ -58,6 +59,7 @@ class Untraced:
         draws: How it draws random numbers; by default as in Keras.
 
     Attributes:
+        plan: Says which values of ``add_loss`` are sums over rows.
         counted: The most look-ups of a row so far, by variable; see ``Found.counted``.
     """
 
@@ -68,6 +70,7 @@ class Untraced:
         self.model = prepared.model
         self.counted: dict[int, int] = {}
         self.backend = backend
+        self.plan = StepPlan()
         self._draws = draws or Draws(prepared)
         self._layout = Layout(prepared.model)
 
@@ -121,7 +124,7 @@ class Untraced:
         KerasUpdate(prepared, backend).apply(gradients, indices)
 
     def _forward(self, sizes: Sequence[int]) -> Forward:
-        return Forward(self.prepared, self._draws, (len(sizes), 1))
+        return Forward(self.prepared, self._draws, (len(sizes), 1), plan=self.plan)
 
     def _sums(
         self, weights: Weights, rows: Rows, sizes: Sequence[int], loss_scale: float

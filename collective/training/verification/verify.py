@@ -27,7 +27,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.launch import versions
 from collective.log import log
 from collective.net import private_files
-from collective.training import exchange, host_random, keras_compat
+from collective.training import compatibility, exchange, host_random, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
@@ -111,6 +111,8 @@ def verify_step(
         if not backend.synchronous:
             draws = Draws(prepared, seed or 0, by_piece=True)
         step = Untraced(prepared, backend, draws)
+        gathers = accumulate == 1 and virtual is None
+        gathers = gathers and compatibility.works({"coupled"}, backend)
         own = backend.synchronous and prepared.partition is None
         own = own and getattr(backend, "strategy", None) is None
         check = Check(
@@ -120,6 +122,7 @@ def verify_step(
             pieces,
             sync_batch_norm,
             updates=own and not keras_compat.expects_overflow(prepared.model.optimizer),
+            gathers=gathers,
         )
         try:
             return _plan(check)
@@ -130,7 +133,9 @@ def verify_step(
             whole = first_batches(inputs)[:1]
             if not whole or count(whole[0]) == count(batches[0]):
                 raise
-            return _plan(Check(step, whole, None, pieces, sync_batch_norm))
+            return _plan(
+                Check(step, whole, None, pieces, sync_batch_norm, gathers=gathers)
+            )
 
     if isinstance(inputs, Batches) and is_wanted(enabled):
         inputs.first_batches()  # on every rank, whatever a generator draws from
@@ -155,7 +160,9 @@ def verify_test(
         batches = _rows(inputs, prepared)
         if not batches:
             raise NotComparable("its data have no rows")
-        return _plan(Check(Untraced(prepared, backend), [], batches[0], _PIECES))
+        gathers = compatibility.works({"coupled"}, backend)
+        step = Untraced(prepared, backend)
+        return _plan(Check(step, [], batches[0], _PIECES, gathers=gathers))
 
     if isinstance(inputs, Batches) and is_wanted():
         inputs.first_batches()
@@ -287,6 +294,8 @@ def _read(key: str) -> StepPlan | None:
             bool(kept["gather_metrics"]),
             tuple(map(str, kept["notes"])),
             tuple((int(place), int(number)) for place, number in kept["look_ups"]),
+            added_sums=tuple(map(int, kept["added_sums"])),
+            whole_layers=tuple(map(int, kept["whole_layers"])),
         )
     except (OSError, ValueError, KeyError, TypeError, CollectiveError):
         return None

@@ -9,18 +9,35 @@ import time
 
 import pytest
 
-from collective.launch import containment
+from collective.launch import cgroups, containment, processes
 from tests import launch
 
 pytestmark = launch.NOT_ON_RANKS
 SECONDS = 30.0
-# Each leaves group and parent; the last has no mark.
+# Each leaves group and parent; the last has an empty mark.
 DAEMONS = r"""
 setsid sh -c 'echo daemon $$; exec sleep 1000' &
 setsid sh -c 'setsid sh -c "echo daemon \$\$; exec sleep 1000" & exit' &
-env -u COLLECTIVE_CONTAINED setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
+COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
 wait_for_it() { sleep 1000; }
 """
+
+
+# These have no mark at all, but for the last, whose is empty.
+EMPTIED = r"""
+env -i "PATH=$PATH" setsid sh -c '
+    setsid sh -c "echo daemon \$\$; exec sleep 1000" & echo daemon $$; exec sleep 1000' &
+COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
+wait_for_it() { sleep 1000; }
+"""
+
+
+def why_no_cgroup() -> str:
+    """Why no cgroup can be made here; empty where one can."""
+    if group := cgroups.make("to-see-whether-one-can-be-made"):
+        cgroups.remove([group], 0)
+        return ""
+    return "no cgroup of version 2 can be made here"
 
 
 def runs(pid: int) -> bool:
@@ -39,10 +56,12 @@ def still_run(pids: list[int]) -> list[int]:
     return left
 
 
-def start(words: list[str], end: str) -> tuple[subprocess.Popen, list[int], list[int]]:
+def start(
+    words: list[str], script: str
+) -> tuple[subprocess.Popen, list[int], list[int]]:
     """A job of two ranks; its daemons, and those that are to stay."""
     job = subprocess.Popen(
-        [*launch.command("native", 2), *words, "sh", "-c", DAEMONS + end],
+        [*launch.command("native", 2), *words, "sh", "-c", script],
         cwd=launch.ROOT,
         env=launch.environment(),
         stdout=subprocess.PIPE,
@@ -58,10 +77,15 @@ def start(words: list[str], end: str) -> tuple[subprocess.Popen, list[int], list
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("how", ["ends", "fails", "is killed"])
-def test_daemons_end_with_the_job(how):
+@pytest.mark.parametrize(
+    "how", ["ends", pytest.param("fails", marks=pytest.mark.matrix), "is killed"]
+)
+@pytest.mark.parametrize("daemons_of", [DAEMONS, EMPTIED], ids=["marked", "emptied"])
+def test_daemons_end_with_the_job(how, daemons_of):
+    if daemons_of is EMPTIED and (why_not := why_no_cgroup()):
+        pytest.skip(why_not)
     end = {"ends": "sleep 1", "fails": "sleep 1; exit 3"}.get(how, "wait_for_it")
-    job, daemons, stay = start([], end)
+    job, daemons, stay = start([], daemons_of + end)
     try:
         assert len(daemons) == 4 and len(stay) == 2
         if how == "is killed":
@@ -79,7 +103,7 @@ def test_daemons_end_with_the_job(how):
 @pytest.mark.launches
 def test_daemons_of_an_elastic_rank_end_with_it():
     end = '[ "$COLLECTIVE_RANK" = 0 ] && wait_for_it; sleep 1; kill -9 $$'
-    job, daemons, stay = start(["--min-np", "1"], end)
+    job, daemons, stay = start(["--min-np", "1"], DAEMONS + end)
     try:
         deadline = time.monotonic() + SECONDS
         while sum(map(runs, daemons)) > 2 and time.monotonic() < deadline:
@@ -93,6 +117,29 @@ def test_daemons_of_an_elastic_rank_end_with_it():
             if runs(pid):
                 os.kill(pid, signal.SIGKILL)
         job.stdout.close()
+
+
+def test_a_cgroup_goes_with_all_that_is_in_it_but_what_is_to_stay():
+    if why_not := why_no_cgroup():
+        pytest.skip(why_not)
+    group = cgroups.make("of-a-test")
+    assert group is not None and cgroups.find("of-a-t") == [group]
+    (group / "made-by-the-rank").mkdir()
+    sleepers = [processes.start(["sleep", "100"], cgroup=group) for _ in range(2)]
+    sleepers.append(processes.start(["sleep", "100"], cgroup=group, has_threads=True))
+    try:
+        first, *others = sleepers
+        deadline = time.monotonic() + SECONDS
+        while len((group / "cgroup.procs").read_text().split()) < 3:
+            assert time.monotonic() < deadline
+        cgroups.kill(group, keep=lambda pid: pid == first.pid)
+        cgroups.remove([group], SECONDS)
+        assert [each.wait(10) for each in others] == [-signal.SIGKILL] * 2
+        assert first.poll() is None and not group.exists()
+    finally:
+        for each in sleepers:
+            each.kill()
+            each.wait()
 
 
 def test_marks_of_one_job_begin_alike_and_differ():

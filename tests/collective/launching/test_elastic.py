@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -83,6 +84,14 @@ def test_a_script_that_fails(script):
     with pytest.raises(UsageError) as caught:
         Discovery(script).wait_for(1, 5)
     assert script.split()[-1].split(":")[-1] in str(caught.value)
+
+
+def test_a_script_may_leave_a_daemon_behind():
+    """It holds the script's output, which was read to its end."""
+    began = time.monotonic()
+    discovery = Discovery("echo localhost:2; setsid sleep 20 &")
+    discovery.wait_for(2, 5)
+    assert time.monotonic() - began < 10
 
 
 SHOWS_PLACE_AND_DIES = """

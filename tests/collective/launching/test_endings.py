@@ -65,6 +65,24 @@ def test_a_deadline_does_not_count_a_suspension(clock):
     assert slow.left() == 35
 
 
+def test_a_command_may_be_suspended_for_longer_than_its_time(clock, monkeypatch):
+    def suspended() -> float:
+        clock.now += 3600
+        return clock.now
+
+    monkeypatch.setattr(clock, "monotonic", suspended)
+    assert processes.run(["sh", "-c", "sleep 0.3; cat"], 60, "text").out == "text"
+
+
+def test_a_command_may_leave_a_daemon_behind():
+    """As ssh does with ControlPersist: it holds what its program wrote to."""
+    daemon = "setsid sleep 30 & echo to stdout; echo to stderr >&2; exit 3"
+    found = processes.run(["sh", "-c", daemon], 5)
+    assert found == processes.Result(3, "to stdout\n", "to stderr")
+    hangs = processes.run(["sh", "-c", "setsid sleep 30 & sleep 30"], 0.5)
+    assert found != hangs == processes.Result(None, error="no answer in 0.5 s")
+
+
 def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
     membership = membership_file.MembershipFile(2)
     os.pwrite(

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from collective.environment import unknown
 from collective.hosts import Host
 from collective.launch import remote_shell
@@ -66,3 +68,26 @@ def test_a_pool_without_a_main_guard_is_refused_by_name(tmp_path: Path):
     )
     assert "would train, too\nHINT: put what the script does under" in ended.stderr
     assert ended.returncode == -signal.SIGTERM and len(ended.stderr) < 1000
+
+
+UNEQUAL = """
+import keras, numpy as np, collective
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+collective.fit(model, np.ones((8, 4)), np.ones((9, 1)), batch_size=4, checkpoint="ck")
+"""
+
+
+@pytest.mark.launches
+def test_a_plain_mistake_leaves_no_dump_and_no_hint_of_a_checkpoint(tmp_path: Path):
+    ended = subprocess.run(
+        [*launch.command("native", 2), sys.executable, "-c", UNEQUAL],
+        cwd=tmp_path,
+        env=launch.environment(COLLECTIVE_RECORDER=""),
+        capture_output=True,
+        text=True,
+        timeout=600,  # on a busy machine
+    )
+    assert ended.returncode and "HINT: " in ended.stderr, ended.stderr
+    assert "continues from" not in ended.stderr, ended.stderr
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == []

@@ -72,6 +72,30 @@ def written_once(backend, folder: Path) -> list[str]:
     return first
 
 
+def test_metrics_are_read_as_in_keras(backend):
+    """In hooks of batches and epochs, and after the training; of rank 0 the first."""
+
+    class Reads(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.batches, self.epochs = [], []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches.append([float(m.result()) for m in self.model.metrics[:1]])
+            assert self.batches[-1] == pytest.approx([logs["loss"]], rel=1e-6)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs.append(float(self.model.metrics[0].result()))
+            assert self.epochs[-1] == pytest.approx(logs["loss"], rel=1e-6)
+
+    reads = Reads()
+    result = train(backend, callbacks=[reads], epochs=2)
+    loss = result.history["loss"][-1]
+    if backend.rank == 0:
+        assert len(reads.batches) == 2 * PER_EPOCH and len(reads.epochs) == 2
+    assert float(result.model.metrics[0].result()) == pytest.approx(loss, rel=1e-6)
+
+
 def test_early_stopping_is_followed_and_restores_the_best_weights(backend):
     weights = Weights()
     stopping = keras.callbacks.EarlyStopping(

@@ -5,6 +5,7 @@ Each rank has other data: R is the number of this rank, N of how many there are.
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 
@@ -486,6 +487,37 @@ def test_moving_statistics_are_means_where_they_are_read(strategy, N, R, tmp_pat
         state.read(path)
         equal(layer.moving_mean.numpy(), expected)
         equal(strategy.run(lambda: tf.identity(layer.moving_mean.value)), expected)
+
+
+def test_moving_statistics_outside_of_the_scope(strategy, N, R, tmp_path):
+    """What Keras' files and ``layer(x)`` read is the mean, not what this rank wrote."""
+    with strategy.scope():
+        made = keras.Sequential(
+            [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.0)]
+        )
+    x, mean = tf.constant([[R], [R + 2.0]]), (N + 1) / 2
+    tf.function(lambda: strategy.run(lambda: made(x, training=True)))()
+    kept = made.layers[0].moving_mean
+    reads = [np.array, keras.ops.convert_to_numpy, tf.convert_to_tensor, lambda v: v[:]]
+    reads += [lambda v: v + 0.0, lambda v: tf.gather(v.value, [0])]
+    reads += [lambda v: tf.function(lambda: v.value + 0.0)(), lambda v: v.value.value()]
+    reads.append(lambda v: copy.deepcopy(v.value))
+    for read_value in reads:
+        equal(read_value(kept), [mean])
+    expected = (mean + 3 - mean) / np.sqrt(1 + made.layers[0].epsilon)
+    one = tf.constant([[mean + 3]])
+    equal(made(one, training=False), [[expected]])
+    equal(tf.function(lambda: made(one, training=False))(), [[expected]])
+    made.save_weights(tmp_path / "own.weights.h5")
+    made.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    equal(loaded.serve(one), [[expected]])
+    equal(
+        strategy.run(lambda: tf.identity(kept.value)), [mean]
+    )  # export has made it so
+    kept.assign([0.0])
+    made.load_weights(tmp_path / "own.weights.h5")
+    equal(kept.numpy(), [mean])
 
 
 def test_metrics(strategy, N, R, tmp_path):

@@ -139,6 +139,16 @@ state.restore(manager.latest_checkpoint)
 for a, b in zip(model.get_weights(), kept):
     np.testing.assert_array_equal(a, b)
 assert float(rows.result()) == 8 * 8
+for number in range(3):
+    step()
+    model.save(folder + "/one.keras")
+    model.save_weights(folder + "/one.weights.h5")
+    kept = model.get_weights()
+    copy = keras.models.load_model(folder + "/one.keras")
+    copy.load_weights(folder + "/one.weights.h5")
+    for saved in (copy, keras.models.load_model(folder + "/one.keras")):
+        for a, b in zip(saved.get_weights(), kept):
+            np.testing.assert_array_equal(a, b)
 weights = tf.train.Checkpoint(kernel=model.layers[0].kernel.value)
 if strategy.extended.should_checkpoint:
     weights.write(folder + "/one")
@@ -159,6 +169,7 @@ def test_all_ranks_write_checkpoints_to_one_path(how, tmp_path):
         for kind in ("index", "data-00000-of-00001")
     }
     assert {file.name for file in (tmp_path / "all").iterdir()} == files
+    assert "NotFoundError" not in output  # of files that another rank has deleted
     assert (tmp_path / "one.index").exists()
 
 

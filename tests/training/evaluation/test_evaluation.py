@@ -68,9 +68,9 @@ def test_metrics_are_those_of_one_process(backend, name):
             )
             for size in (count, batch)
         )
-        # Of single outputs Keras shows the mean over batches.
-        outputs = {m.name for m in keras_compat.loss_trackers(alone)}
-        wanted = whole | {name: in_batches[name] for name in outputs}
+        # Of losses Keras shows a mean over batches: with masks it is another.
+        losses = {"loss", *(m.name for m in keras_compat.loss_trackers(alone))}
+        wanted = whole | {name: in_batches[name] for name in losses}
         given = (x, y) if weight is None else (x, y, weight)
         inputs = Input(given, batch, shuffle=False)
         got = Evaluation(get_prepared(made), backend, inputs)()

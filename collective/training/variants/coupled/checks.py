@@ -24,7 +24,7 @@ def features(
     # The statistics of one replica's rows are those of the batch.
     whole = backend.replicas == 1 and not backend.elastic and not cut
     needs = {
-        "coupled": plan.gather_loss or plan.gather_metrics,
+        "coupled": plan.gather_loss or plan.gather_metrics or bool(plan.whole_layers),
         "look_ups": plan.gather_look_ups or bool(plan.as_rows),
         "sync_batch_norm": not whole
         and any(

@@ -15,7 +15,7 @@ from collective.training.step.found import LookUps
 from collective.training.step.losses import LossSums
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows
-from collective.training.variants.coupled import look_ups
+from collective.training.variants.coupled import look_ups, whole_layers
 from collective.training.variants.coupled.replica import ReplicaContext, current
 from collective.training.variants.coupled.whole import WholeBatch, gather
 
@@ -41,8 +41,7 @@ class CoupledForward(Forward):
         replica: ReplicaContext,
         metrics: list[tf.Tensor] | None,
     ):
-        super().__init__(prepared, draws, pieces, recompute)
-        self.plan = plan
+        super().__init__(prepared, draws, pieces, recompute, plan)
         self.replica = replica
         self._continues_from = metrics
 
@@ -55,8 +54,9 @@ class CoupledForward(Forward):
     ) -> tuple[Predicted | WholeBatch, LossSums]:
         plan = self.plan
         with scope, self._scalar_means(rows, global_rows):
-            own = self._predict(rows, training)
-            added = self.model.losses
+            with whole_layers.computed(self.model, plan, self.replica):
+                own = self._predict(rows, training)
+            added = self._added(rows, global_rows)
             if not plan.gather_loss:
                 loss = self._loss(own, added, global_rows, training)
         if not (plan.gather_loss or plan.gather_metrics):
@@ -93,9 +93,11 @@ def keeps_activations(layer: Any) -> bool:
 
     A block that is computed twice would send twice, and adds look-ups up.
     """
-    if current() is None:
+    replica = current()
+    if replica is None:
         return False
     return any(
         isinstance(one, keras.layers.BatchNormalization | keras.layers.Embedding)
+        or id(one) in replica.whole_layers
         for one in getattr(layer, "_flatten_layers", list)()
     )

@@ -15,7 +15,7 @@ from collective.training import keras_compat
 from collective.training.variants.coupled.replica import ReplicaContext
 
 
-def gather_rows(tree: Any, context: ReplicaContext) -> Any:
+def gather_rows(tree: Any, context: ReplicaContext, uses_of_all: bool = False) -> Any:
     """Gathers a tree of tensors; their Keras masks, too.
 
     Differentiable: the gradient of this replica's rows is that of their places in the
@@ -24,6 +24,7 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     Args:
         tree: Tensors ``[n, ...]``, n rows of this replica; all dimensions but the first
             the same on every replica.
+        uses_of_all: Whether the gradient holds what the uses of all replicas owe.
 
     Returns:
         The tree with tensors ``[global rows, ...]``.
@@ -38,7 +39,7 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     masked = [place for place, mask in enumerate(masks) if mask is not None]
     if context.replicas > 1:
         present = [tf.convert_to_tensor(masks[place]) for place in masked]
-        gathered = _gather([*tensors, *present], context)
+        gathered = _gather([*tensors, *present], context, uses_of_all)
         tensors = gathered[: len(tensors)]
         for place, mask in zip(masked, gathered[len(tensors) :], strict=True):
             keras_compat.set_mask(tensors[place], mask)
@@ -55,7 +56,9 @@ def _dense(leaf: Any) -> tf.Tensor:
     return tf.convert_to_tensor(leaf)
 
 
-def _gather(tensors: list[tf.Tensor], context: ReplicaContext) -> list[tf.Tensor]:
+def _gather(
+    tensors: list[tf.Tensor], context: ReplicaContext, uses_of_all: bool
+) -> list[tf.Tensor]:
     own = [_own_rows(tensor, context) for tensor in tensors]
     by_carrier: dict[tf.DType, list[int]] = {}
     for place, tensor in enumerate(own):
@@ -64,7 +67,7 @@ def _gather(tensors: list[tf.Tensor], context: ReplicaContext) -> list[tf.Tensor
         tf.concat([_as_matrix(own[i], carrier) for i in places], axis=1)
         for carrier, places in by_carrier.items()
     ]
-    wholes = _gather_matrices(matrices, context)
+    wholes = _gather_matrices(matrices, context, uses_of_all)
     results = list(own)
     for places, whole in zip(by_carrier.values(), wholes, strict=True):
         widths = [_width(own[i]) for i in places]
@@ -74,7 +77,7 @@ def _gather(tensors: list[tf.Tensor], context: ReplicaContext) -> list[tf.Tensor
 
 
 def _gather_matrices(
-    matrices: list[tf.Tensor], context: ReplicaContext
+    matrices: list[tf.Tensor], context: ReplicaContext, uses_of_all: bool
 ) -> list[tf.Tensor]:
     """Matrices ``[n, width]`` of this replica to ``[global rows, width]``."""
     start, rows = context.first_row, context.rows
@@ -83,6 +86,11 @@ def _gather_matrices(
     @tf.custom_gradient
     def gathered(*matrices: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if uses_of_all:
+                floats = [i for i, u in enumerate(upstream) if u.dtype.is_floating]
+                own = [context.of_whole(context.own(upstream[i])) for i in floats]
+                sums = dict(zip(floats, context.all_reduce(own), strict=True))
+                upstream = tuple(sums.get(i, u) for i, u in enumerate(upstream))
             return [u[start : start + rows] for u in upstream]
 
         padded = [tf.pad(m, [[start, after], [0, 0]]) for m in matrices]

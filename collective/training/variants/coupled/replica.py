@@ -33,6 +33,7 @@ class ReplicaContext:
         global_rows: int64 scalar, rows of the global batch.
         maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
             instead (``for_replica``), which must count nowhere.
+        whole_layers: ids of the layers that are computed on the rows of all replicas.
     """
 
     backend: Backend
@@ -40,6 +41,7 @@ class ReplicaContext:
     rows: tf.Tensor
     global_rows: tf.Tensor
     maybe_empty: bool
+    whole_layers: frozenset[int] = field(default=frozenset(), init=False)
     _before: list[tf.Operation] = field(default_factory=list, init=False)
 
     @property

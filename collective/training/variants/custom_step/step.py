@@ -285,6 +285,9 @@ class CustomLayout(Layout):
         """The changes of the metrics' variables in a report, or in a sum of reports."""
         return self._values(sums)[: len(self.metric_shapes)]
 
+    def write(self, sums: np.ndarray) -> None:
+        """Nothing: the step itself updates the metrics."""
+
     def returned(self, report: np.ndarray) -> dict[str, np.ndarray]:
         """What the step of a report returned."""
         values = self._values(report)[len(self.metric_shapes) :]
