@@ -5,7 +5,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
 
     class                   options                 backends
     Elastic                 min_np, max_np          native, mpi
-    Overlap                 bucket_bytes            native, horovod, tf-multiworker
+    Overlap                 bucket_bytes            native, mpi, horovod, tf-multiworker
     TensorParallel          tensor_parallel         native
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
@@ -310,14 +310,7 @@ class SummedInGraph(Backend):
         return result
 
 
-class OneAtATime(Backend):
-    """A backend where a collective of a function may not begin again before it has ended.
-
-    TensorFlow runs the iterations of a loop side by side where it can.
-    """
-
-
-class MatchedByOrder(OneAtATime):
+class MatchedByOrder(Backend):
     """A backend whose collectives match by their order: ranks must agree on it."""
 
     @abstractmethod

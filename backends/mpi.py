@@ -1,7 +1,8 @@
 """MPI through mpi4py: one ``MPI_Allreduce`` on one flat buffer for each dtype.
 
 Sums: whatever MPI mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
-these messages never meet those of the user's own MPI calls.
+these messages never meet those of the user's own MPI calls. Between hosts, in buckets,
+each as soon as back-propagation has made it.
 
 Sharp bits: TensorFlow's tensors pass through NumPy, on the CPU. Calls block a thread of
 TensorFlow. Elastic jobs (``min_np``) need Open MPI 5 with ``--with-ft ulfm``; there each
@@ -26,17 +27,18 @@ from collective.backends.capabilities import (
     Elastic,
     MatchedByOrder,
     ModelParallel,
+    Overlap,
     ShardCollectives,
 )
 from collective.backends.options import Options
-from collective.buckets import aligned_empty, reduce_arrays_flat
+from collective.buckets import aligned_empty, in_buckets, reduce_arrays_flat
 from collective.elastic import membership_file, wait_report
 from collective.environment import Environment
 from collective.environment.base import place_on
 from collective.errors import CollectiveError
 
 
-class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
+class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrder):
     """A replica in each MPI process."""
 
     name = "mpi"
@@ -68,6 +70,21 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
 
         if self.size == 1 and not self.elastic:
             return tensors
+        each = None if tf.executing_eagerly() else self.bucket_bytes
+        sums: list[Any] = [None] * len(tensors)
+        before: list[Any] = []
+        for places in in_buckets(tensors, each):
+            # MPI matches collectives by their order, so a bucket waits for the last one.
+            with tf.control_dependencies(before):
+                bucket = self._sum_flat([tensors[place] for place in places])
+            before = bucket[:1]
+            for place, total in zip(places, bucket, strict=True):
+                sums[place] = total
+        return sums
+
+    def _sum_flat(self, tensors: list[Any]) -> list[Any]:
+        import tensorflow as tf
+
         sums = tf.numpy_function(
             lambda *arrays: reduce_arrays_flat(arrays, self._sum_in_place),
             tensors,

@@ -27,8 +27,9 @@ class Options:
         tensor_parallel: Ranks that hold one replica together (native); see
             ``collective.backends.tensor_group``.
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
-            while the rest is computed (native, horovod, tf-multiworker). By default
-            buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs), else one.
+            while the rest is computed (native, mpi, horovod, tf-multiworker). By
+            default buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs),
+            else one.
         min_np: The job continues while so many ranks live (native, mpi). None: the
             launcher's ``--min-np``; without it, a rank that dies ends the job.
         max_np: How many ranks there may ever be (native, mpi). None: the launcher's

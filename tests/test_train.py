@@ -125,7 +125,7 @@ WRONG = {
 IN_ONE_PROCESS = {
     "option-of-native": (
         "--backend tf-mirrored --bucket-bytes 9",
-        "error: bucket_bytes is an option of backend 'tf-multiworker' and 'horovod'",
+        "error: bucket_bytes is an option of backend 'tf-multiworker' and 'mpi' and",
     ),
     "option-of-parameter-server": (
         "--parameter-servers 2",

@@ -22,7 +22,6 @@ import numpy as np
 from collective import deadline
 from collective.backends.base import Availability, python
 from collective.backends.capabilities import (
-    OneAtATime,
     Overlap,
     ShardCollectives,
     SummedInGraph,
@@ -41,7 +40,7 @@ LOST = re.compile("Horovod has been shut down|gloo/transport")
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, OneAtATime):
+class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"

@@ -46,13 +46,22 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
     """
     group = process_set.number if isinstance(process_set, ProcessSet) else process_set
     info = RankInfo(*library.load().collective_rank_info(process_set=group or 0))
-    if not tf.executing_eagerly():
-        # It has no effects: it need not wait for ops that have, nor they for it.
-        graph = tf.compat.v1.get_default_graph()
-        manager = getattr(graph, "experimental_acd_manager", None)
-        if manager is not None:
-            manager.run_independently(info.rank.op)
+    run_independently(info.rank)
     return info
+
+
+def run_independently(tensor: tf.Tensor) -> None:
+    """In a function, has an op without effects not wait for ops that have, nor they for it.
+
+    Args:
+        tensor: An output of the op, or a value in eager mode.
+    """
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(tensor.op)
 
 
 def size(process_set: ProcessSet | int | None = None) -> tf.Tensor:

@@ -15,6 +15,7 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
     [
         pytest.param("native", marks=launch.NEEDS_CORE),
         pytest.param("tf-multiworker", marks=launch.NEEDS_CORE),
+        pytest.param("mpi", marks=pytest.mark.matrix),
         pytest.param("horovod", marks=pytest.mark.horovod),
     ],
 )  # fmt: skip

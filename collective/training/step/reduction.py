@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.tensorflow_ops.ranks import run_independently
 from collective.training.step.parts import Span, StepSums
 from collective.training.variables import SMALL
 
@@ -33,7 +34,9 @@ class AllReduce:
         rounded = [place for place, t in enumerate(tensors) if id(t) in ids]
         with tf.control_dependencies(tensors):
             start = tf.timestamp()
-        if not self.backend.overlaps:
+        if self.backend.overlaps:
+            run_independently(start)  # a bucket would wait for it, and all gradients
+        else:
             with tf.control_dependencies([start]):
                 tensors = [tf.identity(t) for t in tensors]
         reduced = sum_tensors(self.backend, tensors, rounded)

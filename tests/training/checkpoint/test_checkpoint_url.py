@@ -142,7 +142,7 @@ def test_killed_while_it_writes_to_s3(alone, tmp_path, monkeypatch):
             url = f"s3://runs/{copies}"
             words = [sys.executable, "-c", KILLED, url, str(copies)]
             done = subprocess.run(
-                words, env={**os.environ, "PYTHONPATH": str(launch.ROOT)}, timeout=120
+                words, env={**os.environ, "PYTHONPATH": str(launch.ROOT)}, timeout=400
             )
             assert done.returncode == -signal.SIGKILL
             checkpoint = Checkpoint(url, resume=True)
