@@ -24,7 +24,7 @@ ALLOWED = {
     "tensorflow_ops.broadcast": FIXED,
     "tensorflow.collectives.broadcast": CHECK,
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
-    "tensorflow.keras_optimizer._agree_on_overflow.everywhere": FIXED,
+    "tensorflow.keras_optimizer._agrees_on_overflow.everywhere": FIXED,
     "tensorflow.functions.broadcast_object": EAGER,
     "tensorflow.data.compute_service.compute_worker_fn": EAGER,
     "tensorflow.data.compute_worker.main": EAGER,
