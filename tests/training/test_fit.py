@@ -215,7 +215,7 @@ def test_a_model_that_is_not_compiled_is_refused(backend):
     refused(backend, "is not compiled", bare)
 
 
-def test_a_train_step_of_its_own_in_pieces_is_refused(backend):
+def test_a_train_step_of_its_own_by_virtual_replicas_is_refused(backend):
     class Own(keras.Sequential):
         def train_step(self, data):
             return {}
@@ -225,8 +225,8 @@ def test_a_train_step_of_its_own_in_pieces_is_refused(backend):
             Own([keras.Input((6,)), keras.layers.Dense(3)]), cases.sgd()
         )
 
-    said = "a train_step of the model's own does not work with accumulate"
-    refused(backend, said, make, accumulate=2)
+    said = "a train_step of the model's own does not work with"
+    refused(backend, said, make, virtual_replicas=4)
 
 
 def test_accumulation_inside_the_optimizer_is_refused(backend):
