@@ -83,7 +83,7 @@ FULL_DISK = Fault(
 FAULTS = [
     _harmed("a torn checkpoint", _tear, "model.weights.h5 is torn"),
     _harmed("a bit of a checkpoint flips", _flip, "model.weights.h5 is torn"),
-    _harmed("a foreign checkpoint", _swap, "no checkpoint of this program"),
+    _harmed("a foreign checkpoint", _swap, "not a checkpoint of this program"),
     FULL_DISK,
     FULL_DISK.but(
         name="a full disk: checkpoints, --min-np 1", launcher_options=("--min-np", "1")
