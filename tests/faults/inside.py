@@ -152,6 +152,8 @@ class Fault:
                 _wait_for(FOLDER / WRITING)
                 self.strike()
         elif place == self.place and self.strikes_here and step == self.step:
+            if (FOLDER / "runs").is_dir():
+                _wait_for_one_of(FOLDER / "runs", "step-*")  # written beside the steps
             return self.strike()
         return None
 
@@ -186,6 +188,12 @@ class Fault:
 def _wait_for(file: Path) -> None:
     deadline = time.monotonic() + WAITS_SECONDS
     while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _wait_for_one_of(folder: Path, names: str) -> None:
+    deadline = time.monotonic() + 10
+    while not any(folder.glob(names)) and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
