@@ -8,7 +8,6 @@ ranks are alike. No rank waits for another, so a program may write on rank 0 alo
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import keras
 
 from collective.distribute.scope import strategy_of
 from collective.training.keras_compat import entry_points
+from collective.training.unedited.files import Arguments, Save, replace_saver
 from collective.training.unedited.job import Job
 
 FILES = (".keras", ".h5")
@@ -24,43 +24,24 @@ FILES = (".keras", ".h5")
 
 def replace_savers(job: Job) -> None:
     """Has ``save`` and ``save_weights`` write side by side, and ``export`` trace values."""
-    for owner, name, parameter in entry_points.savers():
-        stock = getattr(owner, name)
-        if not name.startswith("save"):
-            continue
-        saver = _side_by_side(stock, parameter, f".rank{job.backend.rank}_")
-        if inspect.isclass(owner):
-            job.replace(owner, name, saver)
-        else:
-            for place in entry_points.places_of(stock):
-                job.replace(*place, saver)
-    job.replace(keras.Model, "export", _of_equal_replicas(keras.Model.export))
+    prefix = f".rank{job.backend.rank}_"
 
-
-def _side_by_side(
-    stock: Callable[..., Any], parameter: str, prefix: str
-) -> Callable[..., Any]:
-    signature = inspect.signature(stock)
-
-    @functools.wraps(stock)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        path = bound.arguments[parameter]
-        file = isinstance(path, (str, os.PathLike)) and str(path).endswith(FILES)
-        if not file or "://" in str(path) or not bound.arguments.get("overwrite", True):
-            return stock(*args, **kwargs)
-        folder, name = os.path.split(os.fspath(path))
-        if name.startswith(prefix):  # by a method that calls another
-            return stock(*args, **kwargs)
+    def side_by_side(path: str, save: Save, arguments: Arguments) -> Any:
+        file = path.endswith(FILES) and "://" not in path
+        folder, name = os.path.split(path)
+        again = name.startswith(prefix)  # by a method that calls another
+        if again or not file or not arguments.get("overwrite", True):
+            return save(path)
         own = os.path.join(folder, prefix + name)
-        bound.arguments[parameter] = own
-        result = stock(*bound.args, **bound.kwargs)
+        result = save(own)
         if os.path.isfile(own):
             os.replace(own, path)
         return result
 
-    return save
+    for owner, name, parameter in entry_points.savers():
+        if name.startswith("save"):
+            replace_saver(job, owner, name, parameter, side_by_side)
+    job.replace(keras.Model, "export", _of_equal_replicas(keras.Model.export))
 
 
 def _of_equal_replicas(export: Callable[..., Any]) -> Callable[..., Any]:

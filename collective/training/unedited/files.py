@@ -7,13 +7,16 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
 
+Save = Callable[[str], Any]
+Arguments = Mapping[str, Any]
+Write = Callable[[str, Save, Arguments], Any]
 _CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
 
 
@@ -23,33 +26,50 @@ def replace_savers(job: Job) -> None:
     A rank with another path than rank 0's writes it: ``model.save(f"{pid}.keras")``, or
     into a temporary folder. So does one that writes into an open file.
     """
-    for owner, name, parameter in entry_points.savers():
-        stock = getattr(owner, name)
-        saver = _saver(job, stock, parameter)
-        if inspect.isclass(owner):
-            job.replace(owner, name, saver)
-        else:
-            for place in entry_points.places_of(stock):
-                job.replace(*place, saver)
+
+    def on_rank_zero(path: str, save: Save, arguments: Arguments) -> Any:
+        if job.inside:
+            return save(path)
+        return job.write(os.path.abspath(path), lambda: save(path))
+
+    for saver in entry_points.savers():
+        replace_saver(job, *saver, on_rank_zero)
     get_file = entry_points.get_file()
     for place in entry_points.places_of(get_file):
         job.replace(*place, _one_at_a_time(get_file))
 
 
-def _saver(job: Job, stock: Callable[..., Any], parameter: str) -> Callable[..., Any]:
+def replace_saver(
+    job: Job, owner: Any, name: str, parameter: str, write: Write
+) -> None:
+    """Replaces one of ``entry_points.savers()`` where it is given a path.
+
+    Args:
+        write: Takes the path, what saves to a path, and all arguments by name. Returns
+            what the saver is to return.
+    """
+    stock = getattr(owner, name)
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
-    def save(*args: Any, **kwargs: Any) -> Any:
+    def saver(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         path = bound.arguments[parameter]
-        if job.inside or not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, (str, os.PathLike)):
             return stock(*args, **kwargs)
-        whole = os.path.abspath(os.fspath(path))
-        return job.write(whole, lambda: stock(*args, **kwargs))
 
-    return save
+        def save(path: str) -> Any:
+            bound.arguments[parameter] = path
+            return stock(*bound.args, **bound.kwargs)
+
+        return write(os.fspath(path), save, bound.arguments)
+
+    if inspect.isclass(owner):
+        job.replace(owner, name, saver)
+    else:
+        for place in entry_points.places_of(stock):
+            job.replace(*place, saver)
 
 
 def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
