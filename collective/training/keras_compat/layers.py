@@ -162,6 +162,14 @@ def _functional(model: keras.Model) -> Functional | None:
     return None if own_call else inner
 
 
+def cut_tensor(tensor: tf.Tensor, begin: Any, end: Any) -> tf.Tensor:
+    """The rows from ``begin`` to before ``end``, with those of the tensor's mask."""
+    part, mask = tensor[begin:end], mask_of(tensor)
+    if mask is not None:
+        set_mask(part, mask[begin:end])
+    return part
+
+
 def copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
     """A copy on the current device, with the tensor's mask."""
     copy, mask = tf.identity(tensor), mask_of(tensor)

@@ -138,7 +138,9 @@ class WholeCalls:
         args, kwargs = tf.nest.pack_sequence_as((args, kwargs), whole)
 
         def own(tensor: Any) -> Any:
-            return _rows(tensor, begin, end, sum(self.sizes))
+            if not _of(tensor, sum(self.sizes)):
+                return tensor
+            return keras_compat.cut_tensor(tensor, begin, end)
 
         outputs = tf.nest.map_structure(own, call(*args, **kwargs))
         owed = [
@@ -180,12 +182,3 @@ def _owing(outputs: Any, owed: list[tuple[tf.Tensor, tf.Tensor]]) -> Any:
     if mask is not None:
         keras_compat.set_mask(leaves[first], mask)
     return tf.nest.pack_sequence_as(outputs, leaves)
-
-
-def _rows(tensor: Any, begin: int, end: int, rows: int) -> Any:
-    if not _of(tensor, rows):
-        return tensor
-    part, mask = tensor[begin:end], keras_compat.mask_of(tensor)
-    if mask is not None:
-        keras_compat.set_mask(part, mask[begin:end])
-    return part

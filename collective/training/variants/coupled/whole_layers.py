@@ -60,10 +60,7 @@ def _call(call: Any, args: Any, kwargs: Any, context: ReplicaContext) -> Any:
     def own(tensor: Any) -> Any:
         if not _has_rows(tensor):
             return tensor
-        part, mask = tensor[first : first + rows], keras_compat.mask_of(tensor)
-        if mask is not None:
-            keras_compat.set_mask(part, mask[first : first + rows])
-        return part
+        return keras_compat.cut_tensor(tensor, first, first + rows)
 
     return tf.nest.map_structure(own, call(*args, **kwargs))
 
