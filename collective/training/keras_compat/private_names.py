@@ -106,8 +106,10 @@ def _missing(names: Mapping[str, str]) -> Iterator[str]:
         except (ImportError, AttributeError):
             yield f"keras.src.{place}"
             continue
-        known = set(dir(owner)) | (_used_by(owner) if kind else set())
-        yield from (f"keras.src.{place}.{n}" for n in wanted.split() if n not in known)
+        lacks = set(wanted.split()) - set(dir(owner))
+        if lacks and kind:  # set by methods, if at all
+            lacks -= _used_by(owner)
+        yield from (f"keras.src.{place}.{n}" for n in wanted.split() if n in lacks)
 
 
 def _used_by(kind: type[Any]) -> set[str]:
