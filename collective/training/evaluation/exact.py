@@ -240,13 +240,13 @@ class Evaluation(BatchwiseEvaluation):
 
     def _result(self, vectors: list[Any]) -> dict[str, float]:
         total = self._total(vectors)
-        logs = self._logs(total)
-        if self._unpacked(total).weights:
+        sums, loss = self._unpacked(total), self._loss(total)
+        if sums.weights:
             # Keras' mean over batches by their rows, each divided by its own weight.
             parts = [(v[0], self._loss(v)) for v in (v.numpy() for v in vectors)]
-            logs["loss"] = float(sum(rows * loss for rows, loss in parts) / total[0])
-        state = self._unpacked(total).metrics
-        keras_compat.write_metrics(self.model, state, logs["loss"], total[0])
+            loss = float(sum(rows * loss for rows, loss in parts) / total[0])
+        logs = {"loss": loss} | keras_compat.metric_results(self.model, sums.metrics)
+        keras_compat.write_metrics(self.model, sums.metrics, loss, total[0])
         if keras_compat.loss_trackers(self.model) and vectors:
             # Keras' means over batches, however many rows they have.
             by_batch = [self._output_losses(vector.numpy()) for vector in vectors]
@@ -279,11 +279,6 @@ class Evaluation(BatchwiseEvaluation):
         ]
         local = tf.concat([tf.cast([own.count], tf.float64), *others, *values], axis=0)
         return self.backend.all_reduce([local])[0]
-
-    def _logs(self, total: np.ndarray) -> dict[str, float]:
-        metrics = self._unpacked(total).metrics
-        logs = {"loss": self._loss(total)}
-        return logs | keras_compat.metric_results(self.model, metrics)
 
     def _loss(self, vector: np.ndarray) -> float:
         """The loss of the rows of a vector."""

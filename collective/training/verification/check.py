@@ -148,10 +148,13 @@ class Check:
             self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.counted.items()))
-        gather = "loss" in self.gather, "metric" in self.gather
-        sums = self.step.plan.added_sums
         return StepPlan(
-            *(*gather, notes, look_ups), added_sums=sums, whole_layers=self.whole
+            gather_loss="loss" in self.gather,
+            gather_metrics="metric" in self.gather,
+            notes=notes,
+            look_ups=look_ups,
+            added_sums=self.step.plan.added_sums,
+            whole_layers=self.whole,
         )
 
     @contextlib.contextmanager

@@ -180,8 +180,9 @@ def _in_pieces(
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
-            trial = lambda: step.try_on(batch)  # noqa: E731
-            ours = run(model, state, trial, step.partition is None)
+            ours = run(
+                model, state, lambda: step.try_on(batch), update=step.partition is None
+            )
         return ours, _differing(backend, variables), noise.normalizes
 
 
