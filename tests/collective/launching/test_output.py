@@ -250,6 +250,17 @@ def test_why_a_program_does_not_start(code, hint):
     assert hint in supervisor._why_not_started(error, "program").splitlines()[-1]
 
 
+def ends(process):
+    """Whether a killed process goes: the kernel may take a while on a busy machine."""
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
 LATE = """
 import sys, threading, time
 from collective.launch import processes
@@ -269,8 +280,7 @@ def test_what_is_started_late_dies_with_its_parent():
         while late.name() != "sleep" and time.monotonic() < deadline:
             time.sleep(0.01)
         parent.kill()
-    psutil.wait_procs([late], timeout=10)
-    assert not late.is_running() or late.status() == psutil.STATUS_ZOMBIE
+    assert ends(late)
 
 
 def test_what_a_command_started_is_killed_at_its_deadline(tmp_path):
@@ -280,5 +290,4 @@ def test_what_a_command_started_is_killed_at_its_deadline(tmp_path):
     result = processes.run(["sh", "-c", script], 0.5)
     assert result == processes.Result(None, error="no answer in 0.5 s")
     with contextlib.suppress(psutil.NoSuchProcess):
-        left = psutil.Process(int(file.read_text()))
-        assert left.status() == psutil.STATUS_ZOMBIE or not left.is_running()
+        assert ends(psutil.Process(int(file.read_text())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from collective import backends
 from collective.errors import UsageError
@@ -22,6 +23,57 @@ def data(labels: bool = False):
     x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
     y = rng.integers(0, OUTPUTS, ROWS)
     return x, y.astype("int32") if labels else np.eye(OUTPUTS, dtype="float32")[y]
+
+
+class Contrast(keras.layers.Layer):
+    """Compares each row with all others."""
+
+    def call(self, x):
+        logits = ops.matmul(x, ops.transpose(x))
+        targets = ops.arange(ops.shape(x)[0])
+        self.add_loss(
+            ops.mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    targets, logits, from_logits=True
+                )
+            )
+        )
+        return x
+
+
+class Penalty(keras.layers.Layer):
+    """Adds the sum, or the mean, of squares over the batch."""
+
+    def __init__(self, reduce, **kwargs):
+        super().__init__(**kwargs)
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(0.1 * self.reduce(x**2))
+        return x
+
+
+class Center(keras.layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0, keepdims=True)
+
+
+class State(keras.layers.Layer):
+    """Changes a state by a function of the rows."""
+
+    def __init__(self, change, **kwargs):
+        super().__init__(**kwargs)
+        self.change = change
+
+    def build(self, shape):
+        self.state = self.add_weight(
+            shape=(), initializer="ones", trainable=False, name="state"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.state.assign(self.change(self.state, x))
+        return x
 
 
 def network(*more, loss="mse", activation=None, optimizer="adam", **settings):

@@ -7,23 +7,17 @@ import pytest
 from keras import ops
 
 from collective.training.step.plan import StepPlan
-from collective.training.verification import verify
 from collective.training.verification.differences import left_out
-from tests.training.verification.checked import network, verified
-from tests.training.verification.test_verification import (
+from tests.training.verification.checked import (
     Center,
     Contrast,
     Penalty,
     State,
+    network,
+    verified,
 )
 
-pytestmark = pytest.mark.usefixtures("clean_keras")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(verify, "_known", {})
+pytestmark = pytest.mark.usefixtures("clean_keras", "own_cache")
 
 
 def test_a_layer_that_couples_rows_is_computed_whole():

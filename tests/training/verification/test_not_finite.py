@@ -11,16 +11,14 @@ import collective
 from collective import backends
 from collective.training.input.pipeline import Input
 from collective.training.prepare import prepare
-from collective.training.verification import differences, verify, verify_step
+from collective.training.verification import differences, verify_step
 
-pytestmark = pytest.mark.usefixtures("clean_keras")
+pytestmark = pytest.mark.usefixtures("clean_keras", "own_cache")
 ROWS, FEATURES = 24, 6
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(verify, "_known", {})
+def seeded():
     keras.utils.set_random_seed(5)
 
 

@@ -23,19 +23,20 @@ from tests.training.verification.checked import (
     OUTPUTS,
     PIECES,
     ROWS,
+    Center,
+    Penalty,
+    State,
     data,
     network,
     refused,
     verified,
 )
 
-pytestmark = pytest.mark.usefixtures("clean_keras")
+pytestmark = pytest.mark.usefixtures("clean_keras", "own_cache")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(verify, "_known", {})
+def float32_again():
     yield
     keras.config.set_dtype_policy("float32")
 
@@ -126,34 +127,6 @@ def test_a_loss_that_calls_another_one():
     assert verified(network(loss=Average()), (*data(), weights)).gather_loss
 
 
-class Contrast(keras.layers.Layer):
-    """Compares each row with all others."""
-
-    def call(self, x):
-        logits = ops.matmul(x, ops.transpose(x))
-        targets = ops.arange(ops.shape(x)[0])
-        self.add_loss(
-            ops.mean(
-                keras.losses.sparse_categorical_crossentropy(
-                    targets, logits, from_logits=True
-                )
-            )
-        )
-        return x
-
-
-class Penalty(keras.layers.Layer):
-    """Adds the sum, or the mean, of squares over the batch."""
-
-    def __init__(self, reduce, **kwargs):
-        super().__init__(**kwargs)
-        self.reduce = reduce
-
-    def call(self, x):
-        self.add_loss(0.1 * self.reduce(x**2))
-        return x
-
-
 def test_added_losses():
     assert verified(network(Penalty(ops.mean))) == StepPlan()
     both = network(Penalty(ops.mean), Penalty(ops.sum))
@@ -185,11 +158,6 @@ def test_a_compute_loss_of_the_users_own():
 
 
 # --- the model --------------------------------------------------------------------
-
-
-class Center(keras.layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, axis=0, keepdims=True)
 
 
 def centred():
@@ -272,24 +240,6 @@ def test_metrics():
             f"metric {metric.name!r} is not a sum over rows: predictions are gathered "
             "from all replicas each step",
         )
-
-
-class State(keras.layers.Layer):
-    """Changes a state by a function of the rows."""
-
-    def __init__(self, change, **kwargs):
-        super().__init__(**kwargs)
-        self.change = change
-
-    def build(self, shape):
-        self.state = self.add_weight(
-            shape=(), initializer="ones", trainable=False, name="state"
-        )
-
-    def call(self, x, training=False):
-        if training:
-            self.state.assign(self.change(self.state, x))
-        return x
 
 
 @pytest.mark.parametrize(
