@@ -110,8 +110,11 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
         if tf.executing_eagerly():
             return None
         graph = tf.compat.v1.get_default_graph()
-        while isinstance(getattr(graph, "outer_graph", None), type(graph)):
-            graph = graph.outer_graph
+        # Out of the bodies of loops and branches, whose names have numbers that differ.
+        while isinstance(
+            outer := getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
+        ):
+            graph = outer
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
 
