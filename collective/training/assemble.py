@@ -168,6 +168,7 @@ class Assembly:
                 maybe_empty=data.maybe_empty(options.accumulate),
                 accumulate=options.accumulate,
                 recompute=options.recompute,
+                gather_look_ups=plan.gather_look_ups,
                 attachments=attachments,
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,

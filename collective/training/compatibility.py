@@ -151,10 +151,10 @@ NOT_BUILT = _pairs(
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
         ),
-        "own_step with look_ups": (
-            "look-ups of a train_step would have to be gathered, however many a rank has"
-        ),
         "per_replica with accumulate": _ONE_AT_A_TIME,
+        "per_replica with look_ups": (
+            "the look-ups of each replica are those of a batch of its own"
+        ),
         "own_step with virtual_replicas": (
             "a train_step sums when it applies, so all pieces would have to run side by "
             "side"

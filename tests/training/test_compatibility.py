@@ -36,6 +36,7 @@ QUICK = {
     frozenset(pair)
     for pair in (
         ("own_step", "checkpoint"),
+        ("own_step", "look_ups"),
         ("look_ups", "loss_scale"),
         ("accumulate", "shard_optimizer"),
         ("checkpoint", "batches"),

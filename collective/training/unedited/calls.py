@@ -31,7 +31,7 @@ VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
 # Options by which embeddings may not be trained by the gradient of each look-up.
-_NO_LOOK_UPS = {"accumulate", "shard_optimizer", "virtual_replicas"}
+_NO_LOOK_UPS = {"accumulate", "per_replica", "shard_optimizer", "virtual_replicas"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 

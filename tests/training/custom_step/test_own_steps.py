@@ -130,6 +130,44 @@ def test_in_float32(backend):
     assert_as_keras(result, wanted, history, rtol=2e-4)
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_an_optimizer_sees_each_look_up(clips, backend):
+    """As Keras' own, also where the step changes the gradients first."""
+
+    class Step(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            if clips:
+                gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    class Positions(keras.layers.Layer):
+        """Their look-ups are the same for every batch."""
+
+        def build(self, shape):
+            self.table = keras.layers.Embedding(shape[1], shape[2])
+
+        def call(self, x):
+            return x + self.table(tf.range(x.shape[1]))
+
+    def make():
+        inputs = keras.Input((FEATURES,), dtype="int32")
+        x = Positions()(keras.layers.Embedding(5, 3)(inputs))
+        model = Step(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        rng = np.random.default_rng(3)
+        words = rng.integers(0, 5, (ROWS, FEATURES)).astype("int32")
+        return model, (words, rng.normal(size=(ROWS, 1)))
+
+    wanted, history = by_keras(make)
+    result = train(backend, make, embedding_gradients="keras")
+    assert_as_keras(result, wanted, history)
+
+
 def test_its_own_test_step_validates(backend):
     make = PROGRAMS["own_metrics"]
     x, _, y = own_steps.rows(5)
@@ -298,10 +336,10 @@ def test_some_on_ranks(tmp_path):
     tests = [
         HERE,
         "-k",
-        f"{chosen} or counts_rows or leaves_nothing or eagerly or switched",
+        f"{chosen} or counts_rows or leaves_nothing or eagerly or switched or look_up",
     ]
     ended = launch.launch("native", 2, tests, tmp_path, seconds=420)
-    assert ended.passed() == 11
+    assert ended.passed() == 13
 
 
 @pytest.mark.launches
@@ -311,7 +349,7 @@ def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
     assert ended.code == 0, ended.output
     passed = [[*o.values()].count("passed") for o in ended.outcomes]
-    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 9] * ranks
+    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 11] * ranks
     assert all("failed" not in o.values() for o in ended.outcomes)
 
 

@@ -60,8 +60,8 @@ def planned(
     has_tables = bool(plan.look_ups) or any(
         isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()
     )
-    singles = keras_compat.single_optimizers(model.optimizer)
-    if choice == "keras" and has_tables and any(map(look_ups.sees_each, singles)):
+    # An own step may have other tables and optimizers: it gathers what look-ups it sees.
+    if choice == "keras" and ("own_step" in features or _matters(model, has_tables)):
         compatibility.check({"look_ups", *features}, backend)
         return dataclasses.replace(plan, gather_look_ups=True)
     possible = compatibility.works({"look_ups", *features}, backend)
@@ -74,6 +74,12 @@ def planned(
             f"gradients of {paths} travel as the rows that a batch looks up: fewer bytes"
         )
     return dataclasses.replace(plan, as_rows=as_rows)
+
+
+def _matters(model: keras.Model, has_tables: bool) -> bool:
+    """Whether an optimizer sees single look-ups where there are any."""
+    singles = keras_compat.single_optimizers(model.optimizer)
+    return has_tables and any(map(look_ups.sees_each, singles))
 
 
 def travelling_as_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -27,6 +27,8 @@ from collective.training.variants.custom_step.replica import (
 from collective.training.variants.custom_step.share import Share
 
 Logs = dict[str, tf.Tensor]
+#: From the sums, the share of the replica, and what applies gradients.
+MakeHooks: TypeAlias = Callable[..., ReplicaHooks]
 
 
 class Contribution(NamedTuple):
@@ -47,7 +49,7 @@ class LocalStep:
     """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
 
     Attributes:
-        hooks: What is done at the intercepted calls.
+        hooks: Makes what is done at the intercepted calls.
         additive: Which numbers are sums over rows.
         sources: For each returned name, the metric whose result it is; None for
             others. Known after the first call, as the next two.
@@ -64,7 +66,7 @@ class LocalStep:
     model: keras.Model
     method: Callable[[Any], Any]
     sums: OrderedSums
-    hooks: type[ReplicaHooks] = ReplicaHooks
+    hooks: MakeHooks = ReplicaHooks
     additive: Additive = field(default_factory=Additive)
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)

@@ -167,6 +167,8 @@ class ReplicaHooks(Hooks):
         self, gradients: list[Any], variables: list[Any], key: Key | None = None
     ) -> list[Any]:
         """The sums; with a key, as it says that they are to be made."""
+        pairs = zip(gradients, variables, strict=True)
+        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         if self.alone:
             dense = self._dense(gradients, variables)
             self._global |= {id(g): g for g in dense}
@@ -175,19 +177,25 @@ class ReplicaHooks(Hooks):
         dense, local = self._weighed(gradients, variables, key, share)
         if key is not None:
             local = self._replica_sums(local)
-        place = self._locate(local, variables)
-        *totals, located = self.sums(
-            [*local, tf.cast(place, local[0].dtype)], len(local)
-        )
-        self._located.append(located)
+        totals = self._add_up(local, variables)
         summed = [tf.cast(t, g.dtype) for t, g in zip(totals, dense, strict=True)]
         self._global |= {id(total): total for total in summed}
         return summed
 
+    def _add_up(
+        self, local: list[tf.Tensor], variables: list[Any], apart: Sequence[int] = ()
+    ) -> list[tf.Tensor]:
+        """The sums over replicas of all but those at the places ``apart``."""
+        place = self._locate(local, variables)
+        together = [t for i, t in enumerate(local) if i not in apart]
+        *totals, located = self.sums(
+            [*together, tf.cast(place, local[0].dtype)], len(together)
+        )
+        self._located.append(located)
+        return totals
+
     def _dense(self, gradients: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-        pairs = list(zip(gradients, variables, strict=True))
-        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
-        return [_dense(*pair) for pair in pairs]
+        return [_dense(*pair) for pair in zip(gradients, variables, strict=True)]
 
     def _weighed(
         self, gradients: list[Any], variables: list[Any], key: Key | None, share: Share
@@ -244,6 +252,7 @@ class ReplicaHooks(Hooks):
         """Fails on every replica where one has a gradient that is not finite."""
         if not gradients:
             return []
+        gradients = [values_of(gradient) for gradient in gradients]
         if self.alone:
             located = self._locate(gradients, variables)
             return finite.check(located, self.share.number, self.backend)
@@ -326,6 +335,11 @@ def _dense(gradient: Any, variable: Any) -> tf.Tensor:
     if not tf.executing_eagerly():
         dense.set_shape(variable.shape)
     return dense
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """Its numbers: of IndexedSlices, those of each look-up."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _in_scope(tensor: Any) -> bool:

@@ -12,6 +12,7 @@ returns are theirs; else what the last step returned.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -38,7 +39,12 @@ from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.accumulation import AccumulatingStep
-from collective.training.variants.custom_step.local_step import LocalStep, Logs
+from collective.training.variants.custom_step.local_step import (
+    LocalStep,
+    Logs,
+    MakeHooks,
+)
+from collective.training.variants.custom_step.look_ups import LookUpHooks
 from collective.training.variants.custom_step.own_batches import OwnBatchHooks
 from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
 from collective.training.variants.custom_step.sharded import ShardedUpdate
@@ -59,6 +65,7 @@ class CustomStep:
         jit_compile: Whether XLA compiles it, between its sums over replicas.
         accumulate: Micro-batches that a replica cuts its rows into.
         recompute: Whether activations of layers are computed again instead of kept.
+        gather_look_ups: Whether tables have the gradients of single look-ups.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class CustomStep:
         jit_compile: bool = False,
         accumulate: int = 1,
         recompute: bool = False,
+        gather_look_ups: bool = False,
     ):
         self.model = prepared.model
         self.partition = prepared.partition
@@ -96,7 +104,9 @@ class CustomStep:
                 maybe_empty=maybe_empty,
             )
         else:
-            hooks = OwnBatchHooks if per_replica else ReplicaHooks
+            hooks: MakeHooks = OwnBatchHooks if per_replica else ReplicaHooks
+            if gather_look_ups:
+                hooks = functools.partial(LookUpHooks, set())
             self.local = LocalStep(self.model, step, self.sums, hooks)
         if self.partition is not None and method == "train_step":
             self.local.apply_by = ShardedUpdate(prepared, self.sums)
