@@ -83,6 +83,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:
             return tensors
+        tensors = [_computed(tensor) for tensor in tensors]
         out: list[Any] = [None] * len(tensors)
         for bucket in in_buckets(tensors, self.bucket_bytes):
             for indices in by_dtype(tensors, bucket):
@@ -97,7 +98,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
         return out
 
     def _gather_rows(self, tensor: Any) -> Any:
-        return self.hvd.allgather(tensor, name=self._name())
+        return self.hvd.allgather(_computed(tensor), name=self._name())
 
     def _name(self) -> str | None:
         """The name by which ranks match a call: its function, and its number there.
@@ -142,3 +143,16 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
             flush=True,
         )
         return 1
+
+
+def _computed(tensor: Any) -> Any:
+    """The tensor, which TensorFlow does not take for a constant.
+
+    It computes what follows from constants while it optimizes a graph, on each rank at a
+    moment of its own and as often as it likes: Horovod's ops, not marked as stateful, too.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)

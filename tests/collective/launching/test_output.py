@@ -35,8 +35,11 @@ RAISES = (
     "import os, signal, sys, time\n"
     "rank = os.environ['COLLECTIVE_RANK']\n"
     "print('out', rank, flush=True); print('err', rank, file=sys.stderr, flush=True)\n"
+    "ready = sys.argv[1]\n"
+    "while rank == '1' and not os.path.exists(ready): time.sleep(0.01)\n"
     "if rank == '1': raise RuntimeError('of rank ' + rank)\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print(LINES * 'more\\n'), os._exit(0)))\n"
+    "open(ready, 'w').close()\n"
     "time.sleep(60)"
 )
 
@@ -48,7 +51,8 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, 
     """Its traceback, unless that is right above."""
     files = ["--output-filename", str(tmp_path / "out")] if to_files else []
     program = RAISES.replace("LINES", str(more))
-    done = launch("-np", "2", *files, sys.executable, "-c", program)
+    ready = str(tmp_path / "ready")
+    done = launch("-np", "2", *files, sys.executable, "-c", program, ready)
     assert done.returncode == 1
     last = done.stderr.splitlines()
     assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
