@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,12 @@ DEADLINE = "COLLECTIVE_TEST_DEADLINE"
 FORKSERVER = "TESTS_FORKSERVER"
 # The folder of Open MPI's shared memory.
 SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
+
+# Many times as long as what a test waits for takes, as the machine may be busy: to import
+# TensorFlow takes 40 s on one that is.
+PATIENCE_SECONDS = 120.0
+# By so much a deadline is longer than what is enough on a machine that has little to do.
+PATIENCE = 4
 
 # Process backends and the launcher that starts their ranks.
 LAUNCHERS = {
@@ -151,6 +158,8 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
     env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
+    # Of two ranks that import TensorFlow, one may be much later than the other.
+    env["COLLECTIVE_START_TIMEOUT"] = "300"
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     # The session's folder; and a core that is not the installed one.
     for name in (SEGMENTS, "COLLECTIVE_LIBRARY"):
@@ -173,7 +182,13 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
 def run(
     arguments: list[str], env: dict[str, str], seconds: float, folder: Path = ROOT
 ) -> tuple[int | None, str]:
-    """Runs a command in a folder; at the deadline ends it and all its descendants.
+    """Runs a command in a folder; at a deadline ends it and all its descendants.
+
+    Args:
+        arguments: Program and arguments.
+        env: Its environment.
+        seconds: That are enough where the machine is not busy.
+        folder: Where it runs.
 
     Returns:
         Exit status, None past the deadline; and the output, stderr included.
@@ -189,7 +204,7 @@ def run(
             start_new_session=True,
         )
         try:
-            code: int | None = process.wait(seconds)
+            code: int | None = process.wait(PATIENCE * seconds)
         except BaseException as error:
             _end(process)
             if not isinstance(error, subprocess.TimeoutExpired):
@@ -202,9 +217,21 @@ def run(
 def capture(
     command: Sequence[Any], seconds: float = 60, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run``, in ``environment()``: the two outputs apart, as text."""
-    options = {"env": environment(), "timeout": seconds} | options
+    """As ``subprocess.run``, in ``environment()``: the two outputs apart, as text.
+
+    ``seconds`` are enough where the machine is not busy; the deadline is later.
+    """
+    options = {"env": environment(), "timeout": PATIENCE * seconds} | options
     return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def await_that(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+    """Asks until the answer is true, and returns it; fails after a while."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "this did not come about"
+        time.sleep(0.02)
+    return found
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -241,7 +268,7 @@ def launch(
         ranks: How many.
         tests: Arguments of pytest.
         reference: Folder with the results of one process.
-        seconds: Deadline.
+        seconds: As of ``run``.
         start: Turns the command of one rank into the one that starts all; by default
             the backend's own launcher on this host.
         more: Environment variables.
@@ -253,7 +280,7 @@ def launch(
                 BACKEND: backend,
                 REFERENCE: str(reference),
                 RESULTS: results,
-                DEADLINE: str(seconds - 10),
+                DEADLINE: str(PATIENCE * seconds - 10),
             },
             **more,
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
-import time
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,14 @@ from collective.launch import cgroups, containment, processes
 from tests import launch
 
 pytestmark = launch.NOT_ON_RANKS
-SECONDS = 30.0
+SECONDS = 120.0  # the machine may be busy
+_NUMBERS = itertools.count()
 # Each leaves group and parent; the last has an empty mark.
 DAEMONS = r"""
 setsid sh -c 'echo daemon $$; exec sleep 1000' &
 setsid sh -c 'setsid sh -c "echo daemon \$\$; exec sleep 1000" & exit' &
 COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
-wait_for_it() { sleep 1000; }
+may_end() { while [ ! -e "$1" ]; do sleep 0.05; done; }
 """
 
 
@@ -28,13 +30,14 @@ EMPTIED = r"""
 env -i "PATH=$PATH" setsid sh -c '
     setsid sh -c "echo daemon \$\$; exec sleep 1000" & echo daemon $$; exec sleep 1000' &
 COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
-wait_for_it() { sleep 1000; }
+may_end() { while [ ! -e "$1" ]; do sleep 0.05; done; }
 """
 
 
 def why_no_cgroup() -> str:
     """Why no cgroup can be made here; empty where one can."""
-    if group := cgroups.make("to-see-whether-one-can-be-made"):
+    # Tests of other processes ask at the same time.
+    if group := cgroups.make(f"of-test-{os.getpid()}-{next(_NUMBERS)}"):
         cgroups.remove([group], 0)
         return ""
     return "no cgroup of version 2 can be made here"
@@ -48,20 +51,21 @@ def runs(pid: int) -> bool:
         return False
 
 
-def still_run(pids: list[int]) -> list[int]:
-    """Those that have not ended after a while."""
-    deadline = time.monotonic() + SECONDS
-    while (left := list(filter(runs, pids))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def await_few(pids: list[int], most: int = 0) -> None:
+    """Waits until no more than so many of them run."""
+    launch.await_that(lambda: sum(map(runs, pids)) <= most, SECONDS)
 
 
 def start(
-    words: list[str], script: str
+    words: list[str], script: str, go_on: Path
 ) -> tuple[subprocess.Popen, list[int], list[int]]:
-    """A job of two ranks; its daemons, and those that are to stay."""
+    """A job of two ranks; its daemons, and those that are to stay.
+
+    ``$1`` of its script is the file that appears when all of them have told who they are:
+    a rank that ends before would take them with it.
+    """
     job = subprocess.Popen(
-        [*launch.command("native", 2), *words, "sh", "-c", script],
+        [*launch.command("native", 2), *words, "sh", "-c", script, "sh", str(go_on)],
         cwd=launch.ROOT,
         env=launch.environment(),
         stdout=subprocess.PIPE,
@@ -73,6 +77,7 @@ def start(
     for _ in range(6):
         _, kind, pid = job.stdout.readline().split()
         found[kind].append(int(pid))
+    go_on.touch()
     return job, found["daemon"], found["stays"]
 
 
@@ -81,17 +86,18 @@ def start(
     "how", ["ends", pytest.param("fails", marks=pytest.mark.matrix), "is killed"]
 )
 @pytest.mark.parametrize("daemons_of", [DAEMONS, EMPTIED], ids=["marked", "emptied"])
-def test_daemons_end_with_the_job(how, daemons_of):
+def test_daemons_end_with_the_job(how, daemons_of, tmp_path):
     if daemons_of is EMPTIED and (why_not := why_no_cgroup()):
         pytest.skip(why_not)
-    end = {"ends": "sleep 1", "fails": "sleep 1; exit 3"}.get(how, "wait_for_it")
-    job, daemons, stay = start([], daemons_of + end)
+    end = {"ends": 'may_end "$1"', "fails": 'may_end "$1"; exit 3'}
+    script = daemons_of + end.get(how, "sleep 1000")
+    job, daemons, stay = start([], script, tmp_path / "go on")
     try:
         assert len(daemons) == 4 and len(stay) == 2
         if how == "is killed":
             job.kill()
         assert job.wait(SECONDS) == {"ends": 0, "fails": 3}.get(how, -signal.SIGKILL)
-        assert still_run(daemons) == []
+        await_few(daemons)
         assert all(map(runs, stay))
     finally:
         for pid in (*daemons, *stay):
@@ -101,17 +107,15 @@ def test_daemons_end_with_the_job(how, daemons_of):
 
 
 @pytest.mark.launches
-def test_daemons_of_an_elastic_rank_end_with_it():
-    end = '[ "$COLLECTIVE_RANK" = 0 ] && wait_for_it; sleep 1; kill -9 $$'
-    job, daemons, stay = start(["--min-np", "1"], DAEMONS + end)
+def test_daemons_of_an_elastic_rank_end_with_it(tmp_path):
+    end = '[ "$COLLECTIVE_RANK" = 0 ] && sleep 1000; may_end "$1"; kill -9 $$'
+    job, daemons, stay = start(["--min-np", "1"], DAEMONS + end, tmp_path / "go on")
     try:
-        deadline = time.monotonic() + SECONDS
-        while sum(map(runs, daemons)) > 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        await_few(daemons, 2)
         assert sum(map(runs, daemons)) == 2 and job.poll() is None
         job.terminate()
         job.wait(SECONDS)
-        assert still_run(daemons) == []
+        await_few(daemons)
     finally:
         for pid in (*daemons, *stay):
             if runs(pid):
@@ -122,19 +126,19 @@ def test_daemons_of_an_elastic_rank_end_with_it():
 def test_a_cgroup_goes_with_all_that_is_in_it_but_what_is_to_stay():
     if why_not := why_no_cgroup():
         pytest.skip(why_not)
-    group = cgroups.make("of-a-test")
-    assert group is not None and cgroups.find("of-a-t") == [group]
+    mark = f"of-a-test-{os.getpid()}"
+    group = cgroups.make(mark + "-whole")
+    assert group is not None and cgroups.find(mark + "-w") == [group]
     (group / "made-by-the-rank").mkdir()
     sleepers = [processes.start(["sleep", "100"], cgroup=group) for _ in range(2)]
     sleepers.append(processes.start(["sleep", "100"], cgroup=group, has_threads=True))
     try:
         first, *others = sleepers
-        deadline = time.monotonic() + SECONDS
-        while len((group / "cgroup.procs").read_text().split()) < 3:
-            assert time.monotonic() < deadline
+        inside = group / "cgroup.procs"
+        launch.await_that(lambda: len(inside.read_text().split()) == 3)
         cgroups.kill(group, keep=lambda pid: pid == first.pid)
         cgroups.remove([group], SECONDS)
-        assert [each.wait(10) for each in others] == [-signal.SIGKILL] * 2
+        assert [each.wait(SECONDS) for each in others] == [-signal.SIGKILL] * 2
         assert first.poll() is None and not group.exists()
     finally:
         for each in sleepers:
@@ -158,10 +162,12 @@ def test_only_what_has_the_mark_is_found():
     ]
     try:
         first, last = (each.pid for each in sleepers)
+        # The kernel shows the environment a moment after the program has begun.
+        launch.await_that(lambda: containment.find(marks.job) == {first, last})
         assert containment.find(made[0]) == {first}
         assert containment.find(marks.job) == {first, last}
         containment.kill(made[0])
-        assert sleepers[0].wait(10) == -signal.SIGKILL
+        assert sleepers[0].wait(SECONDS) == -signal.SIGKILL
         assert containment.find(marks.job) == {last}
     finally:
         for each in sleepers:

@@ -89,27 +89,32 @@ def test_a_script_that_fails(script):
 def test_a_script_may_leave_a_daemon_behind():
     """It holds the script's output, which was read to its end."""
     began = time.monotonic()
-    discovery = Discovery("echo localhost:2; setsid sleep 20 &")
+    discovery = Discovery("echo localhost:2; setsid sleep 60 &")
     discovery.wait_for(2, 5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
 
 
+# The job must not end before rank 0 has shown its place.
 SHOWS_PLACE_AND_DIES = """
-import os, signal, time
+import os, signal, sys, time
 rank = int(os.environ["HOROVOD_RANK"])
 print(sorted(i for i in os.environ.items() if i[0].startswith("HOROVOD_")), flush=True)
 if rank:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
+open(sys.argv[1], "w").close()
+time.sleep(1000)
 """
 
 
 @pytest.mark.launches
-def test_a_job_whose_ranks_change_too_often_ends():
+def test_a_job_whose_ranks_change_too_often_ends(tmp_path):
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
     command += ["--max-np", "2", "--reset-limit", "1"]
     command += ["--blacklist-cooldown-range", "1", "2"]
-    ended = capture([*command, sys.executable, "-c", SHOWS_PLACE_AND_DIES])
+    command += [sys.executable, "-c", SHOWS_PLACE_AND_DIES, str(tmp_path / "shown")]
+    ended = capture(command)
     assert ended.returncode == 1, ended.stderr
     assert "the ranks of the job have changed 2 times; ending it" in ended.stderr
     # Each rank's place, by horovodrun's names.

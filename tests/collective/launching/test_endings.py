@@ -77,7 +77,7 @@ def test_a_command_may_be_suspended_for_longer_than_its_time(clock, monkeypatch)
 def test_a_command_may_leave_a_daemon_behind():
     """As ssh does with ControlPersist: it holds what its program wrote to."""
     daemon = "setsid sleep 30 & echo to stdout; echo to stderr >&2; exit 3"
-    found = processes.run(["sh", "-c", daemon], 5)
+    found = processes.run(["sh", "-c", daemon], 25)
     assert found == processes.Result(3, "to stdout\n", "to stderr")
     hangs = processes.run(["sh", "-c", "setsid sleep 30 & sleep 30"], 0.5)
     assert found != hangs == processes.Result(None, error="no answer in 0.5 s")
@@ -97,7 +97,7 @@ def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
 
 
 def test_states_of_processes():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         assert not processes.kill_is_pending(child.pid)
         assert f" (process {child.pid})" in processes.describe_children(os.getpid())
@@ -163,7 +163,7 @@ def test_nobody_reads_and_the_job_ends():
     )
     os.close(writing)
     try:
-        assert job.wait(60) == 128 + signal.SIGKILL
+        assert job.wait(launch.PATIENCE_SECONDS) == 128 + signal.SIGKILL
     finally:
         job.kill()
         os.close(reading)

@@ -18,7 +18,7 @@ from collective.launch import mpi
 from collective.launch.mpi import MPI, compose, recognize, shell_line
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
-from tests.launch import capture
+from tests.launch import PATIENCE_SECONDS, capture
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.launches
@@ -210,7 +210,9 @@ def test_verbose_tells_of_every_rank_and_of_no_failure():
 def test_ranks_that_do_not_start_end_the_job(tmp_path):
     waits = tmp_path / "mpirun"
     output = "mpirun (Open MPI) 5.0.11"
-    waits.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{output}' || sleep 60\n")
+    waits.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && echo '{output}' || sleep 1000\n"
+    )
     waits.chmod(0o755)
     limit = ["--mpirun", str(waits), "--start-timeout", "1"]
     done = run(*LAUNCH, *limit, "-np", "2", "true")
@@ -223,7 +225,7 @@ FAILS = (
     "import sys, time\n"
     "from collective.environment import detect\n"
     "if detect().rank == 1: raise RuntimeError('of rank', detect().rank)\n"
-    "time.sleep(60)"
+    "time.sleep(1000)"
 )
 
 
@@ -241,8 +243,8 @@ def test_a_rank_that_fails_has_the_last_word():
 
 SLEEPS = (
     "import subprocess, sys, time\n"
-    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-    "print('here', flush=True); time.sleep(60)"
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+    "print('here', flush=True); time.sleep(1000)"
 )
 
 
@@ -262,7 +264,7 @@ def test_nothing_outlives_the_launcher(number):
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 6  # at least: two ranks, what watches them, their children
     process.send_signal(number)
-    code = process.wait(timeout=30)
+    code = process.wait(timeout=PATIENCE_SECONDS)
     assert code == (-number if number == signal.SIGKILL else 128 + number)
     process.stdout.close()
-    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert not psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1]

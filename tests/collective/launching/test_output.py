@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ import pytest
 from collective.hosts import Host, is_local
 from collective.launch import output, processes, supervisor
 from collective.running_time import Deadline
-from tests.launch import capture
+from tests.launch import PATIENCE_SECONDS, await_that, capture
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -40,7 +39,7 @@ RAISES = (
     "if rank == '1': raise RuntimeError('of rank ' + rank)\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print(LINES * 'more\\n'), os._exit(0)))\n"
     "open(ready, 'w').close()\n"
-    "time.sleep(60)"
+    "time.sleep(1000)"
 )
 
 
@@ -108,8 +107,8 @@ def test_several_names_of_this_host_are_one_host():
 def test_what_a_rank_started_dies_with_a_killed_launcher():
     code = (
         "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print('here', flush=True); time.sleep(60)"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        "print('here', flush=True); time.sleep(1000)"
     )
     process = subprocess.Popen(
         [*LAUNCH, "-np", "2", sys.executable, "-c", code],
@@ -124,7 +123,7 @@ def test_what_a_rank_started_dies_with_a_killed_launcher():
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert not psutil.wait_procs(family, timeout=PATIENCE_SECONDS)[1]
 
 
 def test_last_error_lines():
@@ -183,7 +182,7 @@ def test_a_long_line_takes_time_linear_in_its_length(tmp_path):
     assert looked_at == len(text)
 
 
-def test_pipes_that_a_daemon_holds_are_waited_for_together(tmp_path):
+def test_pipes_that_a_daemon_holds_are_waited_for_together(monkeypatch):
     """One deadline for all ranks, which had 10 s each."""
     made = [output.RankOutput(rank, 3, output.OutputStyle()) for rank in range(3)]
     held = [os.pipe() for _ in range(6)]
@@ -191,10 +190,15 @@ def test_pipes_that_a_daemon_holds_are_waited_for_together(tmp_path):
     for rank, one in enumerate(made):
         one.attach(pipes[2 * rank], pipes[2 * rank + 1])
         one.start()
-    deadline, began = Deadline(0.5), time.monotonic()
-    for one in made:
+    deadline = Deadline(0.5)
+    made[0].finish(deadline)
+    assert deadline.passed()
+    waits: list[float] = []
+    monkeypatch.setattr(threading.Thread, "join", lambda _, pause: waits.append(pause))
+    for one in made[1:]:
         one.finish(deadline)
-    assert 0.5 <= time.monotonic() - began < 1.5
+    assert not waits
+    monkeypatch.undo()
     for _, writing in held:
         os.close(writing)
 
@@ -206,7 +210,7 @@ def save(number, frame):
     os._exit(0)
 signal.signal(signal.SIGTERM, save)
 print("here", flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -225,7 +229,7 @@ def test_a_closed_terminal_lets_ranks_of_an_elastic_job_save_their_state(elastic
     for _ in range(2):
         assert "here" in process.stdout.readline()
     process.send_signal(signal.SIGHUP)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 128 + signal.SIGHUP
     assert rest.count("saves") == (2 if elastic else 0)
 
@@ -256,22 +260,20 @@ def test_why_a_program_does_not_start(code, hint):
 
 def ends(process):
     """Whether a killed process goes: the kernel may take a while on a busy machine."""
-    deadline = time.monotonic() + 10
     with contextlib.suppress(psutil.NoSuchProcess):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+        await_that(
+            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        )
     return True
 
 
 LATE = """
 import sys, threading, time
 from collective.launch import processes
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-late = processes.start(["sleep", "60"], has_threads=True)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+late = processes.start(["sleep", "1000"], has_threads=True)
 print(late.pid, flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -280,17 +282,22 @@ def test_what_is_started_late_dies_with_its_parent():
     command = [sys.executable, "-c", LATE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         late = psutil.Process(int(parent.stdout.readline()))
-        deadline = time.monotonic() + 30
-        while late.name() != "sleep" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        await_that(lambda: late.name() == "sleep")
         parent.kill()
     assert ends(late)
 
 
-def test_what_a_command_started_is_killed_at_its_deadline(tmp_path):
+def test_what_a_command_started_is_killed_at_its_deadline(tmp_path, monkeypatch):
     """As a remote shell that does not answer."""
     file = tmp_path / "pid"
-    script = f"setsid sleep 60 & echo $! > {file}; sleep 60"
+    wait = processes.wait
+
+    def wait_from_then_on(process, seconds):
+        await_that(lambda: file.exists() and file.read_text().endswith("\n"))
+        return wait(process, seconds)
+
+    monkeypatch.setattr(processes, "wait", wait_from_then_on)
+    script = f"setsid sleep 1000 & echo $! > {file}; sleep 1000"
     result = processes.run(["sh", "-c", script], 0.5)
     assert result == processes.Result(None, error="no answer in 0.5 s")
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -27,7 +27,7 @@ with Preemption() as preemption:
     thread.join()
     for one in daemons:
         one.terminate()
-        one.join(5)
+        one.join(60)
     codes = [one.exitcode for one in daemons]
     for one in daemons:
         one.kill()
@@ -40,6 +40,6 @@ with Preemption() as preemption:
 
 def test_what_a_rank_forks_ends_by_sigterm():
     forks = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300
     )
     assert forks.returncode == 0, forks.stderr

@@ -58,7 +58,7 @@ def test_calls_share_the_executable_until_the_end(worker):
     assert worker.execute(call(lambda made: made.add(1))) == 15
     assert worker.execute(call(lambda made: made.add(2))) == 35
     worker.end()
-    thread.join(10)
+    thread.join(120)
     assert not ended and not thread.is_alive()
 
 
@@ -70,7 +70,7 @@ def test_a_failure_ends_the_rank(worker):
     ) as got:
         worker.execute(call(lambda _: 1 / 0))
     assert "all ranks have ended" in got.value.hint
-    thread.join(10)
+    thread.join(120)
     assert isinstance(ended[0], ZeroDivisionError)
     with pytest.raises(CollectiveError, match="the rank has ended"):
         worker.execute(call(lambda _: 0))
@@ -80,7 +80,7 @@ def test_a_lost_actor_ends_the_rank(worker):
     thread, ended = rank(None, (), {})
     worker.accept()
     worker.rank.close()
-    thread.join(10)
+    thread.join(120)
     assert isinstance(ended[0], EOFError)
 
 

@@ -22,7 +22,7 @@ def test_an_answer_or_why_there_is_none():
         ["sh", "-c", "echo out; echo some >&2; echo words >&2; exit 3"], 20
     )
     assert good == processes.Result(3, "out\n", "some words")
-    assert processes.run(["sleep", "60"], 0.1) == processes.Result(
+    assert processes.run(["sleep", "1000"], 0.1) == processes.Result(
         None, "", "no answer in 0.1 s"
     )
     none = processes.run(["/no/such/program"], 1)

@@ -89,7 +89,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     try:
         deadline = time.monotonic() + SECONDS
         while True:
-            nodes = run(["sinfo", "-h", "-o", "%D %t"], env, 20).stdout.split()
+            nodes = run(["sinfo", "-h", "-o", "%D %t"], env).stdout.split()
             if nodes == ["2", "idle"]:
                 break
             if time.monotonic() > deadline:

@@ -37,7 +37,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **variables}
     return subprocess.run(
-        [slurm.SHELL, *words], env=env, capture_output=True, text=True, timeout=20
+        [slurm.SHELL, *words], env=env, capture_output=True, text=True, timeout=120
     )
 
 
