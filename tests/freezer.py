@@ -32,7 +32,7 @@ def frozen(processes: Sequence[int]) -> Iterator[None]:
 
 
 def _remove(group: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # what was in it has not ended yet
             group.rmdir()

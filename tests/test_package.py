@@ -61,7 +61,7 @@ def run_script(folder: Path, **variables: str) -> str:
         env=env | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=480,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1].removeprefix("trained with ")
@@ -76,7 +76,7 @@ def build_wheel(folder: Path, core: bool) -> Path:
     if not core:
         command.append("--no-build-isolation")
     env = os.environ | {"COLLECTIVE_BUILD_CORE": str(int(core))}
-    subprocess.run(command, env=env, check=True, timeout=600)
+    subprocess.run(command, env=env, check=True, timeout=2400)
     (wheel,) = folder.glob("keras_collective-*.whl")
     return wheel
 

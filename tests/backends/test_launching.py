@@ -17,7 +17,7 @@ from tests import launch
 pytestmark = pytest.mark.launches
 
 
-def run(program: str, seconds: float = 30, **more) -> launching.CompletedRun:
+def run(program: str, seconds: float = 120, **more) -> launching.CompletedRun:
     return launching.run([sys.executable, "-c", program], seconds, **more)
 
 
@@ -30,22 +30,38 @@ def test_tells_how_it_ended_and_its_last_lines():
     assert run("").failure == ""
 
 
-def test_is_ended_at_its_deadline_with_all_it_has_started():
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
+    """A file, from whose existence on the time of a run counts that starts meanwhile."""
+    file, start = tmp_path / "ready", launching.processes.start
+
+    def start_and_await(*arguments, **more):
+        process = start(*arguments, **more)
+        launch.await_that(file.exists)
+        return process
+
+    monkeypatch.setattr(launching.processes, "start", start_and_await)
+    return file
+
+
+def test_is_ended_at_its_deadline_with_all_it_has_started(ready):
     ended = run(
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        "import pathlib, subprocess, sys\n"
+        "sleeps = [sys.executable, '-c', 'import time; time.sleep(1000)']\n"
+        "child = subprocess.Popen(sleeps)\n"
         "print(child.pid, flush=True)\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
         "child.wait()",
-        seconds=2,
+        seconds=0.5,
     )
     assert ended.failure == "did not end in time"
     with contextlib.suppress(psutil.NoSuchProcess):  # it was sent its end, no more
-        psutil.Process(int(ended.tail)).wait(30)
+        psutil.Process(int(ended.tail)).wait(launch.PATIENCE_SECONDS)
 
 
-def test_lets_what_outlives_the_launcher_clean_up(tmp_path):
+def test_lets_what_outlives_the_launcher_clean_up(ready):
     """As horovodrun, which ends before its mpirun has."""
-    left = tmp_path / "segment"
+    left = ready
     cleans_up = (
         "import pathlib, signal, sys, time\n"
         f"left = pathlib.Path({str(left)!r})\n"
@@ -55,12 +71,12 @@ def test_lets_what_outlives_the_launcher_clean_up(tmp_path):
         "    sys.exit()\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "left.touch()\n"
-        "time.sleep(99)"
+        "time.sleep(1000)"
     )
     ended = run(
         "import subprocess, sys\n"
         f"subprocess.Popen([sys.executable, '-c', {cleans_up!r}]).wait()",
-        seconds=3,
+        seconds=0.5,
     )
     assert ended.code is None and not left.exists()
 
@@ -76,7 +92,7 @@ def test_ends_with_the_process_that_asked_for_it():
     asks = (
         "import sys\n"
         "from collective.backends import launching\n"
-        "launching.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
+        "launching.run([sys.executable, '-c', 'import time; time.sleep(1000)'], 900)"
     )
     asking = subprocess.Popen(
         [sys.executable, "-c", asks], cwd=launch.ROOT, env=launch.environment()
@@ -88,4 +104,4 @@ def test_ends_with_the_process_that_asked_for_it():
         started = psutil.Process(asking.pid).children()
     asking.kill()
     asking.wait()
-    assert not psutil.wait_procs(started, timeout=30)[1]
+    assert not psutil.wait_procs(started, timeout=launch.PATIENCE_SECONDS)[1]

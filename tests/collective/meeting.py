@@ -32,7 +32,7 @@ def rank(number, job, of=2, program=MEET, **more):
             COLLECTIVE_LOCAL_RANK=str(number),
             COLLECTIVE_LOCAL_SIZE=str(of),
             COLLECTIVE_JOB=job,
-            COLLECTIVE_START_TIMEOUT="10",
+            COLLECTIVE_START_TIMEOUT="60",
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """Arrays that differ from rank to rank, and what NumPy makes of them together."""
 
 import os
+import time
 
 import numpy as np
 from hypothesis import Phase, settings
@@ -98,3 +99,19 @@ def same_bits(collective, array):
     mine = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     everyone = collective.allgather(mine.reshape(1, -1))
     return bool((everyone == everyone[0]).all())
+
+
+def assert_rests():
+    """This process comes to rest: it takes next to no time of a processor.
+
+    Not at once, as TensorFlow's own threads look for work for a while; and of the time that
+    has really passed, which is long where others have the processor.
+    """
+    end = time.monotonic() + 60
+    while True:
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(0.5)
+        used, passed = time.process_time() - used, time.monotonic() - began
+        if used < 0.2 * passed:
+            return
+        assert time.monotonic() < end, f"{used:.2f} s of {passed:.2f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from collective import deadline
 deadline.watch(3, lambda code: os._exit(6 + code))
 {}
 """
-WAITS = "with deadline.waiting('in MPI_Barrier'): time.sleep(20)"
+WAITS = "with deadline.waiting('in MPI_Barrier'): time.sleep(200)"
 
 
 def ends(program: str, seconds: str = "0.5") -> tuple[int, str]:
@@ -24,7 +25,7 @@ def ends(program: str, seconds: str = "0.5") -> tuple[int, str]:
         env={**os.environ, "COLLECTIVE_TIMEOUT": seconds},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     return done.returncode, done.stderr
 
@@ -32,7 +33,7 @@ def ends(program: str, seconds: str = "0.5") -> tuple[int, str]:
 def test_a_wait_that_takes_too_long_ends_the_job():
     code, printed = ends(WAITS)
     assert code == 7
-    assert "rank 3 waited 1 s for other ranks in MPI_Barrier" in printed
+    assert re.search(r"rank 3 waited \d+ s for other ranks in MPI_Barrier", printed)
     assert "HINT" in printed and "COLLECTIVE_TIMEOUT=seconds" in printed
 
 
@@ -41,13 +42,13 @@ with deadline.waiting("in a step"):
     pass
 with deadline.waiting("in a step", 60):  # it may take more
     child = os.fork()  # which does not wait for other ranks
-    time.sleep(1.5)
+    time.sleep(3)
     assert child == 0 or os.waitpid(child, 0)[1] == 0
 """
 
 
 def test_nothing_else_ends_it():
-    assert ends(ALLOWED) == (0, "")
+    assert ends(ALLOWED, "2") == (0, "")
 
 
 def test_a_time_that_is_not_one_is_refused():

@@ -49,7 +49,7 @@ class Ranks:
             for rank in ranks
         ]
 
-    def finish(self, timeout=40):
+    def finish(self, timeout=240):
         """Exit code, output and errors of each."""
         try:
             outputs = [
@@ -70,6 +70,17 @@ PRELUDE = """
     import collective
     collective.init()
     rank, size = collective.rank(), collective.size()
+"""
+# With these, a rank waits for what another has done, however slow that is: ``tell`` makes
+# a file in the folder that the variable TOLD names, ``hear`` waits until it is there.
+TELL = """
+    def tell(what):
+        open(os.path.join(os.environ["TOLD"], what), "w").close()
+
+    def hear(*told):
+        for what in told:
+            while not os.path.exists(os.path.join(os.environ["TOLD"], what)):
+                time.sleep(0.01)
 """
 
 # Reduces for ever, all sizes and paths; says how the end came.
@@ -169,27 +180,34 @@ def test_a_rank_that_leaves_is_named():
     assert "rank 0 has shut down while others still wait" in out
 
 
-def test_a_rank_that_does_not_come_ends_the_wait():
+def test_a_rank_that_does_not_come_ends_the_wait(tmp_path):
     code = (
         PRELUDE
+        + TELL
         + """
     if rank == 0:
-        time.sleep(8)
+        hear("timeout")
     try:
         collective.allreduce(np.ones(3), name="gradient")
     except collective.Timeout as error:
         print(error)
+        tell("timeout")
         sys.exit(3)
     """
     )
     results = Ranks(
-        2, code, COLLECTIVE_TIMEOUT="3", COLLECTIVE_STALL_SECONDS="1"
+        2,
+        code,
+        COLLECTIVE_TIMEOUT="3",
+        COLLECTIVE_STALL_SECONDS="1",
+        TOLD=str(tmp_path),
     ).finish()
     code, out, err = results[1]
     assert code == 3
-    assert "waited 3 s for rank 0 in all-reduce 'gradient'" in out
+    assert re.search(r"waited \d+ s for rank 0 in all-reduce 'gradient'", out), out
     assert "rank 0 is not in a collective" in out
-    assert "no progress for 1 s" in err and "rank 1 waits for rank 0" in err
+    assert re.search(r"no progress for \d+ s", err), err
+    assert "rank 1 waits for rank 0" in err
     assert results[0][0] == 3  # and the late one hears of it too
 
 
@@ -299,10 +317,10 @@ def test_tensorflow_tells_of_different_process_sets(decorator):
         print(error)
     """
     ranks = Ranks(3, code, COLLECTIVE_STALL_SECONDS="5")
-    for exit_code, out, err in ranks.finish(timeout=100):
+    for exit_code, out, err in ranks.finish(timeout=400):
         assert exit_code == 0, out + err
         assert re.search(
-            r"rank 0 waits for rank 1 since 5 s in all-reduce 'weights' .*ranks 0,1",
+            r"rank 0 waits for rank 1 since \d+ s in all-reduce 'weights' .*ranks 0,1",
             out,
         ), out
 
@@ -388,13 +406,29 @@ def test_a_second_thread_may_call_late():
     thread.join()
     """
     )
-    for exit_code, out, err in Ranks(2, code, COLLECTIVE_STALL_SECONDS="15").finish():
+    more = {"COLLECTIVE_STALL_SECONDS": "40", "COLLECTIVE_TIMEOUT": "80"}
+    for exit_code, out, err in Ranks(2, code, **more).finish():
         assert exit_code == 0, out + err
 
 
-def test_a_rank_that_never_starts_is_named():
-    ranks = Ranks(3, PRELUDE, COLLECTIVE_START_TIMEOUT="2")
-    ranks.processes[2].kill()
+def test_a_rank_that_never_starts_is_named(tmp_path):
+    # Both others are there before one of them begins to wait.
+    code = (
+        """
+    import os, signal, time
+    import collective
+    rank = os.environ["COLLECTIVE_RANK"]
+    if rank == "2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+        + TELL
+        + """
+    tell(rank)
+    hear("0", "1")
+    collective.init()
+    """
+    )
+    ranks = Ranks(3, code, COLLECTIVE_START_TIMEOUT="3", TOLD=str(tmp_path))
     results = ranks.finish()
     for code, _, err in results[:2]:
         assert code == 1
@@ -421,25 +455,33 @@ def test_a_fork_that_ends_does_not_leave_the_job():
         assert exit_code == 0, out + err
 
 
-def test_unfinished_handles_end_at_shutdown():
+def test_unfinished_handles_end_at_shutdown(tmp_path):
     code = (
         PRELUDE
+        + TELL
         + """
     if rank == 0:
-        handle = collective.allreduce_async(np.ones(3))
+        from collective.recorder import memory
+
+        def runs(entry):
+            return entry.what == "first" and entry.started and not entry.ended
+
+        handle = collective.allreduce_async(np.ones(3), name="first")
         later = collective.allreduce_async(np.ones(3))
-        time.sleep(0.3)
+        while not any(map(runs, memory.read(0, "", time.monotonic_ns()).entries)):
+            time.sleep(0.01)
         collective.shutdown()
+        tell("shutdown")
         for one in (handle, later):
             try:
                 one.wait()
             except collective.PeerLost as error:
                 print(error)
     else:
-        time.sleep(2)
+        hear("shutdown")
     """
     )
-    code, out, err = Ranks(2, code).finish()[0]
+    code, out, err = Ranks(2, code, TOLD=str(tmp_path)).finish()[0]
     assert code == 0, err
     assert "shut down while a collective ran" in out and "before it ran" in out
 
@@ -481,21 +523,30 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
     ("instead", "code", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "rank 1 .* died"),
-        ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'which)"),
+        (
+            "hear('0', '2')",
+            0,
+            r"waited \d+ s for rank 1 in (join|all-gather 'which)",
+        ),
     ],
     ids=["dies", "does not come"],
 )
-def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message):
+def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message, tmp_path):
     ranks = Ranks(
         3,
         PRELUDE
+        + TELL
         + f"""
     if rank == 1:
         {instead}
         sys.exit()
-    collective.join()
+    try:
+        collective.join()
+    finally:
+        tell(str(rank))
     """,
         COLLECTIVE_TIMEOUT="3",
+        TOLD=str(tmp_path),
     )
     (_, _, first), (ended, _, _), (_, _, last) = ranks.finish()
     assert ended == code

@@ -83,7 +83,7 @@ def forked(action):
     if child == 0:
         action()
         sys.exit(0)  # with all that runs at the end of a process
-    for _ in range(600):
+    for _ in range(6000):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

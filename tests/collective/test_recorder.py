@@ -24,7 +24,9 @@ import numpy as np
 import collective
 from collective import recorder
 from collective.errors import UsageError
-from collective.recorder.dump import parse
+from collective.launch import processes
+from collective.recorder import memory
+from collective.recorder.dump import parse, user_line
 
 collective.init()
 rank = collective.rank()
@@ -41,15 +43,28 @@ def dumps():
     with contextlib.suppress(UsageError):  # it is being written
         return [parse(text, "") for text in texts]
 
+def recorded(rank):
+    return memory.read(rank, "", time.monotonic_ns())
+
+def line(rank):
+    return user_line(recorded(rank).stack)
+
+def waits(rank):
+    last = recorded(rank).entries[-1]
+    return last.what == "the last" and (last.started or 0) < -1
+
 def misbehave(how):
-    time.sleep(1.2)  # seen at its line at least once
+    # Where ranks stop, the other one comes later.
+    while how != "stop" and not (waits(0) and waits(2)):
+        time.sleep(0.05)
+    while not line(rank).endswith("in misbehave"):  # where it was seen last
+        time.sleep(0.05)
     if how == "leave":
         sys.exit(0)
     recorder.in_step(17, time.perf_counter())
     if how == "end":  # as a user does who is tired of waiting, or a batch system
-        time.sleep(1)
         os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(60)
+        time.sleep(1000)
     if how == "stop" and rank == 2:
         os.kill(wait_for_the_dump().ranks[1].pid, signal.SIGCONT)
         sys.exit(3)
@@ -67,6 +82,11 @@ elif sys.argv[1] == "mpi":  # as a backend that the core does not run
     sys.exit(3)
 elif rank == 1 or (rank == 2 and sys.argv[1] == "stop"):
     misbehave(sys.argv[1])
+elif sys.argv[1] == "stop":  # waits when one rank has stopped, and one is elsewhere
+    while not processes.is_stopped(recorded(1).pid):
+        time.sleep(0.05)
+    while not line(2).endswith("in wait_for_the_dump"):
+        time.sleep(0.05)
 collective.allreduce(np.ones(5), name="the last")
 """
 
@@ -98,7 +118,7 @@ def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
         assert user_line(rank.stack).endswith("in <module>")
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
     # What the dead one did: its ring, and the line where it was last seen.
-    assert dead.at == "step 17" and -2 < dead.since < 0
+    assert dead.at == "step 17" and -100 < dead.since < 0
     assert "in step 17 since " in done.stderr
     before = dead.entries[-1]
     assert before.what == "gradient 599" and before.ended is not None
@@ -163,7 +183,8 @@ COMES_AND_GOES = (
     PRELUDE
     + """
     import ctypes, threading
-    from collective import recorder, session
+    from collective import library, recorder, session
+    from collective.recorder import memory
 
     who = os.environ["COLLECTIVE_RANK"]
     if session.is_joining():
@@ -172,11 +193,21 @@ COMES_AND_GOES = (
         if collective.allgather(np.array([session.waiting()])).any():
             session.regroup()
 
+    def others_wait(name):
+        local = range(library.load().collective_recorder_local_size())
+        ranks = [memory.read(number, "", time.monotonic_ns()) for number in local]
+        others = [r for r in ranks if r.state == "alive" and r.pid != os.getpid()]
+        lasts = [other.entries[-1] for other in others]
+        return all(last.what == name and last.started for last in lasts)
+
     def lose(dying, name):
         collective.allreduce(np.ones(5), name=f"before {name}")
         if who == dying:
             recorder.in_step(17, time.perf_counter())
-            time.sleep(1)  # until the other ranks wait in the next collective
+            while not others_wait(name):
+                time.sleep(0.05)
+            if "HELD_SECONDS" in os.environ:
+                time.sleep(1)  # until they are held
             os.kill(os.getpid(), signal.SIGKILL)
         if "HELD_SECONDS" in os.environ:  # the watching thread cannot run meanwhile
             held = int(os.environ["HELD_SECONDS"])

@@ -81,7 +81,7 @@ def test_those_that_ended_before_they_came_are_left_out():
     """The launcher reports them to the others."""
     start = [*launch.command("native", 4), "--min-np", "2"]
     command = [*start, sys.executable, "-c", ENDS_BEFORE]
-    code, printed = launch.run(command, launch.environment(), 30)
+    code, printed = launch.run(command, launch.environment(), 60)
     assert code == 0 and "[1] 0 2 2" in printed and "[3] 1 2 2" in printed, printed
 
 
@@ -118,7 +118,7 @@ def test_newcomers_that_die_stop_nobody():
     variables["COLLECTIVE_JOINS"] = "1"
     for who in range(2, 12, 2):  # two at a time
         ranks.add((who, who + 1), 16, GROWS, **variables)
-        assert [one.wait(30) for one in ranks.processes[-2:]] == [-signal.SIGKILL] * 2
+        assert [one.wait(240) for one in ranks.processes[-2:]] == [-signal.SIGKILL] * 2
     ranks.add([12], 16, GROWS, **variables)
     ended = ranks.finish()
     left = [ended[rank] for rank in (0, 1, 12)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import time
 
 from meeting import rank
@@ -12,20 +13,26 @@ from collective.net import shared_secret
 from tests.launch import STARTS_RANKS
 
 pytestmark = STARTS_RANKS
-START_TIMEOUT = 3
+START_TIMEOUT = 8  # many times as long as init takes, not as Python takes to start
 
 
 def begun(number: int, job: str, of: int):
-    """A rank that is about to meet the others."""
+    """A rank that meets the others as soon as it reads a line."""
     program = f"""
         import os
         os.environ["COLLECTIVE_START_TIMEOUT"] = "{START_TIMEOUT}"
         import collective
         print("begins", flush=True)
+        input()
         collective.init()
         print("met", collective.rank(), collective.size(), flush=True)
     """
-    return rank(number, job, of=of, program=program)
+    return rank(number, job, of=of, program=program, stdin=subprocess.PIPE)
+
+
+def goes_on(one: subprocess.Popen):
+    one.stdin.write("\n")
+    one.stdin.flush()
 
 
 def test_ranks_that_were_suspended_in_init_still_meet():
@@ -39,15 +46,19 @@ def test_ranks_that_were_suspended_in_init_still_meet():
             return started
 
         waiting = [start(0, first, 3), start(1, first, 3), start(1, second, 2)]
-        for one in waiting:
+        late = [start(2, first, 3), start(0, second, 2)]
+        for one in (*waiting, *late):
             assert one.stdout.readline() == "begins\n"
+        for one in waiting:
+            goes_on(one)
         time.sleep(0.5)
         for one in waiting:
             one.send_signal(signal.SIGSTOP)
-        time.sleep(START_TIMEOUT + 3)
+        time.sleep(START_TIMEOUT + 2)
         for one in waiting:
             one.send_signal(signal.SIGCONT)
-        late = [start(2, first, 3), start(0, second, 2)]
-        printed = [one.communicate(timeout=60)[0] for one in (*waiting, *late)]
+        for one in late:
+            goes_on(one)
+        printed = [one.communicate(timeout=240)[0] for one in (*waiting, *late)]
     expected = ["met 0 3", "met 1 3", "met 1 2", "met 2 3", "met 0 2"]
     assert [text.split("\n")[-2] for text in printed] == expected, printed

@@ -133,13 +133,15 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     printed = ""
     while "float64: mpi" not in printed:
         printed += process.stdout.readline()
-    time.sleep(2)
-    started = psutil.Process(process.pid).children(recursive=True)
+    compare_py = psutil.Process(process.pid)
+    launch.await_that(compare_py.children)
+    time.sleep(2)  # it starts its ranks, or they import, or they train
+    started = compare_py.children(recursive=True)
     assert started
     process.send_signal(sent)
-    assert process.wait(60) == 128 + sent
+    assert process.wait(launch.PATIENCE_SECONDS) == 128 + sent
     process.stdout.close()
-    assert not psutil.wait_procs(started, timeout=20)[1]
+    assert not psutil.wait_procs(started, timeout=launch.PATIENCE_SECONDS)[1]
     found = json.loads((tmp_path / "results.json").read_text())
     assert not found["finished"]
     assert list(found["equal"]["float64"]["losses"]) == ["single"]

@@ -38,7 +38,7 @@ WRITING = "writing"  # the file that shows that a checkpoint is being written
 PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # that a step takes longer
 HELD_SECONDS = 1.0
 MUCH = 1 << 27  # numbers of 8 bytes
-WAITS_SECONDS = 60.0
+WAITS_SECONDS = 300.0  # a newcomer imports TensorFlow
 
 
 def _kill() -> None:
@@ -192,7 +192,7 @@ def _wait_for(file: Path) -> None:
 
 
 def _wait_for_one_of(folder: Path, names: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAITS_SECONDS
     while not any(folder.glob(names)) and time.monotonic() < deadline:
         time.sleep(0.005)
 

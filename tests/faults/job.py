@@ -20,7 +20,7 @@ from tests import launch
 from tests.hosts.lab import Lab
 
 # Seconds until a job counts as hanging: more on a machine that has much else to do.
-PATIENCE = float(os.environ.get("FAULT_PATIENCE", "120"))
+PATIENCE = float(os.environ.get("FAULT_PATIENCE", "400"))
 MARK = "FAULT_FOLDER"
 
 
@@ -150,7 +150,7 @@ class Job:
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self.launcher.wait(10)
+        self.launcher.wait(PATIENCE)
 
     def left(self) -> list[str]:
         """What it has left in ``/dev/shm``, as far as that is known."""

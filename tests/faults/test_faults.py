@@ -20,7 +20,9 @@ from tests.faults.job import running
 from tests.faults.table import Measured
 
 pytestmark = launch.NEEDS_CORE
-BUSY = 3  # times as long as promised is allowed: the machine may be busy
+# Times as long as promised is allowed: the machine may be busy, and some times are from the
+# start of the job on, with the import of TensorFlow.
+BUSY = 6
 
 
 # Another fault shows the same: there rank 0 does what rank 1 does, or nothing that

@@ -165,7 +165,7 @@ class Lab:
             _run(*port, "up")
             for i in range(1, self.count + 1):
                 _run("ip", "-n", self.name(i), "neigh", "flush", "dev", "eth0")
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + launch.PATIENCE_SECONDS
             while not self._hears(host) and time.monotonic() < deadline:
                 time.sleep(0.1)
 
@@ -173,7 +173,7 @@ class Lab:
         """Whether the first of the other hosts refuses what this one sends it."""
         other = f"{NETWORK}.{2 if host == 1 else 1}"
         program = (
-            "import errno, socket, sys; s = socket.socket(); s.settimeout(0.5);"
+            "import errno, socket, sys; s = socket.socket(); s.settimeout(2);"
             f"sys.exit(s.connect_ex(('{other}', 9)) != errno.ECONNREFUSED)"
         )
         inside = ["ip", "netns", "exec", self.name(host), sys.executable, "-c", program]
@@ -286,7 +286,7 @@ def _shape(name: str, rate: str | None) -> None:
 
 def _run(*command: str) -> str:
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=30
+        command, check=True, capture_output=True, text=True, timeout=120
     ).stdout
 
 

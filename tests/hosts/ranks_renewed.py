@@ -48,7 +48,7 @@ class Changes(keras.callbacks.Callback):
         elif self.hosts == ["cut"]:
             if number == 0 and done == KILLED_AT:
                 (self.folder / "cut").touch()
-                time.sleep(60)
+                time.sleep(1000)
             waits = False
         else:
             waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]

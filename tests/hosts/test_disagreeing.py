@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests import launch
 
+# mpirun ends the others where one ends without MPI_Finalize.
+AWAITS = """
+import sys, time
+from pathlib import Path
+
+def await_others(rank):
+    Path(sys.argv[1], str(rank)).touch()
+    while len(list(Path(sys.argv[1]).iterdir())) < 3:
+        time.sleep(0.01)
+"""
+
 CIRCLE = """
-import time
 import numpy as np
 import collective
 
@@ -20,11 +31,10 @@ try:
     collective.{call}
 except collective.Disagreement as error:
     print(error, flush=True)
-    time.sleep(2)  # mpirun ends the others where one ends without MPI_Finalize
+    await_others(rank)
 """
 
 TENSORFLOW = """
-import time
 import tensorflow as tf
 import collective.tensorflow as hvd
 
@@ -43,7 +53,7 @@ try:
         step(tf.ones(3))
 except tf.errors.FailedPreconditionError as error:
     print(error, flush=True)
-    time.sleep(2)
+    await_others(hvd.rank())
 """
 
 
@@ -55,8 +65,8 @@ except tf.errors.FailedPreconditionError as error:
     ],
     ids=["blocking", "handle"],
 )
-def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
-    printed = ended(hosts, CIRCLE.format(call=call))
+def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts, tmp_path):
+    printed = ended(hosts, CIRCLE.format(call=call), tmp_path)
     # The dump of a stall names waits, too: only the errors count.
     errors = printed.split("ranks wait for each other in different collectives:")[1:]
     for rank, awaited, ranks in [(0, 1, "0,1"), (1, 2, "1,2"), (2, 0, "0,2")]:
@@ -66,9 +76,9 @@ def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
 
 
 @pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
-def test_tensorflow_tells_of_different_process_sets(decorator, hosts):
+def test_tensorflow_tells_of_different_process_sets(decorator, hosts, tmp_path):
     """Rank 0 waits for rank 2, of the other host, which takes another set."""
-    printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator))
+    printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator), tmp_path)
     waits = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"
     assert printed.count(f"{waits} among ranks 0,2") >= 3, printed
 
@@ -82,10 +92,11 @@ def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):
     assert code == 0, printed
 
 
-def ended(lab, script: str) -> str:
+def ended(lab, script: str, folder: Path) -> str:
     """What was printed by ranks 0 and 1 of one host and 2 of another."""
     variable = "COLLECTIVE_STALL_SECONDS"
-    command = lab.mpirun([2, 1], [sys.executable, "-c", script], "-x", variable)
+    program = [sys.executable, "-c", AWAITS + script, str(folder)]
+    command = lab.mpirun([2, 1], program, "-x", variable)
     code, printed = launch.run(command, launch.environment(**{variable: "5"}), 90)
     assert code == 1, printed
     return printed

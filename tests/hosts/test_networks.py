@@ -18,7 +18,7 @@ from tests.hosts.lab import NETWORK, SECOND
 
 TWO = ("-H", f"{NETWORK}.1:1,{NETWORK}.2:1")
 SUMS = """
-import collective, numpy as np, sys, time
+import collective, numpy as np, os, sys, time
 collective.init()
 print("begins", flush=True)
 for step in range(int(sys.argv[1])):
@@ -26,15 +26,21 @@ for step in range(int(sys.argv[1])):
     assert (total == 3).all()
     time.sleep(0.02)
 print("all sums", flush=True)
+while sys.argv[2:] and not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
 """
 
 
-def start(hosts: lab.Lab, *options: str, steps: int, **variables: str):
-    """A job of two ranks on two hosts, without a network that it is told to use."""
+def start(hosts: lab.Lab, *options: str, steps: int, until: str = "", **variables: str):
+    """A job of two ranks on two hosts, without a network that it is told to use.
+
+    It ends after so many steps; and not before the file ``until`` is there.
+    """
     words = [sys.executable, "-m", "collective.launch"]
     words += ["--remote-shell", str(hosts.agent), *options, *TWO]
+    words += [sys.executable, "-c", SUMS, str(steps), *[until] * bool(until)]
     return subprocess.Popen(
-        hosts.on(1, [*words, sys.executable, "-c", SUMS, str(steps)]),
+        hosts.on(1, words),
         cwd=launch.ROOT,
         env=launch.environment(**variables),
         stdin=subprocess.DEVNULL,
@@ -44,13 +50,13 @@ def start(hosts: lab.Lab, *options: str, steps: int, **variables: str):
     )
 
 
-def end(job: subprocess.Popen, hosts: lab.Lab, seconds: float = 90) -> tuple[int, str]:
+def end(job: subprocess.Popen, hosts: lab.Lab, seconds: float = 360) -> tuple[int, str]:
     """The exit code, and what was printed."""
     try:
         printed = job.communicate(timeout=seconds)[0] if job.returncode is None else ""
     finally:
         hosts.end_all()
-        job.wait(10)
+        job.wait(launch.PATIENCE_SECONDS)
     return job.returncode, printed
 
 
@@ -112,17 +118,19 @@ def listeners(hosts: lab.Lab, host: int) -> dict[str, set[int]]:
     return found
 
 
-def test_ports_are_those_that_security_md_has_a_firewall_limit(two_networks):
+def test_ports_are_those_that_security_md_has_a_firewall_limit(two_networks, tmp_path):
     page = (launch.ROOT / "docs" / "reference" / "security.md").read_text()
     (options,) = re.findall(r'--mpi-args="(--prtemca [^"]*)"', page)
     job = start(
         *(two_networks, "--network-interfaces", "eth0", f"--mpi-args={options}"),
-        steps=300,
+        steps=3,
+        until=str(tmp_path / "seen"),
     )
     try:
         await_ranks(job)
         found = [listeners(two_networks, host) for host in (1, 2)]
     finally:
+        (tmp_path / "seen").touch()
         code, printed = end(job, two_networks)
     assert code == 0, printed
     for by_address in found:
@@ -146,7 +154,7 @@ def test_nothing_is_left_behind_where_long_frames_are_lost(when, bad_network):
         "--network-interfaces",
         "eth0",
         "--start-timeout",
-        "40" if late else "15",
+        "200" if late else "15",
     ]
     with contextlib.ExitStack() as stack:
         if not late:
@@ -156,8 +164,8 @@ def test_nothing_is_left_behind_where_long_frames_are_lost(when, bad_network):
         if late:
             await_ranks(job)
             stack.enter_context(bad_network.switch.at(longest=1000))
-        printed = job.communicate(timeout=120)[0]
-        deadline = time.monotonic() + 30
+        printed = job.communicate(timeout=360)[0]
+        deadline = time.monotonic() + launch.PATIENCE_SECONDS
         while bad_network.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
         left = [Path(f"/proc/{p}/cmdline") for p in bad_network.processes()]

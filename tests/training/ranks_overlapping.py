@@ -21,7 +21,7 @@ import tensorflow as tf  # noqa: E402
 
 from collective import training  # noqa: E402
 
-TURNS = 1000
+TURNS = 12_000  # two minutes, as a rank may be late
 
 begun = [0.0]
 summed = [0.0]

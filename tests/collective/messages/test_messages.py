@@ -33,7 +33,7 @@ def count():
             check=True,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
         *numbers, right = done.stdout.split()
         assert right == "right"

@@ -14,7 +14,7 @@ from tests.faults.catalogue.members import ALIKE, no_step_again
 from tests.faults.catalogue.survived import undisturbed
 from tests.faults.catalogue.wrong import program
 from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
-from tests.faults.job import Job
+from tests.faults.job import PATIENCE, Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
 
@@ -64,13 +64,13 @@ def _cut(job: Job) -> None:
     """What is beyond the cut is not ours to end, nor mpirun's."""
     _at_work(job, 3)
     job.strikes(lambda: job.until_end(job.hosts.cut(2)))
-    job.launcher.wait(100)
+    job.launcher.wait(PATIENCE)
     job.hosts.end_all()
 
 
 def _cut_at_once(job: Job) -> None:
     job.strikes(lambda: job.until_end(job.hosts.cut(2)))
-    job.launcher.wait(100)
+    job.launcher.wait(PATIENCE)
     job.hosts.end_all()  # what waits on the host that nobody reaches
 
 

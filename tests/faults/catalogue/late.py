@@ -13,7 +13,7 @@ from tests.faults.job import Job
 from tests.faults.undisturbed import as_undisturbed
 
 CONTINUES = "the job continues; the losses are the undisturbed ones"
-WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
+WAITED = (r"no progress for \d+ s", "rank 1 is not in a collective", "HINT")
 
 
 def _continues(job: Job) -> None:
@@ -24,13 +24,13 @@ def _continues(job: Job) -> None:
 
 def for_ever(name: str, inside: str, backend: str, *messages: str) -> Fault:
     """Rank 1. The first step, with its tracing, must be in time."""
-    seconds = 10
+    seconds = 30
     return Fault(
         f"{name}, for ever, COLLECTIVE_TIMEOUT={seconds}",
         training(backend=backend),
         "the job ends, and says who waits in what",
         code=1,
-        seconds=4 * seconds,
+        seconds=seconds + 30,
         messages=(*messages, "HINT"),
         inside=inside,
         backend=backend,
@@ -86,15 +86,15 @@ FAULTS = [
         messages=WAITED,
         variables={"COLLECTIVE_STALL_SECONDS": "1"},
     ).but(promise=f"a warning says who waits for whom; {CONTINUES}"),
-    Fault(
-        "SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT=3",
+    Fault(  # the first step must be in time here, too
+        "SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT=20",
         training(),
         "the job ends, and names the rank",
         code=1,
-        seconds=3 + 5,
-        messages=("waited 3 s for rank 1 in all-reduce", "HINT"),
+        seconds=20 + 5,
+        messages=(r"waited \d+ s for rank 1 in all-reduce", "HINT"),
         inside="stop forward 1 5",
-        variables={"COLLECTIVE_TIMEOUT": "3"},
+        variables={"COLLECTIVE_TIMEOUT": "20"},
     ),
     for_ever(
         "SIGSTOP to a rank",

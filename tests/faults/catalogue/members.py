@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -67,9 +68,10 @@ def _a_slot_more(job: Job) -> None:
 def _kills_rank_1(job: Job) -> None:
     job.struck(0)
     for process in job.processes():
-        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        if b"COLLECTIVE_RANK=1" in environment:
-            os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # as one that ended meanwhile
+            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            if b"COLLECTIVE_RANK=1" in environment:
+                os.kill(process, signal.SIGKILL)
 
 
 def _ends_the_launcher(job: Job) -> None:

@@ -13,9 +13,9 @@ from tests.faults.catalogue.hosts import TWO, on_hosts
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
 from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
-from tests.faults.job import Job
+from tests.faults.job import PATIENCE, Job
 
-SECONDS = 6
+SECONDS = 15  # more than one rank may be later than the others in init
 WORDS = ("--min-np", "2", "--rank-timeout", str(SECONDS))
 
 
@@ -31,7 +31,7 @@ def suspend(job: Job, seconds: float) -> None:
 
 def _freezes(job: Job) -> None:
     with freezer.frozen([job.struck(1)]):
-        job.launcher.wait(100)
+        job.launcher.wait(PATIENCE)
 
 
 def _suspends(job: Job) -> None:
@@ -51,7 +51,7 @@ def _stops_a_host(job: Job) -> None:
     assert job.hosts is not None
     for process in job.hosts.processes_of(2):
         os.kill(process, signal.SIGSTOP)
-    job.launcher.wait(110)
+    job.launcher.wait(PATIENCE)
     job.hosts.end_all()
 
 

@@ -26,8 +26,8 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PROGRAMS = EXAMPLES / "keras"
 FOLDERS = ("keras", "loops", "distribution")
 # A rank that waits for another for so long is stuck: the job ends with its traceback.
-SECONDS = 100
-ALONE_SECONDS = 10
+SECONDS = 400
+ALONE_SECONDS = 100
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:
