@@ -3,8 +3,11 @@
 Every rank runs these, on data of its own, and is slow in other places than the others.
 """
 
+import os
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,16 +317,23 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
             errors.append(str(error))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
+    of_rank_0 = int(collective.broadcast(np.array(os.getpid()), 0))
+    refused = Path(tempfile.gettempdir(), f"refused-{of_rank_0}")
     if rank == 0:
         for thread in threads:
             thread.start()
+        while not errors:
+            time.sleep(0.01)
+        refused.touch()
         for thread in threads:
             thread.join()
-    else:
-        time.sleep(1)
+    else:  # may not let the first call end before the second has begun
+        while not refused.exists():
+            time.sleep(0.01)
         call()
     collective.shutdown()
     collective.init()
+    refused.unlink(missing_ok=True)
     assert errors
     assert "rank 0 has begun all-reduce 'all_reduce 1 of step'" in errors[0]
     assert "twice at the same time" in errors[0] and "HINT: give" in errors[0]
