@@ -248,7 +248,7 @@ def _end(process: subprocess.Popen) -> None:
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def launch(

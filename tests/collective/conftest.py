@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-os.environ.setdefault("COLLECTIVE_TIMEOUT", "60")
+os.environ.setdefault("COLLECTIVE_TIMEOUT", "240")
 os.environ.setdefault("COLLECTIVE_STALL_SECONDS", "20")
 
 import collective

@@ -23,7 +23,7 @@ def output_of(command, seconds=150, **variables):
     result = capture(
         command,
         seconds,
-        env=environment(forked=True, COLLECTIVE_TIMEOUT="60", **variables),
+        env=environment(forked=True, COLLECTIVE_TIMEOUT="240", **variables),
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout + result.stderr

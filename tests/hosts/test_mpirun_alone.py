@@ -92,7 +92,7 @@ def running(command: list[str], tmp_path: Path) -> Iterator[Running]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
-        job.wait(10)
+        job.wait(SECONDS)
 
 
 @pytest.mark.parametrize("more", [[], ["--with-ft", "ulfm"]], ids=["plain", "ulfm"])

@@ -92,7 +92,7 @@ def test_what_one_rank_does_ends_by_name(backend, text, named, tmp_path):
     program.write_text(text)
     words = [*launch.command(backend, 2), sys.executable, str(program), backend]
     words.append(str(tmp_path / "state"))
-    code, output = launch.run(words, launch.environment(COLLECTIVE_TIMEOUT="5"), 120)
+    code, output = launch.run(words, launch.environment(COLLECTIVE_TIMEOUT="12"), 120)
     assert code not in (0, None), output
     assert named in output
 

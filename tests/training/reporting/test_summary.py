@@ -43,7 +43,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     summary().write_json(str(pipe))
-    reader.join(20)
+    reader.join(120)
     assert json.loads(read[0])["backend"] == "single"
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 

@@ -222,7 +222,7 @@ def namespaces() -> bool:
     if not shutil.which("unshare"):
         return False
     trial = [*NAMESPACE, "hostname", "elsewhere"]
-    return subprocess.run(trial, capture_output=True, timeout=20).returncode == 0
+    return subprocess.run(trial, capture_output=True, timeout=120).returncode == 0
 
 
 @pytest.mark.matrix
