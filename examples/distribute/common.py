@@ -50,6 +50,6 @@ def finish(**results: object) -> None:
     for name, array in arrays.items():
         print(f"{name:12} {array.shape!s:10} {np.sum(array):.6f}")
     if "OUT" in os.environ:
-        ranks = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        ranks = ("COLLECTIVE_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
         rank = next((os.environ[name] for name in ranks if name in os.environ), "0")
         np.savez(f"{os.environ['OUT']}.{rank}.npz", **arrays)

@@ -343,6 +343,58 @@ def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     assert_same(by_rows, combined, 1e-10)
 
 
+class Bag(keras.layers.Layer):
+    """The sum of the table's rows for the tokens of a row other than 0.
+
+    Args:
+        distinct: Whether a batch looks up each row of the table once.
+    """
+
+    def __init__(self, distinct):
+        super().__init__()
+        self.distinct = distinct
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(7, 3), name="table")
+
+    def call(self, x):
+        if self.distinct:
+            given = tf.sparse.from_dense(x)
+            return tf.nn.embedding_lookup_sparse(
+                self.table.value, given, None, combiner="sum"
+            )
+        vectors = tf.gather(self.table.value, tf.boolean_mask(x, x > 0))
+        rows = tf.where(x > 0)[:, 0]
+        return tf.math.unsorted_segment_sum(vectors, rows, tf.shape(x)[0])
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 3)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_look_ups_of_which_rows_have_some_more(distinct, backend):
+    keras.config.set_floatx("float64")
+
+    def make():
+        keras.utils.set_random_seed(4)
+        tokens = keras.Input((6,), dtype="int32")
+        outputs = keras.layers.Dense(1)(Bag(distinct)(tokens))
+        model = keras.Model(tokens, outputs)
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        return model
+
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 7, (31, 6)).astype("int32")
+    x[:, :2] = 1 + x[:, :2] // 2
+    x[::3, 2:] = 0
+    data = x, rng.normal(size=(31, 1))
+    wanted = stock(make, data, None)
+    every = planned(make, data, None, backend, StepPlan(gather_look_ups=True))
+    assert_same(every, wanted, 1e-10)
+    by_rows = planned(make, data, None, backend, StepPlan(as_rows=(0,)))
+    assert_same(by_rows, planned(make, data, None, backend, StepPlan()), 1e-10)
+
+
 def test_a_large_table_travels_as_rows_where_these_are_fewer_bytes():
     tables = [tf.zeros(shape) for shape in ([10**6, 8], [10**6, 8], [100, 8])]
     prepared = SimpleNamespace(trainable=[keras.Variable(t) for t in tables])
@@ -373,7 +425,7 @@ def test_what_does_not_work_together_is_refused(option, backend):
         (
             "native",
             3,
-            "float64 and (weights or own-loss or two-outputs) or exactly or middle",
+            "float64 and (weights or own-loss or two-outputs) or exactly or middle or some_more",
         ),
         pytest.param("native", 3, "float64 or not trains", marks=MATRIX),
         pytest.param("native", 2, "float64 or dice or not trains", marks=MATRIX),

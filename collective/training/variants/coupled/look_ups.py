@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -27,13 +27,14 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups
 from collective.training.step.found import LookUps
 from collective.training.step.plan import StepPlan
-from collective.training.variants.coupled.gather import gather_rows
 from collective.training.variants.coupled.replica import ReplicaContext
 
 CHOICES = ("combined", "keras")
 _INDEX_BYTES = 8
 # A step with a gather takes a second longer to trace: not for less than this a step.
 _LEAST_SAVED = 1 << 20
+# Operations whose indices are distinct.
+_ADDED_UP = ("Unique", "SparseSegment")
 
 
 def planned(
@@ -108,8 +109,8 @@ def take(
 ) -> dict[int, LookUps]:
     """Gathers the gradients of look-ups, and takes them out of the lists.
 
-    A variable that several totals depend on, or whose look-ups do not depend on the rows
-    (positions in a sequence), is left: its look-ups are added up.
+    A variable that several totals depend on, or whose look-ups are not those of rows, is
+    left: its look-ups are added up.
 
     Args:
         gradients: One list for each total of the loss, with an entry for each variable.
@@ -119,29 +120,98 @@ def take(
         By the index of the variable.
     """
     every = plan.gather_look_ups
-    found: dict[int, LookUps] = {}
+    found: dict[int, tuple[int, tf.IndexedSlices]] = {}
     for place, of_one in enumerate(zip(*gradients, strict=True)):
         totals = [n for n, gradient in enumerate(of_one) if gradient is not None]
         if len(totals) != 1 or not (every or place in plan.as_rows):
             continue
         slices = of_one[totals[0]]
-        if not isinstance(slices, tf.IndexedSlices) or slices.values.shape[0]:
+        if not isinstance(slices, tf.IndexedSlices) or not follows_rows(slices):
             continue
-        found[place] = LookUps(_gathered(slices, context), totals[0], not every)
+        own = context.own(slices.values)
+        found[place] = totals[0], tf.IndexedSlices(own, *slices_of(slices))
         gradients[totals[0]][place] = None
-    return found
+    own_slices = [slices for _, slices in found.values()]
+    number, replicas = context.number, context.replicas
+    wholes = gather_look_ups(own_slices, number, replicas, context.all_reduce)
+    return {
+        place: LookUps(whole, total, not every)
+        for (place, (total, _)), whole in zip(found.items(), wholes, strict=True)
+    }
 
 
-def _gathered(slices: tf.IndexedSlices, context: ReplicaContext) -> tf.IndexedSlices:
-    rows = tf.maximum(context.rows, 1) if context.maybe_empty else context.rows
-    shape = slices.values.shape[1:]
-    by_row = (
-        tf.reshape(slices.values, [rows, -1, *shape]),
-        tf.reshape(slices.indices, [rows, -1]),
-    )
-    values, indices = gather_rows(by_row, context)
-    return tf.IndexedSlices(
-        tf.reshape(values, [-1, *shape]),
-        tf.reshape(indices, [-1]),
-        slices.dense_shape,
-    )
+def gather_look_ups(
+    look_ups: Sequence[tf.IndexedSlices],
+    replica: tf.Tensor,
+    replicas: int,
+    sums: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> list[tf.IndexedSlices]:
+    """The look-ups of all replicas in several tables, in the order of the replicas.
+
+    A replica has as many as its rows ask for, which a mask or a sparse input decides: so
+    their numbers are gathered first.
+
+    Args:
+        look_ups: Of this replica, one for each table.
+        replica: int64 scalar, its number.
+        replicas: How many there are.
+        sums: Sums tensors of one dtype over replicas.
+    """
+    if not look_ups or replicas == 1:
+        return list(look_ups)
+    own = tf.stack([tf.shape(slices.values, tf.int64)[0] for slices in look_ups])
+    (counts,) = sums([tf.one_hot(replica, replicas, dtype=tf.int64)[:, None] * own])
+    before = tf.cumsum(counts, exclusive=True)[replica]
+    after = tf.reduce_sum(counts, axis=0) - before - own
+
+    def gathered(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Each is put in its place among zeros, and summed with others of its dtype."""
+        carried = [tf.cast(t, _carrier(t.dtype)) for t in tensors]
+        found = list(tensors)
+        for dtype in dict.fromkeys(t.dtype for t in carried):
+            places = [i for i, t in enumerate(carried) if t.dtype == dtype]
+            padded = [
+                tf.pad(
+                    carried[i],
+                    [[before[i], after[i]], *[[0, 0]] * (carried[i].shape.rank - 1)],
+                )
+                for i in places
+            ]
+            for i, whole in zip(places, sums(padded), strict=True):
+                found[i] = tf.cast(whole, tensors[i].dtype)
+                found[i].set_shape([None, *tensors[i].shape[1:]])
+        return found
+
+    values = gathered([slices.values for slices in look_ups])
+    indices = gathered([slices.indices for slices in look_ups])
+    return [
+        tf.IndexedSlices(value, index, slices.dense_shape)
+        for value, index, slices in zip(values, indices, look_ups, strict=True)
+    ]
+
+
+def follows_rows(slices: tf.IndexedSlices) -> bool:
+    """Whether there is a gradient for each look-up of a row, in a traced step.
+
+    Not where there is one for each place of a sequence, nor where those of a batch have been
+    added up, as ``tf.nn.embedding_lookup_sparse`` and Keras' product with a sparse tensor
+    do: one process has one for each row of the table then.
+    """
+    if slices.values.shape[0] is not None:
+        return False
+    op = slices.indices.op
+    while op.type in ("Cast", "Identity", "Reshape"):
+        op = op.inputs[0].op
+    return not op.type.startswith(_ADDED_UP)
+
+
+def slices_of(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Which rows of which shape: all but the values."""
+    return slices.indices, slices.dense_shape
+
+
+def _carrier(dtype: tf.DType) -> tf.DType:
+    """The dtype in which its values are summed exactly."""
+    if dtype.is_integer:
+        return tf.int64
+    return tf.float64 if dtype == tf.float64 else tf.float32
