@@ -9,7 +9,8 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     TensorParallel          tensor_parallel         native
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
-    MatchedByOrder          none                    mpi
+    InTurn                  none                    mpi, horovod
+    MatchedByOrder          InTurn                  mpi
     SummedInGraph           none                    horovod, tf-multiworker
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
@@ -310,7 +311,14 @@ class SummedInGraph(Backend):
         return result
 
 
-class MatchedByOrder(Backend):
+class InTurn(Backend):
+    """A backend whose collectives in a graph must run one after the other.
+
+    TensorFlow would begin those of the next round of a loop before the last has ended.
+    """
+
+
+class MatchedByOrder(InTurn):
     """A backend whose collectives match by their order: ranks must agree on it."""
 
     @abstractmethod

@@ -22,6 +22,7 @@ import numpy as np
 from collective import deadline
 from collective.backends.base import Availability, python
 from collective.backends.capabilities import (
+    InTurn,
     Overlap,
     ShardCollectives,
     SummedInGraph,
@@ -40,7 +41,7 @@ LOST = re.compile("Horovod has been shut down|gloo/transport")
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
+class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"

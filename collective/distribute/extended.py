@@ -124,9 +124,23 @@ class Extended(tf_internal.MirroredExtended):
         return super().read_var(replica_local_var)
 
     def _live(self, kind: type[Any]) -> list[Any]:
-        """Variables of a kind that replicas write, in the order of their making."""
+        """Variables of a kind that replicas write, in the order of their making.
+
+        Every process calls it, and has the same ones: those that are left on all. Python
+        may have collected a model that is used no more on some of them only.
+        """
         found = [reference() for reference in self._written]
-        return [variable for variable in found if isinstance(variable, kind)]
+        (holders,) = self.exchange.sum(
+            [tf.constant([v is not None for v in found], tf.int32)]
+        )
+        of_all = holders.numpy() == self.backend.size
+        pairs = zip(self._written, found, of_all, strict=True)
+        self._written = [reference for reference, _, everywhere in pairs if everywhere]
+        return [
+            variable
+            for variable, everywhere in zip(found, of_all, strict=True)
+            if everywhere and isinstance(variable, kind)
+        ]
 
     def average_written(self) -> None:
         """Makes variables that replicas write the same on all; every process calls it."""

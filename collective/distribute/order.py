@@ -1,9 +1,9 @@
 """The collectives of a job in one order, for backends that match them by order.
 
-TensorFlow runs two stateful ops of a graph in any order if they share no resource. A
-backend that matches collectives by name needs no order. Under any other, as MPI, each
-collective reads and then writes one variable, which orders them also in branches and
-loops; and before each one, the ranks compare what they are about to call.
+TensorFlow runs two stateful ops of a graph in any order if they share no resource. Where a
+backend needs an order, each collective reads and then writes one variable, which orders
+them also in branches and loops; and under one that matches them by it, as MPI, the ranks
+compare before each one what they are about to call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.backends.capabilities import MatchedByOrder
+from collective.backends.capabilities import InTurn, MatchedByOrder
 
 END = "the end of the program"
 
@@ -26,22 +26,23 @@ class Order:
     """Runs collectives in the order of the program, and checks that ranks agree.
 
     Args:
-        backend: Of which collectives are run; without ``MatchedByOrder``, nothing is
-            added to a collective.
+        backend: Of which collectives are run; unless ``InTurn``, nothing is added to a
+            collective.
     """
 
     def __init__(self, backend: Backend):
-        self._backend: MatchedByOrder | None = None
-        if not isinstance(backend, MatchedByOrder) or backend.size == 1:
+        self._in_turn = isinstance(backend, InTurn) and backend.size > 1
+        if not self._in_turn:
             return
-        self._backend = backend
+        self._matching = backend if isinstance(backend, MatchedByOrder) else None
         with tf.init_scope(), tf.device("CPU:0"):
             self._token = tf.Variable(0, trainable=False, name="collective_order")
         # Of each graph: its number of collectives and the op that ends the last one.
         self._graphs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = (
             weakref.WeakKeyDictionary()
         )
-        atexit.register(_end, weakref.ref(backend))
+        if self._matching is not None:
+            atexit.register(_end, weakref.ref(self._matching))
 
     def run(
         self,
@@ -54,11 +55,12 @@ class Order:
         Args:
             what: What it is, for an error of ranks that do not agree.
         """
-        backend = self._backend
-        if backend is None:
+        if not self._in_turn:
             return collective(list(tensors))
+        backend = self._matching
         if tf.executing_eagerly():
-            backend.match(what)
+            if backend is not None:
+                backend.match(what)
             return collective(list(tensors))
         graph = tf.compat.v1.get_default_graph()
         number, last = self._graphs.get(graph, (0, None))
@@ -67,6 +69,7 @@ class Order:
         name = f"{what} {number + 1} of {function}"
 
         def match() -> int:
+            assert backend is not None
             backend.match(name)
             return 0
 
@@ -74,9 +77,11 @@ class Order:
         # Once all tensors are computed: a thread that waits for other ranks earlier
         # could be the one that computes them.
         waited = [before, *tensors, *([] if last is None else [last()])]
-        with tf.control_dependencies([w for w in waited if w is not None]):
-            matched = tf.numpy_function(match, [], tf.int64, name="match")
-        with tf.control_dependencies([matched]):
+        waited = [w for w in waited if w is not None]
+        if backend is not None:
+            with tf.control_dependencies(waited):
+                waited = [tf.numpy_function(match, [], tf.int64, name="match")]
+        with tf.control_dependencies(waited):
             results = collective([tf.identity(tensor) for tensor in tensors])
         with tf.control_dependencies(results):
             done = self._token.assign_add(0, read_value=False)

@@ -6,6 +6,7 @@ Each rank has other data: R is the number of this rank, N of how many there are.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import time
 
@@ -422,6 +423,23 @@ def test_the_first_value_is_rank_zeros(strategy, R):
         return strategy.run(replica)
 
     equal(make(), 5.0)
+
+
+def test_a_model_that_one_rank_has_collected(strategy, R):
+    """Python collects garbage when it likes; ``fit`` averages what replicas have written."""
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization()
+        layer.build([None, 3])
+    rows = tf.constant(R + 1.0) * tf.ones([4, 3])
+    strategy.run(tf.function(lambda: layer(rows, training=True)))
+    if R == 0:
+        del layer
+        gc.collect()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((8, 3), "float32")
+    assert model.fit(x, x[:, :1], verbose=0).history["loss"]
 
 
 def test_written_together(strategy, N, R):
