@@ -7,6 +7,7 @@ import sys
 import weakref
 
 import pytest
+import tensorflow as tf
 
 from collective.backends.horovod import build, installed, run
 from collective.backends.horovod.build import Target
@@ -188,8 +189,6 @@ def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
 
 def test_sums_in_loops_have_the_name_of_the_function():
     """The bodies of loops have numbers, which differ between ranks."""
-    import tensorflow as tf
-
     from collective.backends.horovod.backend import HorovodBackend
 
     backend = HorovodBackend.__new__(HorovodBackend)
