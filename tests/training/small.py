@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from collective.training import Checkpoint, fit
+from collective.training.exchange import broadcast_object
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint import schedule
 from collective.training.variables import replicated_variables
@@ -99,11 +100,7 @@ def gather(backend: Any, value: Any) -> list[Any]:
     """Every rank's value, in the order of ranks, on every rank."""
     if backend.size == 1:
         return [value]
-    if backend.name == "native":
-        from collective.tensorflow.functions import allgather_object
-
-        return allgather_object(value)
-    return backend.world.allgather(value)
+    return [broadcast_object(backend, value, root) for root in range(backend.size)]
 
 
 def state(trained: keras.Model) -> list[np.ndarray]:
