@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from collective.distribute import datasets, tf_internal, variables
 from collective.distribute.exchange import MEAN, Exchange
 from collective.distribute.one_replica import OneReplica
 from collective.distribute.resolver import Resolver
+from collective.training.exchange import broadcast_object
 
 
 class Extended(tf_internal.MirroredExtended):
@@ -43,7 +45,9 @@ class Extended(tf_internal.MirroredExtended):
         )
         self._cluster_resolver = Resolver(backend)
         self._one_replica = OneReplica(self)
-        self._written: list[weakref.ref[Any]] = []  # in the order of their making
+        # By name, shape and number among these, in the order of their making.
+        self._written: dict[tuple[Any, ...], weakref.ref[Any]] = {}
+        self._made: Counter[tuple[Any, ...]] = Counter()
 
     # --- how many, and which ----------------------------------------------------------
 
@@ -84,7 +88,10 @@ class Extended(tf_internal.MirroredExtended):
 
     def keep_written(self, variable: Any) -> None:
         """Adds a variable that replicas write; every process makes it at its turn."""
-        self._written.append(weakref.ref(variable))
+        kind = variable.name, tuple(variable.shape)
+        self._made[kind] += 1
+        key = *kind, self._made[kind]
+        self._written[key] = weakref.ref(variable)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
@@ -127,20 +134,26 @@ class Extended(tf_internal.MirroredExtended):
         """Variables of a kind that replicas write, in the order of their making.
 
         Every process calls it, and has the same ones: those that are left on all. Python
-        may have collected a model that is used no more on some of them only.
+        may have collected a model that is used no more on some of them only, and a program
+        may copy one on rank 0.
         """
-        found = [reference() for reference in self._written]
-        (holders,) = self.exchange.sum(
-            [tf.constant([v is not None for v in found], tf.int32)]
-        )
-        of_all = holders.numpy() == self.backend.size
-        pairs = zip(self._written, found, of_all, strict=True)
-        self._written = [reference for reference, _, everywhere in pairs if everywhere]
-        return [
-            variable
-            for variable, everywhere in zip(found, of_all, strict=True)
-            if everywhere and isinstance(variable, kind)
+        alive = {
+            key: variable
+            for key, reference in self._written.items()
+            if (variable := reference()) is not None
+        }
+        self._written = {key: self._written[key] for key in alive}
+        wanted = broadcast_object(self.backend, list(alive))
+        if not wanted:
+            return []
+        present = tf.constant([key in alive for key in wanted], tf.int32)
+        (holders,) = self.exchange.sum([present])
+        of_all = [
+            alive[key]
+            for key, count in zip(wanted, holders.numpy(), strict=True)
+            if count == self.backend.size
         ]
+        return [variable for variable in of_all if isinstance(variable, kind)]
 
     def average_written(self) -> None:
         """Makes variables that replicas write the same on all; every process calls it."""
