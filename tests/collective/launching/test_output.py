@@ -44,7 +44,8 @@ RAISES = (
 
 
 @pytest.mark.parametrize(
-    ("to_files", "more", "times"), [(True, 0, 1), (False, 0, 1), (False, 40, 2)]
+    ("to_files", "more", "times"),
+    [(True, 0, {1}), (False, 0, {1}), (False, 40, {1, 2})],
 )
 def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, times):
     """Its traceback, unless that is right above."""
@@ -55,8 +56,10 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, 
     assert done.returncode == 1
     last = done.stderr.splitlines()
     assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
-    assert done.stderr.count("RuntimeError: of rank 1") == times
-    assert ("RuntimeError: of rank 1" in last[-2]) is (to_files or more > 0)
+    # On a busy machine, it may arrive behind what the other rank has written: once then.
+    assert done.stderr.count("RuntimeError: of rank 1") in times
+    if to_files or more:
+        assert "RuntimeError: of rank 1" in last[-2]
     assert ("[1] out 1" in done.stdout) is not to_files
     if to_files:
         assert (tmp_path / "out/rank.1/stdout").read_text() == "out 1\n"
