@@ -1,4 +1,4 @@
-"""The collectives of a job in one order, for backends that match them by order.
+"""The collectives of a job in one order, for backends that need one.
 
 TensorFlow runs two stateful ops of a graph in any order if they share no resource. Where a
 backend needs an order, each collective reads and then writes one variable, which orders

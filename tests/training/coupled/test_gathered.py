@@ -405,10 +405,10 @@ def test_a_large_table_travels_as_rows_where_these_are_fewer_bytes():
 def test_strings_are_refused_by_name(backend):
     if backend.replicas == 1:
         pytest.skip("nothing is gathered")
-    from collective.training.variants.coupled.gather import _carrier
+    from collective.training.variants.coupled.gather import carrier_of
 
     with pytest.raises(UsageError, match="string"):
-        _carrier(tf.string)
+        carrier_of(tf.string)
 
 
 @pytest.mark.parametrize("option", [{"accumulate": 2}])

@@ -62,7 +62,7 @@ def _gather(
     own = [_own_rows(tensor, context) for tensor in tensors]
     by_carrier: dict[tf.DType, list[int]] = {}
     for place, tensor in enumerate(own):
-        by_carrier.setdefault(_carrier(tensor.dtype), []).append(place)
+        by_carrier.setdefault(carrier_of(tensor.dtype), []).append(place)
     matrices = [
         tf.concat([_as_matrix(own[i], carrier) for i in places], axis=1)
         for carrier, places in by_carrier.items()
@@ -119,7 +119,7 @@ def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
         return tensor[: context.rows] if context.maybe_empty else tf.identity(tensor)
 
 
-def _carrier(dtype: tf.DType) -> tf.DType:
+def carrier_of(dtype: tf.DType) -> tf.DType:
     """The dtype in which every value of another travels exactly."""
     if dtype in (tf.float16, tf.bfloat16, tf.float32):
         return tf.float32

@@ -27,6 +27,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups
 from collective.training.step.found import LookUps
 from collective.training.step.plan import StepPlan
+from collective.training.variants.coupled.gather import carrier_of
 from collective.training.variants.coupled.replica import ReplicaContext
 
 CHOICES = ("combined", "keras")
@@ -166,7 +167,7 @@ def gather_look_ups(
 
     def gathered(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Each is put in its place among zeros, and summed with others of its dtype."""
-        carried = [tf.cast(t, _carrier(t.dtype)) for t in tensors]
+        carried = [tf.cast(t, carrier_of(t.dtype)) for t in tensors]
         found = list(tensors)
         for dtype in dict.fromkeys(t.dtype for t in carried):
             places = [i for i, t in enumerate(carried) if t.dtype == dtype]
@@ -208,10 +209,3 @@ def follows_rows(slices: tf.IndexedSlices) -> bool:
 def slices_of(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Which rows of which shape: all but the values."""
     return slices.indices, slices.dense_shape
-
-
-def _carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype in which its values are summed exactly."""
-    if dtype.is_integer:
-        return tf.int64
-    return tf.float64 if dtype == tf.float64 else tf.float32
