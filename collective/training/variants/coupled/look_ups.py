@@ -110,8 +110,9 @@ def take(
 ) -> dict[int, LookUps]:
     """Gathers the gradients of look-ups, and takes them out of the lists.
 
-    A variable that several totals depend on, or whose look-ups are not those of rows, is
-    left: its look-ups are added up.
+    A variable that several totals depend on, or whose look-ups do not follow the batch, is
+    left: its look-ups are added up. So is one of distinct rows, if the optimizer is to see
+    each look-up.
 
     Args:
         gradients: One list for each total of the loss, with an entry for each variable.
@@ -127,7 +128,9 @@ def take(
         if len(totals) != 1 or not (every or place in plan.as_rows):
             continue
         slices = of_one[totals[0]]
-        if not isinstance(slices, tf.IndexedSlices) or not follows_rows(slices):
+        if not isinstance(slices, tf.IndexedSlices) or not follows_batch(slices):
+            continue
+        if every and are_distinct(slices):
             continue
         own = context.own(slices.values)
         found[place] = totals[0], tf.IndexedSlices(own, *slices_of(slices))
@@ -191,19 +194,21 @@ def gather_look_ups(
     ]
 
 
-def follows_rows(slices: tf.IndexedSlices) -> bool:
-    """Whether there is a gradient for each look-up of a row, in a traced step.
+def follows_batch(slices: tf.IndexedSlices) -> bool:
+    """Whether a traced step has more look-ups for more rows: not those of positions."""
+    return slices.values.shape[0] is None
 
-    Not where there is one for each place of a sequence, nor where those of a batch have been
-    added up, as ``tf.nn.embedding_lookup_sparse`` and Keras' product with a sparse tensor
-    do: one process has one for each row of the table then.
+
+def are_distinct(slices: tf.IndexedSlices) -> bool:
+    """Whether a traced step has added up the look-ups of a batch by rows of the table.
+
+    As ``tf.nn.embedding_lookup_sparse`` and Keras' product with a sparse tensor do: one
+    process has one gradient for each row of the table then.
     """
-    if slices.values.shape[0] is not None:
-        return False
     op = slices.indices.op
     while op.type in ("Cast", "Identity", "Reshape"):
         op = op.inputs[0].op
-    return not op.type.startswith(_ADDED_UP)
+    return bool(op.type.startswith(_ADDED_UP))
 
 
 def slices_of(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor | None]:

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from collective.training.variants.coupled.look_ups import (
-    follows_rows,
+    are_distinct,
+    follows_batch,
     gather_look_ups,
     slices_of,
 )
@@ -28,7 +29,7 @@ Place: TypeAlias = "tuple[Key, int]"
 class LookUpHooks(ReplicaHooks):
     """As ``ReplicaHooks``, but tables have the gradients of single look-ups.
 
-    Those that are not of rows (``follows_rows``) are added up, as all other gradients.
+    Those that do not follow the batch, or are distinct, are added up, as other gradients.
 
     Args:
         gathered: The places of gradients that are gathered, as a traced step has found
@@ -73,7 +74,8 @@ class LookUpHooks(ReplicaHooks):
     def _is_gathered(self, gradient: Any, place: Place) -> bool:
         if not isinstance(gradient, tf.IndexedSlices):
             return False
-        if not tf.executing_eagerly() and follows_rows(gradient):
+        traced = not tf.executing_eagerly()
+        if traced and follows_batch(gradient) and not are_distinct(gradient):
             self._gathered.add(place)
         return place in self._gathered
 
