@@ -1,7 +1,7 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
 Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
-from the launch (``world``). A TF_CONFIG that is there, and srun, tell each rank the
+from the launch (``world``). A TF_CONFIG that is there, and srun, give each rank the
 addresses of all: then it needs no MPI, on several hosts either.
 
 Sharp bits: the backend must be made before TensorFlow's first operation, and the model in

@@ -115,7 +115,7 @@ class Extended(tf_internal.MirroredExtended):
         """ONLY_FIRST_REPLICA: the first replica of the job, not that of each process.
 
         Except for the count of an optimizer's steps: it goes up by one everywhere, and
-        a collective for it at each step would be in vain.
+        a collective for it at each step would have no effect.
         """
         if self.backend.size > 1 and not _counts_steps(destinations):
             # The dtype of a number is that of the variable.

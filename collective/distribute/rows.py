@@ -5,7 +5,7 @@ the last ones fewer, or none. A replica without rows still has an (empty) batch,
 take the same number of steps.
 
 A process skips the rows of others before they are processed, where the rows of a batch
-can be told before that: below the batch, under functions that draw no random numbers.
+can be known before that: below the batch, under functions that draw no random numbers.
 Otherwise it makes whole batches and keeps its part, and says so.
 """
 

@@ -18,7 +18,7 @@ from collective.hosts import find_allocation
 
 POD = "JOB_COMPLETION_INDEX"
 ALONE = "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1"
-# Numbers of processes, as launchers set them from whose variables no rank can be told.
+# Numbers of processes, as launchers set them whose variables name no rank.
 _SIZES = {
     "PMI_SIZE": "a PMI launcher",
     "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
@@ -47,7 +47,7 @@ def check_launcher(variables: Mapping[str, str]) -> None:
 
 
 def check_spawned() -> None:
-    """Ends a process of ``multiprocessing`` that imports the script anew, and its parent.
+    """Ends a process of ``multiprocessing`` that imports the script again, and its parent.
 
     The parent would start it again and again, for ever.
     """
@@ -110,7 +110,7 @@ def _check_hosts(variables: Mapping[str, str]) -> None:
 
 
 def _check_ray() -> None:
-    """Ray Train knows the number of its workers; it tells it by no variable."""
+    """Ray Train knows the number of its workers, but sets no variable with it."""
     train = sys.modules.get("ray.train")
     if train is None:
         return
@@ -127,7 +127,7 @@ def _check_ray() -> None:
 
 def _pod(variables: Mapping[str, str]) -> UsageError:
     return _several(
-        f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
+        f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has given "
         "it which ranks there are: each pod would train by itself",
         "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
         "in every pod (docs/how-to/kubernetes.md)",

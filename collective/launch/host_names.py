@@ -1,4 +1,4 @@
-"""How Open MPI tells hosts apart: by their names, up to the first dot.
+"""How Open MPI distinguishes hosts: by their names, up to the first dot.
 
 Ranks of two hosts of one name differ on who shares memory with whom, and wait for each
 other for ever, so such hosts are refused; where only what follows the first dot differs,
@@ -29,7 +29,7 @@ def own() -> tuple[str, str]:
 
 
 def options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[str]:
-    """The options of mpirun with which it tells these hosts apart.
+    """The options of mpirun with which it distinguishes these hosts.
 
     Args:
         mpi: The one that starts the job.
@@ -49,7 +49,7 @@ def options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[str]:
                 hint=f"give it once, with the slots of both: -H {hosts[0]}:SLOTS",
             )
         raise CollectiveError(
-            f"{' and '.join(hosts)} both call themselves {name}, and Open MPI tells "
+            f"{' and '.join(hosts)} both call themselves {name}, and Open MPI distinguishes "
             "hosts apart by their own names",
             hint="give each a name of its own, as root on one of them: "
             f"hostnamectl set-hostname {name}-2",

@@ -78,5 +78,5 @@ def hint(command: list[str]) -> str:
             "srun reaches the nodes of this Slurm job (squeue --me); for other hosts: "
             "--remote-shell ssh"
         )
-    # Our own command, the last word, is long and tells nothing.
+    # Our own command, the last word, is long and explains nothing.
     return f"this must work without a password: {shlex.join([*command[:-1], 'true'])}"

@@ -297,7 +297,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         if generations.from_checkpoint():
             raise UsageError(
                 "--requeue-on: an elastic state is in memory only, and a requeued job "
-                "would begin anew",
+                "would begin again",
                 hint="collective.fit(..., checkpoint=...), or leave --requeue-on out",
             )
         if session.is_joining():

@@ -1,7 +1,7 @@
 """The global generators of Python and NumPy, which scripts draw from on every rank.
 
 Data may draw from them, too, in threads that read ahead (``read_by``): what is drawn then
-cannot be told apart, and nothing is put back.
+cannot be distinguished, and nothing is put back.
 """
 
 from __future__ import annotations

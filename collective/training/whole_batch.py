@@ -32,7 +32,7 @@ _BEAT_SECONDS = 10.0  # a wait in a collective has a deadline
 
 
 class _Beat(keras.callbacks.Callback):
-    """Tells the ranks that wait that rank 0 still works."""
+    """Reports to the waiting ranks that rank 0 still works."""
 
     def __init__(self, backend: Backend):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random layers: images are flipped and shifted anew in each epoch, with dropout."""
+"""Random layers: images are flipped and shifted differently in each epoch, with dropout."""
 
 import sys
 

@@ -32,7 +32,7 @@ def contrastive_loss(margin=1.0):
 
 
 def same_kind(y_true, distance):
-    """How often the distance tells right whether both are of one kind."""
+    """How often the distance is right about whether both are of one kind."""
     return ops.cast(ops.equal(y_true > 0.5, distance < 0.5), "float32")
 
 

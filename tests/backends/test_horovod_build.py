@@ -209,7 +209,7 @@ def test_sums_in_loops_have_the_name_of_the_function():
 
 
 def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):
-    """In a program of its own, where Horovod's launcher is one that tells."""
+    """In a program of its own, where Horovod's launcher is one that reports."""
     launcher = tmp_path / "horovod" / "runner"
     launcher.mkdir(parents=True)
     for folder in (launcher, launcher.parent):

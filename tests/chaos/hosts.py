@@ -14,7 +14,7 @@ from tests.hosts import lab, switch
 from tests.hosts.lab import NETWORK, Lab
 
 HEARTBEAT, START_TIMEOUT, TIMEOUT = 5, 60, 30
-# Of the test's own variables mpirun takes along what it is told to.
+# Of the test's own variables mpirun takes along those that it is given by name.
 PASSED = ("FAULT", "FAULT_FOLDER", "FAULT_PACE", "FAULT_SECONDS", "TMPDIR")
 
 

@@ -93,5 +93,5 @@ def test_a_function_on_every_rank(spark):
         lines = spark.on_node(node).values()
         assert not [line for line in lines if "run_function" in line or "prte" in line]
     logs = spark.folder.glob("spark*/app-*/*/stderr")
-    told = [log for log in logs if "the job failed; exit codes" in log.read_text()]
-    assert len(told) == 2  # the executors of all tasks
+    reports = [log for log in logs if "the job failed; exit codes" in log.read_text()]
+    assert len(reports) == 2  # the executors of all tasks

@@ -71,15 +71,15 @@ PRELUDE = """
     collective.init()
     rank, size = collective.rank(), collective.size()
 """
-# With these, a rank waits for what another has done, however slow that is: ``tell`` makes
-# a file in the folder that the variable TOLD names, ``hear`` waits until it is there.
-TELL = """
-    def tell(what):
-        open(os.path.join(os.environ["TOLD"], what), "w").close()
+# With these, a rank waits for what another has done, however slow that is: ``post`` makes
+# a file in the folder that the variable POSTED names, ``hear`` waits until it is there.
+POST = """
+    def post(what):
+        open(os.path.join(os.environ["POSTED"], what), "w").close()
 
-    def hear(*told):
-        for what in told:
-            while not os.path.exists(os.path.join(os.environ["TOLD"], what)):
+    def hear(*posted):
+        for what in posted:
+            while not os.path.exists(os.path.join(os.environ["POSTED"], what)):
                 time.sleep(0.01)
 """
 
@@ -183,7 +183,7 @@ def test_a_rank_that_leaves_is_named():
 def test_a_rank_that_does_not_come_ends_the_wait(tmp_path):
     code = (
         PRELUDE
-        + TELL
+        + POST
         + """
     if rank == 0:
         hear("timeout")
@@ -191,7 +191,7 @@ def test_a_rank_that_does_not_come_ends_the_wait(tmp_path):
         collective.allreduce(np.ones(3), name="gradient")
     except collective.Timeout as error:
         print(error)
-        tell("timeout")
+        post("timeout")
         sys.exit(3)
     """
     )
@@ -200,7 +200,7 @@ def test_a_rank_that_does_not_come_ends_the_wait(tmp_path):
         code,
         COLLECTIVE_TIMEOUT="3",
         COLLECTIVE_STALL_SECONDS="1",
-        TOLD=str(tmp_path),
+        POSTED=str(tmp_path),
     ).finish()
     code, out, err = results[1]
     assert code == 3
@@ -421,14 +421,14 @@ def test_a_rank_that_never_starts_is_named(tmp_path):
     if rank == "2":
         os.kill(os.getpid(), signal.SIGKILL)
     """
-        + TELL
+        + POST
         + """
-    tell(rank)
+    post(rank)
     hear("0", "1")
     collective.init()
     """
     )
-    ranks = Ranks(3, code, COLLECTIVE_START_TIMEOUT="3", TOLD=str(tmp_path))
+    ranks = Ranks(3, code, COLLECTIVE_START_TIMEOUT="3", POSTED=str(tmp_path))
     results = ranks.finish()
     for code, _, err in results[:2]:
         assert code == 1
@@ -458,7 +458,7 @@ def test_a_fork_that_ends_does_not_leave_the_job():
 def test_unfinished_handles_end_at_shutdown(tmp_path):
     code = (
         PRELUDE
-        + TELL
+        + POST
         + """
     if rank == 0:
         from collective.recorder import memory
@@ -471,7 +471,7 @@ def test_unfinished_handles_end_at_shutdown(tmp_path):
         while not any(map(runs, memory.read(0, "", time.monotonic_ns()).entries)):
             time.sleep(0.01)
         collective.shutdown()
-        tell("shutdown")
+        post("shutdown")
         for one in (handle, later):
             try:
                 one.wait()
@@ -481,7 +481,7 @@ def test_unfinished_handles_end_at_shutdown(tmp_path):
         hear("shutdown")
     """
     )
-    code, out, err = Ranks(2, code, TOLD=str(tmp_path)).finish()[0]
+    code, out, err = Ranks(2, code, POSTED=str(tmp_path)).finish()[0]
     assert code == 0, err
     assert "shut down while a collective ran" in out and "before it ran" in out
 
@@ -535,7 +535,7 @@ def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message, tmp
     ranks = Ranks(
         3,
         PRELUDE
-        + TELL
+        + POST
         + f"""
     if rank == 1:
         {instead}
@@ -543,10 +543,10 @@ def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message, tmp
     try:
         collective.join()
     finally:
-        tell(str(rank))
+        post(str(rank))
     """,
         COLLECTIVE_TIMEOUT="3",
-        TOLD=str(tmp_path),
+        POSTED=str(tmp_path),
     )
     (_, _, first), (ended, _, _), (_, _, last) = ranks.finish()
     assert ended == code

@@ -400,16 +400,16 @@ def test_the_core_shows_names_harmlessly(tmp_path):
         if collective.rank() == 0:
             os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2)
             collective.allreduce(np.ones(3), name="w\\x1b[31m\\x07\\x9b")
-        # Not before the other one has told of it.
+        # Not before the other one has reported it.
         while not os.path.exists(sys.argv[1]) or not os.path.getsize(sys.argv[1]):
             time.sleep(0.01)
         collective.shutdown()
     """
-    told = tmp_path / "stderr"
+    log = tmp_path / "stderr"
     command = [*launch.command("native", 2), sys.executable, "-c"]
     env = launch.environment(COLLECTIVE_STALL_SECONDS="1", COLLECTIVE_RECORDER="off")
-    launch.capture([*command, textwrap.dedent(script), str(told)], 120, env=env)
-    printed = told.read_text()
+    launch.capture([*command, textwrap.dedent(script), str(log)], 120, env=env)
+    printed = log.read_text()
     assert re.search(r"no progress for \d+ s", printed)
     assert "all-reduce 'w\\x1b[31m\\x07\\x9b'" in printed and not steers(printed)
 

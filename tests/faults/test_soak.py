@@ -1,4 +1,4 @@
-"""A long training whose ranks come and go all the time: nothing of it shows.
+"""A long training whose ranks join and leave all the time: nothing of it shows.
 
 make soak
 SOAK_STEPS=200 SOAK_SEED=7 python -m pytest tests/faults -m soak

@@ -67,7 +67,7 @@ def checked(run: Callable[[], Any]) -> None:
 
 
 def _slow_down(word: str) -> None:
-    """Each commit says who this is, and takes a while until ranks come and go no more."""
+    """Each commit says who this is, and takes a while until no rank joins or leaves."""
     state = importlib.import_module(f"{word}.common.elastic").State
     hvd = importlib.import_module(f"{word}.tensorflow")
     folder = Path(os.environ["EXAMPLE_EVENTS"])

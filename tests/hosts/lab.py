@@ -217,7 +217,7 @@ def hosts(
     Args:
         count: How many.
         rate: What each may send, in the words of ``tc``: ``1gbit``. None: no limit.
-        bad: Whether a program joins them, which can be told to be a bad network
+        bad: Whether a program joins them, which can be set to be a bad network
             (``Lab.switch``); it has no rates.
         second: Whether each has an address in a second network, ``eth1``, that joins
             nothing.

@@ -108,7 +108,9 @@ def test_mpirun_alone_leaves_no_rank(more, hosts, tmp_path):
         with contextlib.suppress(subprocess.TimeoutExpired):
             assert its.job.wait(5), its.text
         hosts.end_all()
-    if more:  # MPI says it, or the rank of the same host, which tells the others
+    if (
+        more
+    ):  # MPI says it, or the rank of the same host, which reports it to the others
         died = rf"rank 3 (\(process {its.ranks[3]}\) )?died|connection to rank 3:"
         # Not all come to speak: mpirun ends the rest when the first has ended.
         found = re.findall(r"<rank \d lost: (.*)", its.text)

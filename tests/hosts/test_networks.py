@@ -32,7 +32,7 @@ while sys.argv[2:] and not os.path.exists(sys.argv[2]):
 
 
 def start(hosts: lab.Lab, *options: str, steps: int, until: str = "", **variables: str):
-    """A job of two ranks on two hosts, without a network that it is told to use.
+    """A job of two ranks on two hosts, without a network that it may use.
 
     It ends after so many steps; and not before the file ``until`` is there.
     """

@@ -1,4 +1,4 @@
-"""One rank fails: what it tells, and how it ends the job."""
+"""One rank fails: what it reports, and how it ends the job."""
 
 import pytest
 import tensorflow as tf

@@ -230,7 +230,7 @@ def test_weights_set_by_layers_are_refused_beside_a_sharded_optimizer(backend):
 
 @pytest.mark.parametrize("kind, noted", [("Adam", 1), ("SGD", 0)])
 def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
-    """Adam of Keras squares the gradient of each look-up; SGD cannot tell."""
+    """Adam of Keras squares the gradient of each look-up; SGD is the same for both."""
     program = PROGRAMS["flattened"]
 
     def make():

@@ -1,4 +1,4 @@
-"""What an agent is told: which node it is, where the head is, and the job's secret."""
+"""The settings of an agent: its node, the head's address, and the job's secret."""
 
 from __future__ import annotations
 

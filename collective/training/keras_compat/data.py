@@ -63,7 +63,7 @@ def adapter(
     """Keras' adapter of a ``tf.data.Dataset``, ``PyDataset``, generator or DataLoader.
 
     Args:
-        shuffle: Whether Keras mixes the items of a ``PyDataset`` anew in each epoch.
+        shuffle: Whether Keras mixes the items of a ``PyDataset`` again in each epoch.
 
     Raises:
         ValueError: Keras takes no such data, or not with a ``class_weight``.

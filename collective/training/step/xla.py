@@ -21,7 +21,7 @@ def chosen(
 
     Args:
         wanted: ``jit_compile`` of ``fit``; None compiles as Keras would: where
-            ``model.compile`` was told to, and by default on GPUs.
+            ``model.compile`` asks for, and by default on GPUs.
         features: Of the training, by their names in the table of compatibility.
     """
     if wanted is not None:

@@ -123,7 +123,7 @@ def _plain(text: str) -> str:
 
 
 def kind_of_rows(rows: Rows) -> str:
-    """What the rows are like, as far as a loss can tell: not their numbers.
+    """What the rows are like, as far as a loss depends on it: not their numbers.
 
     Labels to ignore, weights of zero, rows alike: where they come in, a mean may become
     a ratio.

@@ -24,7 +24,7 @@ def products_of_float32() -> str:
     """The dtype in which this process' devices multiply matrices of float32.
 
     GPUs since Ampere do so in ``tensorfloat32``, with the 10 bits of float16: unless
-    they are told not to.
+    an option says not to.
     """
     modes = {os.environ.get(name, "").upper() for name in _MATH_MODES}
     if modes & {"BF16", "F16", "ANY"}:

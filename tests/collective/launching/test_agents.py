@@ -1,4 +1,4 @@
-"""Agents without a network: what they are told, and what they take for genuine."""
+"""Agents without a network: their settings, and what they take for genuine."""
 
 from __future__ import annotations
 

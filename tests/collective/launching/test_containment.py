@@ -61,7 +61,7 @@ def start(
 ) -> tuple[subprocess.Popen, list[int], list[int]]:
     """A job of two ranks; its daemons, and those that are to stay.
 
-    ``$1`` of its script is the file that appears when all of them have told who they are:
+    ``$1`` of its script is the file that appears when all of them have reported who they are:
     a rank that ends before would take them with it.
     """
     job = subprocess.Popen(

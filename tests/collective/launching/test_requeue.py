@@ -15,7 +15,7 @@ from collective.launch.requeue import Requeue, signal_of
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A Slurm job whose scontrol writes its words to a file; code 1 where told."""
+    """A Slurm job whose scontrol writes its words to a file; code 1 where asked for."""
     program = tmp_path / "scontrol"
     program.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n'

@@ -187,7 +187,7 @@ def test_reduce_lr_on_plateau_is_followed(backend):
 
 
 def test_learning_rate_scheduler_is_followed_in_every_epoch(backend):
-    """One plain SGD step an epoch: its length tells the rate that was in force."""
+    """One plain SGD step an epoch: its length shows the rate that was in force."""
     moves = []
 
     class Moves(keras.callbacks.Callback):

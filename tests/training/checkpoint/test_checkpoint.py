@@ -333,7 +333,7 @@ def test_after_a_bad_one_training_goes_on_from_the_one_before(alone, three, tmp_
     checkpoint = Waiting(folder, every=2, keep=2, resume=True)
     result = train(alone, steps=10, checkpoint=checkpoint)
     assert result.losses == train(alone, steps=10).losses
-    # The bad one has been written anew, and the last two are kept.
+    # The bad one has been written again, and the last two are kept.
     assert names(folder) == ["step-000000008", "step-000000010"]
 
 

@@ -4,7 +4,7 @@
 
 WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
 after step 13, which takes the others along; or ``resumed``: on from there; or
-``survived``: once undisturbed, then whoever is rank 0 kills itself, twice, and the last
+``survived``: once undisturbed, then the current rank 0 kills itself, twice, and the last
 one goes on; or ``grown``: once undisturbed, then rank 0 is asked to leave, and another one
 joins.
 """
@@ -58,7 +58,7 @@ class Leaves(keras.callbacks.Callback):
 
 
 class ComesAndGoes(keras.callbacks.Callback):
-    """Tells rank 0 to leave; then holds its successor until another one waits."""
+    """Asks rank 0 to leave; then holds its successor until another one waits."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         done = steps_done(self.model)

@@ -73,7 +73,7 @@ def assert_survived(backend: str, folder: Path) -> None:
     first, second = SURVIVED_AT
     assert f"rank 0 of 3 died; 2 ranks continue from step {first} " in printed
     assert f"rank 0 of 2 died; 1 rank continues from step {second} " in printed
-    assert "rank 0 is dead; " in printed  # as accounts tell: by its number then
+    assert "rank 0 is dead; " in printed  # as dumps name it: by its number then
     assert "rank 0 (started as 1) is dead; " in printed
     np.testing.assert_allclose(
         losses(folder, "survived"), losses(folder, "whole"), rtol=1e-12

@@ -79,7 +79,7 @@ def test_the_split_of_the_digits_depends_on_nothing():
     assert (
         load("digits", seed=9).train.fingerprint() == load("digits").train.fingerprint()
     )
-    # Whoever compares two accuracies compares the same test rows.
+    # Two accuracies are always of the same test rows.
     assert whole(load("digits").test).y[:8].tolist() == [1, 9, 6, 6, 2, 8, 4, 0]
 
 

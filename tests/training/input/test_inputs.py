@@ -17,7 +17,7 @@ from collective.training.input.plan import Plan
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Data in which x and y tell the row number."""
+    """Data in which x and y hold the row number."""
     return np.arange(rows, dtype=np.float32)[:, None] * [1, -1], np.arange(rows)
 
 

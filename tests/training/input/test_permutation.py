@@ -68,7 +68,7 @@ def test_values_land_everywhere_and_are_not_correlated():
 
 
 def test_numbers_never_change():
-    # Saved runs resume by these numbers: if this fails, mend the code, not the test.
+    # Saved runs resume by these numbers: if this fails, fix the code, not the test.
     assert shuffled(10, (0, 0)).tolist() == [2, 7, 4, 8, 0, 9, 6, 3, 1, 5]
     assert shuffled(10, (0, 1)).tolist() == [9, 7, 5, 1, 0, 6, 8, 2, 4, 3]
     large = permute(np.array([0, 1, 10**12]), 10**12 + 1, (7, 3))

@@ -78,7 +78,7 @@ def test_pieces_are_rows_of_the_whole():
     plain = tf.function(draws, input_signature=[tf.TensorSpec([None, 6])])
     whole = {name: value.numpy() for name, value in plain(x).items()}
     for start, stop in PIECES:
-        # Of one that keeps a state, the first call: traced anew.
+        # Of one that keeps a state, the first call: traced again.
         function, others = traced(draws)
         for name, value in function(x[start:stop], start, ROWS).items():
             wanted, fold = whole[name], len(whole[name]) // ROWS

@@ -192,7 +192,7 @@ def test_a_step_made_twice_or_left_out_is_named(tmp_path, capsys):
     shown = account(path, capsys, code=1)
     assert "error: step 3 is not in the ledger" in shown
     assert shown.count("was not used") == 10
-    # A resume before it mends it.
+    # A resume before it repairs it.
     path.write_text("".join(lines[:4] + lines[5:]))
     write(path, range(2, 12), replicas=2)
     assert f"epoch 0: all {ROWS} rows" in account(path, capsys)

@@ -1,4 +1,4 @@
-"""Steps found in source, and what a script without ``--loops`` is told."""
+"""Steps found in source, and what is printed for a script without ``--loops``."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ def test_the_first_update_of_a_loop_is_reported(job, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     update(keras.optimizers.SGD())
     update(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
-    told = capsys.readouterr().err
-    assert told.count("is not distributed: each of the 2 processes") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("is not distributed: each of the 2 processes") == 1
     for way in ("--loops", "collective.distribute.Strategy", "DistributedGradientTape"):
-        assert way in told
+        assert way in printed
 
 
 def test_each_loop_that_runs_whole_is_reported_by_its_place(job, capsys, monkeypatch):
@@ -146,8 +146,8 @@ def test_each_loop_that_runs_whole_is_reported_by_its_place(job, capsys, monkeyp
     for _ in range(2):
         optimizer.apply([tf.ones([2])], [weight])
     optimizer.apply([tf.ones([2])], [weight])
-    told = capsys.readouterr().err
-    assert told.count("the training loop at test_loops.py:") == 2
+    printed = capsys.readouterr().err
+    assert printed.count("the training loop at test_loops.py:") == 2
 
 
 def test_gradients_outside_of_a_step_are_reported(job, capsys, monkeypatch):
@@ -167,9 +167,11 @@ def test_gradients_outside_of_a_step_are_reported(job, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     for _ in range(2):
         gradient([weight])
-    told = capsys.readouterr().err
-    assert told.count("the training step at test_loops.py:") == 1
-    assert "is not distributed: each of the 2 processes computes its gradients" in told
+    printed = capsys.readouterr().err
+    assert printed.count("the training step at test_loops.py:") == 1
+    assert (
+        "is not distributed: each of the 2 processes computes its gradients" in printed
+    )
 
 
 def test_functions_that_are_steps(job, capsys):

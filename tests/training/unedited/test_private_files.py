@@ -1,4 +1,4 @@
-"""Private files of ranks: the script's files are those of rank 0, whoever writes."""
+"""Private files of ranks: the script's files are those of rank 0, whichever rank writes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def cut(
 
 
 def fingerprint(leaves: Sequence[Any], indices: Sequence[int]) -> tf.Tensor:
-    """A number that tells batches apart: float64 scalar, finite.
+    """A number that differs between batches: float64 scalar, finite.
 
     Other rows, or the same in another order, give another number.
     """

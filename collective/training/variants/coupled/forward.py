@@ -21,7 +21,7 @@ from collective.training.variants.coupled.whole import WholeBatch, gather
 
 
 class CoupledForward(Forward):
-    """A pass with collectives in it; made anew for each trace.
+    """A pass with collectives in it; made for each trace.
 
     Args:
         plan: Whether loss and metrics are those of the whole global batch, and how the
