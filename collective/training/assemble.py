@@ -44,6 +44,7 @@ from collective.training.variants.coupled.forward import (
     CoupledForward,
     keeps_activations,
 )
+from collective.training.variants.coupled.micro_batches import CoupledMicroBatches
 from collective.training.variants.coupled.sums import CoupledSums
 from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_step
@@ -303,9 +304,18 @@ def _coupled_sums(
     options: FitOptions,
     plan: StepPlan,
     maybe_empty: bool,
-) -> CoupledSums:
-    """A pass with collectives over all rows of a replica."""
-    draws, pieces = Draws(prepared, options.seed), (backend.most_replicas, 1)
+) -> LocalSums:
+    """A pass with collectives over all rows of a replica, or its micro-batches."""
+    pieces = (backend.most_replicas, options.accumulate)
+    draws, jit_compile = Draws(prepared, options.seed), options.jit_compile is True
+    if options.accumulate > 1:
+        return CoupledMicroBatches(
+            *(prepared, backend, draws, pieces),
+            recompute_blocks if options.recompute else None,
+            *(plan, spec),
+            maybe_empty=maybe_empty,
+            jit_compile=jit_compile,
+        )
     recompute = partial(recompute_blocks, apart=keeps_activations)
     make = partial(
         CoupledForward,
@@ -319,7 +329,7 @@ def _coupled_sums(
         metrics=MetricState(prepared.model) if plan.gather_metrics else None,
         sync_batch_norm=options.sync_batch_norm is True,
         maybe_empty=maybe_empty,
-        jit_compile=options.jit_compile is True,
+        jit_compile=jit_compile,
     )
 
 

@@ -44,6 +44,10 @@ FEATURES = {
         "a loss or metric of the whole batch",
         "a loss and metrics that are sums or means over rows",
     ),
+    "whole_layers": Feature(
+        "a layer that couples the rows of a batch",
+        "layers that treat each row by itself",
+    ),
     "look_ups": Feature(
         "gradients of single look-ups (embedding_gradients='keras')",
         "embedding_gradients='combined'",
@@ -127,6 +131,10 @@ IMPOSSIBLE = _pairs(
             "each rank rounds the sum of its own pieces, so the bits depend on how many "
             "ranks there are"
         ),
+        "accumulate with sync_batch_norm, whole_layers": (
+            "the layer needs the rows of all micro-batches before the next layer can run, "
+            "so the activations of none of them could be freed"
+        ),
         "shard_optimizer with elastic": (
             "a rank that dies takes its shard of the optimizer with it"
         ),
@@ -141,9 +149,6 @@ IMPOSSIBLE = _pairs(
 )
 
 _IN_PASS = "the sums of a forward pass"
-_ONE_AT_A_TIME = (
-    "micro-batches are computed one after the other, and each sees a part of the rows"
-)
 
 NOT_BUILT = _pairs(
     {
@@ -151,7 +156,9 @@ NOT_BUILT = _pairs(
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
         ),
-        "per_replica with accumulate": _ONE_AT_A_TIME,
+        "per_replica with accumulate": (
+            "micro-batches are computed one after the other, and each sees a part of the rows"
+        ),
         "per_replica with look_ups": (
             "the look-ups of each replica are those of a batch of its own"
         ),
@@ -170,7 +177,6 @@ NOT_BUILT = _pairs(
             "a virtual replica sees its own rows only"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
-        "accumulate with coupled, look_ups, sync_batch_norm": _ONE_AT_A_TIME,
         "devices with coupled, look_ups, sync_batch_norm": (
             "collectives in the forward pass are for one replica in each process"
         ),

@@ -15,6 +15,8 @@ import tensorflow as tf
 from collective.training.input.leaves import slice_leaf
 
 T = TypeVar("T")
+#: Its number, the place of its first row, and its rows.
+MicroBatch = tuple[tf.Tensor, tf.Tensor, Any]
 
 
 def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
@@ -51,17 +53,72 @@ def accumulate(
     if micro_batches == 1:
         return tf.cond(rows > 0, whole, zeros) if maybe_empty else whole()
 
-    def body(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
+    def add(micro_batch: MicroBatch, sums: Any) -> Any:
+        return tf.nest.map_structure(tf.add, sums, compute(*micro_batch))
+
+    return _each(rows, batch, micro_batches, add, zeros())
+
+
+def accumulate_with_rows(
+    compute: Callable[[tf.Tensor, tf.Tensor, Any], tuple[T, Any]],
+    spec: tuple[T, Any],
+    rows: tf.Tensor,
+    batch: Any,
+    micro_batches: int,
+) -> tuple[T, Any]:
+    """As ``accumulate``, for sums beside tensors that follow the rows.
+
+    Args:
+        compute: Returns sums, and a tree of tensors ``[n, ...]`` with any n.
+        spec: Shapes and dtypes of both.
+        rows: At least one.
+
+    Returns:
+        The sums, and the tensors of all micro-batches one after the other.
+    """
+    sums_spec, rows_spec = spec
+    zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), sums_spec)
+    arrays = [
+        tf.TensorArray(leaf.dtype, 0, True, infer_shape=False)
+        for leaf in tf.nest.flatten(rows_spec)
+    ]
+
+    def add(micro_batch: MicroBatch, before: Any) -> Any:
+        sums, arrays = before
+        more, tensors = compute(*micro_batch)
+        written = [
+            array.write(tf.cast(micro_batch[0], tf.int32), tensor)
+            for array, tensor in zip(arrays, tf.nest.flatten(tensors), strict=True)
+        ]
+        return tf.nest.map_structure(tf.add, sums, more), written
+
+    sums, arrays = _each(rows, batch, micro_batches, add, (zeros, arrays))
+    leaves = [array.concat() for array in arrays]
+    for leaf, like in zip(leaves, tf.nest.flatten(rows_spec), strict=True):
+        leaf.set_shape([None, *like.shape[1:]])
+    return sums, tf.nest.pack_sequence_as(rows_spec, leaves)
+
+
+def _each(
+    rows: tf.Tensor,
+    batch: Any,
+    micro_batches: int,
+    add: Callable[[MicroBatch, T], T],
+    first: T,
+) -> T:
+    """Calls ``add`` for each micro-batch with what the call before it has returned."""
+
+    def body(number: tf.Tensor, before: T) -> tuple[tf.Tensor, T]:
         start, stop = number * rows // used, (number + 1) * rows // used
-        more = compute(number, start, slice_rows(batch, start, stop))
-        return number + 1, tf.nest.map_structure(tf.add, sums, more)
+        after = add((number, start, slice_rows(batch, start, stop)), before)
+        return number + 1, after
 
     # With fewer rows than micro-batches, each has one row: none may be empty.
     used = tf.minimum(tf.cast(micro_batches, rows.dtype), rows)
-    _, sums = tf.while_loop(
+    _, last = tf.while_loop(
         lambda number, _: number < used,
         body,
-        (tf.zeros([], rows.dtype), zeros()),
+        (tf.zeros([], rows.dtype), first),
         parallel_iterations=1,
     )
-    return sums
+    return last

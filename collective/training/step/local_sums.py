@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -10,6 +13,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.accumulation import accumulate
 from collective.training.step.forward import Forward, Sums
+from collective.training.step.found import Found
 from collective.training.step.inputs import (
     ReplicaRows,
     StepInputs,
@@ -33,10 +37,19 @@ def trace_training(
         spec: ``tf.TensorSpec`` of a batch.
         jit_compile: Whether XLA compiles it.
     """
-    prepared = forward.prepared
+    return trace_pass(forward.train, forward.prepared, spec, jit_compile)
+
+
+def trace_pass(
+    run: Callable[..., tuple[Any, Found]],
+    prepared: PreparedModel,
+    spec: Batch,
+    jit_compile: bool = False,
+) -> TracedPass:
+    """As ``trace_training``, for what takes the arguments of ``Forward.train``."""
     position = tf.TensorSpec([4], tf.int64)
     signature = (weight_specs(prepared), rows_of(spec), _SCALAR, _SCALE, position)
-    return TracedPass(prepared.colocated(forward.train), signature, jit_compile)
+    return TracedPass(prepared.colocated(run), signature, jit_compile)
 
 
 class MicroBatches:
@@ -85,7 +98,7 @@ class MicroBatches:
         """Inside ``Backend.run``: the sums of this replica."""
         sums, found = self.sums(inputs), self.traced.found
         count = len(inputs.weights.trainable)
-        not_finite = finite.first_of(sums, found.connected, count)
+        not_finite = finite.first_of(sums, found, count)
         return ReplicaSums(sums, not_finite, found)
 
     def sums(self, inputs: StepInputs) -> Sums:

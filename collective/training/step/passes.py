@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.step.forward import Sums
 from collective.training.step.found import Found
 
 
@@ -18,7 +17,7 @@ class TracedPass:
     known before a loop over micro-batches is traced.
 
     Args:
-        run: Returns sums and what it has found.
+        run: Returns sums, or other tensors, and what it has found.
         signature: Of its arguments.
         jit_compile: Whether XLA compiles it.
 
@@ -30,13 +29,13 @@ class TracedPass:
 
     def __init__(
         self,
-        run: Callable[..., tuple[Sums, Found]],
+        run: Callable[..., tuple[Any, Found]],
         signature: Sequence[Any],
         jit_compile: bool = False,
     ):
         records: list[Found] = []
 
-        def sums(*args: Any) -> Sums:
+        def sums(*args: Any) -> Any:
             result, found = run(*args)
             if not records:  # later calls are of a model that runs eagerly
                 records.append(found)
@@ -52,6 +51,6 @@ class TracedPass:
         self.found = records[0]
 
     @property
-    def shapes(self) -> Sums:
-        """Shapes and dtypes of the sums."""
+    def shapes(self) -> Any:
+        """Shapes and dtypes of the sums, or of what else the pass returns."""
         return self.concrete.structured_outputs

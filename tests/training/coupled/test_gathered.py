@@ -411,13 +411,6 @@ def test_strings_are_refused_by_name(backend):
         carrier_of(tf.string)
 
 
-@pytest.mark.parametrize("option", [{"accumulate": 2}])
-def test_what_does_not_work_together_is_refused(option, backend):
-    keras.config.set_floatx("float32")
-    with pytest.raises(UsageError, match="a loss or metric of the whole batch"):
-        planned(network("mse"), rows(20), None, backend, LOSS, **option)
-
-
 @pytest.mark.launches
 @pytest.mark.parametrize(
     "name, ranks, chosen",

@@ -25,6 +25,7 @@ def features(
     whole = backend.replicas == 1 and not backend.elastic and not cut
     needs = {
         "coupled": plan.gather_loss or plan.gather_metrics or bool(plan.whole_layers),
+        "whole_layers": bool(plan.whole_layers),
         "look_ups": plan.gather_look_ups or bool(plan.as_rows),
         "sync_batch_norm": not whole
         and any(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -108,7 +108,12 @@ def travelling_as_rows(
 def take(
     gradients: list[list[Any]], context: ReplicaContext, plan: StepPlan
 ) -> dict[int, LookUps]:
-    """Gathers the gradients of look-ups, and takes them out of the lists.
+    """Gathers the gradients of look-ups, and takes them out of the lists; see ``own``."""
+    return gathered(own(gradients, plan), context)
+
+
+def own(gradients: list[list[Any]], plan: StepPlan) -> dict[int, LookUps]:
+    """Takes the gradients of this replica's look-ups out of the lists.
 
     A variable that several totals depend on, or whose look-ups do not follow the batch, is
     left: its look-ups are added up. So is one of distinct rows, if the optimizer is to see
@@ -122,7 +127,7 @@ def take(
         By the index of the variable.
     """
     every = plan.gather_look_ups
-    found: dict[int, tuple[int, tf.IndexedSlices]] = {}
+    found: dict[int, LookUps] = {}
     for place, of_one in enumerate(zip(*gradients, strict=True)):
         totals = [n for n, gradient in enumerate(of_one) if gradient is not None]
         if len(totals) != 1 or not (every or place in plan.as_rows):
@@ -132,15 +137,24 @@ def take(
             continue
         if every and are_distinct(slices):
             continue
-        own = context.own(slices.values)
-        found[place] = totals[0], tf.IndexedSlices(own, *slices_of(slices))
+        found[place] = LookUps(slices, totals[0], not every)
         gradients[totals[0]][place] = None
-    own_slices = [slices for _, slices in found.values()]
+    return found
+
+
+def gathered(
+    look_ups: Mapping[int, LookUps], context: ReplicaContext
+) -> dict[int, LookUps]:
+    """Those of all replicas, from this replica's."""
+    slices = [
+        tf.IndexedSlices(context.own(each.slices.values), *slices_of(each.slices))
+        for each in look_ups.values()
+    ]
     number, replicas = context.number, context.replicas
-    wholes = gather_look_ups(own_slices, number, replicas, context.all_reduce)
+    wholes = gather_look_ups(slices, number, replicas, context.all_reduce)
     return {
-        place: LookUps(whole, total, not every)
-        for (place, (total, _)), whole in zip(found.items(), wholes, strict=True)
+        place: each._replace(slices=whole)
+        for (place, each), whole in zip(look_ups.items(), wholes, strict=True)
     }
 
 

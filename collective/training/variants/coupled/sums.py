@@ -91,10 +91,5 @@ class CoupledSums:
                 *(self.backend, inputs.rows, inputs.count, inputs.global_rows),
                 maybe_empty=self.maybe_empty,
             )
-        of_look_ups = [
-            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
-            for each in found.look_ups.values()
-        ]
-        count = len(inputs.weights.trainable)
-        not_finite = finite.first_of(sums, found.connected, count, of_look_ups)
+        not_finite = finite.first_of(sums, found, len(inputs.weights.trainable))
         return ReplicaSums(sums, not_finite, found)

@@ -82,7 +82,7 @@ class PieceSums:
             rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
             own = inputs._replace(rows=rows, count=stop - start, replica=piece)
             sums = self.of_piece.sums(own)
-            return layout.pack(sums), finite.first_of(sums, found.connected, variables)
+            return layout.pack(sums), finite.first_of(sums, found, variables)
 
         subtrees = virtual.subtrees(replica, backend.replicas)
         vectors, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
