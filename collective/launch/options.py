@@ -12,7 +12,7 @@ from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
 from collective.errors import UsageError
-from collective.launch.output import OutputStyle
+from collective.launch.output import OutputStyle, log_variables
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
@@ -110,7 +110,7 @@ class LaunchOptions:
     @property
     def rank_variables(self) -> dict[str, str]:
         """All variables that the ranks get for the options."""
-        found = {**self.variables, "PYTHONUNBUFFERED": "1"}
+        found = {**log_variables(), **self.variables, "PYTHONUNBUFFERED": "1"}
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
             found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"

@@ -9,6 +9,7 @@ import datetime
 import errno
 import os
 import queue
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,19 @@ _HINTS = {
     "has the same effect"
 }
 _TRACEBACK = "Traceback (most recent call last)"
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# What TensorFlow writes at its import, before it has read the level.
+_AT_IMPORT = re.compile(
+    r"^(\[\d+\] ?)?(WARNING: All log messages before absl::InitializeLog"
+    r"|I0000 .*port\.cc:\d+\] oneDNN custom operations are on)"
+)
+
+
+def log_variables() -> dict[str, str]:
+    """What ranks get so that TensorFlow logs errors only, unless the user set a level."""
+    if LOG_LEVEL in os.environ:
+        return {}
+    return {LOG_LEVEL: "2", "COLLECTIVE_QUIET": "1"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,10 @@ class RankOutput:
 
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         label = f"[{self.rank}] " if self.style.prefix and not self._files else ""
+        quiet = LOG_LEVEL not in os.environ
         for line in lines(pipe):
+            if quiet and _AT_IMPORT.match(line):
+                continue
             if is_error and not self._is_shown(line):
                 continue
             # A closed screen must not end the job.

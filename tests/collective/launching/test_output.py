@@ -19,7 +19,7 @@ import pytest
 from collective.hosts import Host, is_local
 from collective.launch import output, processes, supervisor
 from collective.running_time import Deadline
-from tests.launch import PATIENCE_SECONDS, await_that, capture
+from tests.launch import PATIENCE_SECONDS, await_that, capture, environment
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -89,6 +89,22 @@ def test_each_line_with_its_time():
     done = launch("-np", "1", "--prefix-output-with-timestamp", "echo", "hello")
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
     assert re.fullmatch(stamp + r" \[0\] hello\n", done.stdout)
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_what_tensorflow_logs_at_its_import_is_hidden(level):
+    env = environment()
+    del env["TF_CPP_MIN_LOG_LEVEL"]
+    if level:
+        env["TF_CPP_MIN_LOG_LEVEL"] = level
+    script = """
+        echo 'WARNING: All log messages before absl::InitializeLog() is called' >&2
+        echo 'I0000 00:00:17.5 9 port.cc:153] oneDNN custom operations are on.' >&2
+        echo "level $TF_CPP_MIN_LOG_LEVEL" >&2
+    """
+    done = capture([*LAUNCH, "-np", "1", "sh", "-c", script], env=env)
+    assert f"[0] level {level or '2'}\n" in done.stderr
+    assert ("oneDNN" in done.stderr) is ("absl" in done.stderr) is bool(level)
 
 
 def test_dry_run_starts_nothing(tmp_path):
