@@ -1,21 +1,23 @@
-"""Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
+"""Several processes: the collectives of ``tf.distribute.MultiWorkerMirroredStrategy``.
 
 Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
 from the launch (``world``). A TF_CONFIG that is there, and srun, give each rank the
 addresses of all: then it needs no MPI, on several hosts either.
 
-Sharp bits: the backend must be made before TensorFlow's first operation, and the model in
-``backend.scope()``. A rank that dies ends the job.
+The strategy connects the processes. Nothing runs in it: under ``strategy.run`` TensorFlow
+forbids most assignments, and a model must be made in its scope. The step calls the op by
+which the strategy itself sums.
+
+Sharp bits: the backend must be made before TensorFlow's first operation. A rank that dies
+ends the job.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
-from typing import Any, NoReturn
-from unittest import mock
+import zlib
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from collective import deadline
 from collective import environment as environments
 from collective.backends import world
 from collective.backends.base import Availability, end_process
+from collective.backends.call_names import CallNames
 from collective.backends.capabilities import (
     Overlap,
     ShardCollectives,
@@ -30,16 +33,18 @@ from collective.backends.capabilities import (
 )
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
-from collective.backends.tf_strategy import StrategyBackend
 from collective.buckets import reduce_flat
 from collective.environment import Environment
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
+_GROUP = 0x636F6C6C  # of all ranks; the strategy counts its own from 1
+_DTYPES = {"bfloat16", "float16", "float32", "float64", "int32", "int64"}
+_PRIMES = 1000003, 2**31 - 1
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overlap):
+class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
@@ -74,12 +79,11 @@ class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overl
         configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
-            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            self.workers = tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=tf.distribute.experimental.CommunicationOptions(
                     implementation=kind[options.communication.upper()]
                 )
             )
-            deadline.watch(self.rank, self.abort)
         except RuntimeError as error:
             raise UsageError(
                 f"backend {self.name!r} must be made before TensorFlow's first "
@@ -87,6 +91,14 @@ class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overl
                 hint="backend = collective.backends.get('tf-multiworker') as the script's first "
                 "line after its imports",
             ) from None
+        deadline.watch(self.rank, self.abort)
+        self._device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        self._hint = options.communication
+        if self._hint == "auto" and self._device != "CPU:0":
+            self._hint = "nccl"  # TensorFlow's own "auto" is a ring, also between GPUs
+        self._names = CallNames()
+        with tf.device(self._device):  # the ops that have it run one after the other
+            self._order = tf.Variable(0.0, trainable=False, name="collective_order")
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -97,35 +109,60 @@ class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overl
             return Availability(True, f"{what}, which names all addresses")
         return found
 
-    @contextlib.contextmanager
-    def only_rank_zero(self, what: str) -> Iterator[None]:
-        """Makes Keras' own use of the strategy raise too: it needs every worker.
-
-        Without this, a callback that calls ``model.evaluate`` or ``model.predict`` on
-        rank 0 would wait for ever.
-        """
-
-        def refuse(*_: Any, **__: Any) -> NoReturn:
-            self.require_all_ranks()
-            raise AssertionError("unreachable: one worker needs no guard")
-
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(super().only_rank_zero(what))
-            if self.size > 1:
-                for name in ("run", "experimental_distribute_dataset"):
-                    stack.enter_context(mock.patch.object(self.strategy, name, refuse))
-            yield
-
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        if self.size == 1:
+            return tensors
+        return reduce_flat(tensors, self._summed, bytes_each=self.bucket_bytes)
+
+    def _summed(self, vector: Any) -> Any:
+        """The sum of a vector over the ranks, of any dtype that has numbers."""
         import tensorflow as tf
 
-        reduce = super()._all_reduce
-        # tf.identity: all_reduce refuses a tensor that has no device yet.
-        return reduce_flat(
-            tensors,
-            lambda vector: reduce([tf.identity(vector)])[0],
-            bytes_each=self.bucket_bytes,
+        dtype = vector.dtype
+        if dtype.name in _DTYPES:
+            return self._collective(vector)
+        if dtype.is_complex:
+            parts = tf.stack([tf.math.real(vector), tf.math.imag(vector)])
+            return tf.complex(*tf.unstack(self._collective(parts)))
+        wide = tf.int32 if dtype.size < 4 else tf.int64
+        return tf.cast(self._collective(tf.cast(vector, wide)), dtype)
+
+    def _gather_rows(self, tensor: Any) -> Any:
+        """Each rank adds its rows to zeros, in their place."""
+        import tensorflow as tf
+
+        rows = tf.shape(tensor, tf.int64)[0]
+        counts = self._summed(
+            tf.one_hot(self.rank, self.size, rows, tf.zeros_like(rows))
         )
+        before, after = (
+            tf.reduce_sum(part)
+            for part in (counts[: self.rank], counts[self.rank + 1 :])
+        )
+        around = [[before, after], *[[0, 0]] * (tensor.shape.rank - 1)]
+        padded = tf.pad(tensor, around)
+        return tf.reshape(self._summed(tf.reshape(padded, [-1])), tf.shape(padded))
+
+    def _collective(self, vector: Any) -> Any:
+        """Ranks match the calls of one key, whose vectors must have one length."""
+        import tensorflow as tf
+
+        name = f"{self._names.next()} {vector.dtype.name}"
+        with tf.device("CPU:0"):
+            size = tf.size(vector, tf.int64)
+            key = (zlib.crc32(name.encode()) + size * _PRIMES[0]) % _PRIMES[1]
+            key = tf.cast(key, tf.int32)
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveReduceV2(
+                input=vector,
+                group_size=self.size,
+                group_key=_GROUP,
+                instance_key=key,
+                ordering_token=[self._order.handle],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint=self._hint,
+            )
 
     def _default_bucket_bytes(self) -> int | None:
         """NCCL sums while the rest is computed; the ring over gRPC competes with it."""
@@ -158,10 +195,7 @@ class _StrategyWorld:
         import tensorflow as tf
 
         backend = self._backend
-        summed = backend.run(
-            lambda x: backend._all_reduce([x])[0], [tf.constant(vector)]
-        )
-        return np.asarray(summed)
+        return np.asarray(backend._all_reduce([tf.constant(vector)])[0])
 
     def Bcast(self, data: np.ndarray, root: int) -> None:
         """Overwrites a uint8 vector by the root's, to which the others add zeros."""

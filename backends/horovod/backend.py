@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-import weakref
 from typing import Any
 
 import numpy as np
 
 from collective import deadline
 from collective.backends.base import Availability, python
+from collective.backends.call_names import CallNames
 from collective.backends.capabilities import (
     InTurn,
     Overlap,
@@ -64,8 +64,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
             )
         self.hvd = hvd
         deadline.watch(self.rank, self.abort)
-        # Calls traced so far in each function.
-        self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._names = CallNames()
         configure(options, environment, self.overlaps)
 
     @classmethod
@@ -91,7 +90,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
                 sums = self.hvd.grouped_allreduce(
                     [tensors[i] for i in indices],
                     op=self.hvd.Sum,
-                    name=self._name(),
+                    name=self._names.next(),
                     ignore_name_scope=True,
                 )
                 for i, total in zip(indices, sums, strict=True):
@@ -99,26 +98,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
         return out
 
     def _gather_rows(self, tensor: Any) -> Any:
-        return self.hvd.allgather(_computed(tensor), name=self._name())
-
-    def _name(self) -> str | None:
-        """The name by which ranks match a call: its function, and its number there.
-
-        Horovod's own names come from those of tensors, which differ where one rank
-        traces a function more often than another.
-        """
-        import tensorflow as tf
-
-        if tf.executing_eagerly():
-            return None
-        graph = tf.compat.v1.get_default_graph()
-        # Out of the bodies of loops and branches, whose names have numbers that differ.
-        while isinstance(
-            outer := getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
-        ):
-            graph = outer
-        number = self._traced[graph] = self._traced.get(graph, 0) + 1
-        return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
+        return self.hvd.allgather(_computed(tensor), name=self._names.next())
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         data[:] = self.hvd.broadcast(data, root_rank=root, name="broadcast_array")

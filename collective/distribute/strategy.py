@@ -62,7 +62,7 @@ class Strategy(tf.distribute.MirroredStrategy):
             own = backend.startswith("tf-")
             options = backends.Options(devices=several) if own else None
             backend = backends.get(backend, options)
-        found = getattr(backend, "strategy", None)
+        found = getattr(backend, "strategy", None) or getattr(backend, "workers", None)
         if found is not None:
             return found
         self = super().__new__(cls)

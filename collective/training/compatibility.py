@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from collective.backends.base import Backend
 from collective.errors import UsageError
 
-ONE_EACH = "a backend with one replica in each process: native or mpi"
+ONE_EACH = "a backend with one replica in each process, as native, mpi, tf-multiworker"
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,6 @@ FEATURES = {
     "transport": Feature("--transport-dtype", "drop --transport-dtype"),
     "devices": Feature(
         "several replicas in one process (backend {backend!r})", ONE_EACH
-    ),
-    "strategy": Feature(
-        "several replicas of a tf.distribute strategy (backend {backend!r})", ONE_EACH
     ),
     "asynchronous": Feature(
         "workers that train on batches of their own (backend {backend!r})", ONE_EACH
@@ -169,9 +166,7 @@ NOT_BUILT = _pairs(
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
-        "own_step with devices, strategy": (
-            "a strategy forbids most assignments inside a step"
-        ),
+        "own_step with devices": "a strategy forbids most assignments inside a step",
         "own_step with asynchronous": "a worker would have to run the whole step",
         "virtual_replicas with coupled, look_ups, sync_batch_norm": (
             "a virtual replica sees its own rows only"
@@ -209,11 +204,9 @@ NOT_BUILT = _pairs(
 
 def of_backend(backend: Backend) -> set[str]:
     """The features that a training has by its backend."""
-    replicated = getattr(backend, "strategy", None) is not None
     found = {
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,
-        "strategy": replicated and backend.most_replicas > 1 and backend.synchronous,
         "elastic": backend.elastic,
         "tensor_parallel": backend.tensor is not None,
         "model_parallel": bool(backend.stages),

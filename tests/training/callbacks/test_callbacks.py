@@ -331,7 +331,6 @@ def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
         ("mpi", "raises", "ValueError: the disk is full"),
         ("mpi", "all_reduce", "a collective was called from a callback's on_epoch_end"),
         ("tf-multiworker", "barrier", "a callback's on_train_batch_end"),
-        ("tf-multiworker", "predict", "a collective was called from a callback's"),
     ],
 )
 def test_a_callback_that_fails_on_rank_zero_ends_the_job(name, how, message):

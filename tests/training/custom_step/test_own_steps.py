@@ -356,7 +356,8 @@ def test_on_ranks(ranks, tmp_path):
 @pytest.mark.launches
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "name", ["mpi", pytest.param("horovod", marks=pytest.mark.horovod)]
+    "name",
+    ["mpi", "tf-multiworker", pytest.param("horovod", marks=pytest.mark.horovod)],
 )
 def test_on_two_ranks_of_other_backends(name, tmp_path):
     pytest.importorskip("mpi4py")

@@ -29,6 +29,7 @@ CASES = [
         for way in ("written", "unedited")
         for ranks, dtype in ((2, "float64"), (3, "float32"))
     ),
+    ("tf-multiworker:unedited", 2, "float64", None, pytest.mark.matrix),
 ]
 
 

@@ -1,0 +1,34 @@
+"""Names of the collectives of a graph, by which ranks match them."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any
+
+
+class CallNames:
+    """Names each call by its function, and by its number there.
+
+    Those of TensorFlow come from the names of tensors, or from a counter of the process:
+    both differ where one rank traces a function more often than another.
+    """
+
+    def __init__(self) -> None:
+        # Calls traced so far in each function.
+        self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def next(self) -> str | None:
+        """That of the call that is being traced; None outside of graphs."""
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            return None
+        graph = tf.compat.v1.get_default_graph()
+        # Out of the bodies of loops and branches, whose names have numbers that differ.
+        while isinstance(
+            outer := getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
+        ):
+            graph = outer
+        number = self._traced[graph] = self._traced.get(graph, 0) + 1
+        return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
