@@ -17,6 +17,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import configure, local_devices
+from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.distribute import tf_internal
 from collective.distribute.extended import Extended
 from collective.distribute.fitting import backend_of
@@ -35,7 +36,7 @@ class Strategy(tf.distribute.MirroredStrategy):
     Args:
         backend: A name (``python -m collective.backends`` lists them) or a backend. One
             that is made of a strategy of TensorFlow's, as ``tf-mirrored``, gives that
-            strategy itself.
+            strategy itself; so does ``tf-multiworker`` by its name.
         devices: Of this process: their names, or how many; by default one, the first
             GPU if there is any. More than one must be asked for before TensorFlow's
             first operation.
@@ -57,12 +58,15 @@ class Strategy(tf.distribute.MirroredStrategy):
         one_host: bool = False,
     ) -> Any:
         """The strategy; of a backend that has one of TensorFlow's, that one."""
+        named = backend if isinstance(backend, str) else ""
         if isinstance(backend, str):
             several = devices if isinstance(devices, int) else None
             own = backend.startswith("tf-")
             options = backends.Options(devices=several) if own else None
             backend = backends.get(backend, options)
-        found = getattr(backend, "strategy", None) or getattr(backend, "workers", None)
+        found = getattr(backend, "strategy", None)
+        if isinstance(backend, MultiWorkerBackend) and named == backend.name:
+            found = backend.workers
         if found is not None:
             return found
         self = super().__new__(cls)

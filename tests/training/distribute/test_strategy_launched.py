@@ -23,6 +23,7 @@ MATRIX = pytest.mark.matrix
         pytest.param("mpi", 2, marks=MATRIX),
         pytest.param("mpi", 3, marks=MATRIX),
         pytest.param("horovod", 2, marks=MATRIX),
+        pytest.param("tf-multiworker", 2, marks=MATRIX),
     ],
 )
 def test_cases(backend, ranks, tmp_path):
