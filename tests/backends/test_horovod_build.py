@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import weakref
 
 import pytest
-import tensorflow as tf
 
 from collective.backends.horovod import build, installed, run
 from collective.backends.horovod.build import Target
@@ -185,27 +183,6 @@ def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
     assert backend.ended_by_another(lost) == 1
     printed = capsys.readouterr().err
     assert "rank 1: error: another rank" in printed and "HINT: " in printed
-
-
-def test_sums_in_loops_have_the_name_of_the_function():
-    """The bodies of loops have numbers, which differ between ranks."""
-    from collective.backends.horovod.backend import HorovodBackend
-
-    backend = HorovodBackend.__new__(HorovodBackend)
-    backend._traced = weakref.WeakKeyDictionary()
-    names = []
-
-    def body(step):
-        names.append(backend._name())
-        return step + 1
-
-    @tf.function
-    def train():
-        body(0)
-        return tf.while_loop(lambda step: step < 3, body, [0])
-
-    train()
-    assert names == ["sums_1_of_train", "sums_2_of_train"]
 
 
 def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):

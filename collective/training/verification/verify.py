@@ -111,7 +111,8 @@ def verify_step(
         if not backend.synchronous:
             draws = Draws(prepared, seed or 0, by_piece=True)
         step = Untraced(prepared, backend, draws)
-        gathers = virtual is None and compatibility.works({"coupled"}, backend)
+        gathers = accumulate == 1 and virtual is None
+        gathers = gathers and compatibility.works({"coupled"}, backend)
         own = backend.synchronous and prepared.partition is None
         own = own and getattr(backend, "strategy", None) is None
         check = Check(
