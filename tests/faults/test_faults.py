@@ -25,10 +25,19 @@ pytestmark = launch.NEEDS_CORE
 BUSY = 6
 
 
-# Another fault shows the same: there rank 0 does what rank 1 does, or nothing that
-# could go wrong is of this backend, or a rank that is silent elsewhere is found alike.
+# Another fault shows the same: there rank 0 does what rank 1 does, or another moment of a
+# step is no other for who waits, or nothing that could go wrong is of this backend or
+# launcher, or a rank that is silent elsewhere is found alike.
 REPEATED = re.compile(
     r"kill -9 of rank 0 in (input|forward|update)\b"
+    r"|kill -9 of rank 1 in (forward|update|checkpoint)\b"
+    r"|kill -9 of rank 1 in all-reduce, tf-multiworker by mpirun"
+    r"|kill -9 of rank 1 in all-reduce, --min-np 2, native by collectiverun$"
+    r"|kill -9 of every process at once, .*, mpi"
+    r"|SIGTERM to the launcher, mpi"
+    r"|(/dev/shm is full|one rank's data ends|NaN in|a bit of a weight) .*, mpi"
+    r"|the clock jumps back"
+    r"|(SIGTERM to|kill -9 of) all ranks of a host .*, mpi"
     r"|the clock jumps .*, tf-multiworker"
     r"|SIGSTOP to a rank, SIGCONT .*, (mpi|tf-multiworker)"
     r"|(/dev/shm is full|one rank's data ends|NaN in|a bit of a weight) .*, tf-multiworker"
