@@ -9,6 +9,7 @@ model's.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -119,6 +120,12 @@ def _writes(traced: Any) -> bool:
     return any(node.op.startswith(_WRITES) for node in nodes)
 
 
+def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
+    """In which dtype a step sums over replicas: float64 where it trains such variables."""
+    wide = any(variable.dtype == "float64" for variable in variables)
+    return tf.float64 if wide else tf.float32
+
+
 def gradient_sizes(model: keras.Model) -> list[int]:
     """Bytes of each tensor that a step of this model sums, about; none before it is built.
 
@@ -130,7 +137,7 @@ def gradient_sizes(model: keras.Model) -> list[int]:
     variables = [*model.trainable_variables]
     state = model.non_trainable_variables
     variables += [v for v in state if "seed_generator" not in v.path]
-    width = 8 if any(v.dtype == "float64" for v in variables) else 4
+    width = dtype_of_sums(variables).size
     counts = [math.prod(v.shape) for v in variables]
     small = sum(count for count in counts if count <= SMALL)
     return [width * n for n in (small + 1, *(c for c in counts if c > SMALL))]

@@ -57,15 +57,15 @@ def global_gradients(
         tf.cast(tf.reduce_max(pieces, axis=0), tf.float32) for pieces in sums.overwrites
     ]
     gradients = [
-        *_divided(sums, found, prepared),
+        *divided(sums, found, prepared),
         *_look_ups(sums.weights, found, prepared),
         *overwrites,
     ]
     return gradients, [*found.connected, *found.look_ups, *found.overwritten]
 
 
-def _divided(sums: Sums, found: Found, prepared: PreparedModel) -> list[tf.Tensor]:
-    """Those of connected variables: each part of the loss over its weight."""
+def divided(sums: Sums, found: Found, prepared: PreparedModel) -> list[tf.Tensor]:
+    """The gradients of connected variables: each part of the loss over its weight."""
     divisors = [None, *sums.weights] if found.has_divided else sums.weights
     gradients = []
     for i, terms in zip(
