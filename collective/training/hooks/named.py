@@ -1,0 +1,25 @@
+"""Hooks by name, as ``--hook`` has them."""
+
+from __future__ import annotations
+
+from collective.errors import UsageError
+from collective.training.hooks.hook import CommunicationHook
+from collective.training.hooks.power_sgd import PowerSGD
+
+
+def make(hook: str | CommunicationHook) -> CommunicationHook:
+    """A hook by its name: ``powersgd``, or ``powersgd:RANK``.
+
+    Raises:
+        UsageError: There is no such hook.
+    """
+    if isinstance(hook, CommunicationHook):
+        return hook
+    if isinstance(hook, str):
+        name, colon, rank = hook.partition(":")
+        if name == "powersgd" and (rank.isdecimal() or not colon):
+            return PowerSGD(int(rank)) if colon else PowerSGD()
+    raise UsageError(
+        f"unknown communication hook {hook!r}",
+        hint="--hook powersgd:4; hook=collective.training.hooks.PowerSGD(rank=4)",
+    )

@@ -1,0 +1,107 @@
+"""PowerSGD: gradients of low rank (Vogels, Karimireddy, Jaggi, 2019).
+
+"PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
+2019, algorithms 1 and 2, with warm start and error feedback. With the sum over replicas i
+of their gradients M_i (n x m, what was left over of the step before included), and Q
+(m x r) of the step before:
+
+    P   = sum of M_i Q            one all-reduce of n x r
+    P   = orthonormal basis of its columns
+    Q_i = M_i^T P
+    Q   = sum of Q_i              one all-reduce of m x r
+    sum of M_i  ~  P Q^T
+
+The paper averages; here are sums, of gradients that are divided by the weight of the
+global batch already. It subtracts the same P Q^T from every worker's M_i, divided by their
+number. Here replica i subtracts its own P Q_i^T. Either way the errors of all replicas add
+up to sum of M_i - P Q^T exactly. The own part has two advantages: it is a projection of
+M_i, so no replica's error is larger than what it had to send; and a replica that leaves
+takes along an error of its own gradients only.
+
+All of it is linear in the M_i. So the trained model does not depend on how many replicas
+there are, nor on which of them has an error, but for rounding; it is another than that of
+a training without the hook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training.hooks.hook import AllReduce, CommunicationHook, Exchanged
+
+
+@dataclass(frozen=True)
+class PowerSGD(CommunicationHook):
+    """Sends a matrix of n x m as two of n x rank and m x rank.
+
+    A gradient with more than two dimensions is a matrix of all but the last, by the last.
+    Vectors travel whole.
+
+    Args:
+        rank: Columns of the two matrices: more are more exact, and more bytes.
+        min_compression: Gradients that would not become so many times smaller travel
+            whole.
+
+    Raises:
+        UsageError: A rank below 1.
+    """
+
+    rank: int = 4
+    min_compression: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UsageError(
+                f"PowerSGD of rank {self.rank}",
+                hint="PowerSGD(rank=4); --hook powersgd:4",
+            )
+
+    def compresses(self, shape: Sequence[int]) -> bool:
+        """Whether it has two dimensions or more, and becomes so many times smaller."""
+        if len(shape) < 2:
+            return False
+        n, m = _matrix(shape)
+        sent = (n + m) * min(self.rank, n, m)
+        return 0 < self.min_compression * sent <= n * m
+
+    def start(self, shape: Sequence[int], index: int) -> list[np.ndarray]:
+        """Q, of normal numbers: ``[m, rank]``."""
+        n, m = _matrix(shape)
+        columns = min(self.rank, n, m)
+        return [np.random.default_rng(index).standard_normal((m, columns))]
+
+    def exchange(
+        self,
+        gradients: Sequence[tf.Tensor],
+        shared: Sequence[Sequence[tf.Tensor]],
+        all_reduce: AllReduce,
+    ) -> Exchanged:
+        """Algorithm 1 of the paper, for all gradients side by side: two messages."""
+        matrices = [tf.reshape(g, _matrix(g.shape)) for g in gradients]
+        sums = all_reduce([m @ q for m, (q,) in zip(matrices, shared, strict=True)])
+        # By reflections: columns are orthonormal even where those of the sum depend on
+        # each other, or are zero, as for a layer without gradient.
+        bases = [tf.linalg.qr(p).q for p in sums]
+        own = [
+            tf.matmul(m, p, transpose_a=True)
+            for m, p in zip(matrices, bases, strict=True)
+        ]
+        factors = all_reduce(own)
+
+        def restored(qs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [
+                tf.reshape(tf.matmul(p, q, transpose_b=True), g.shape)
+                for p, q, g in zip(bases, qs, gradients, strict=True)
+            ]
+
+        return Exchanged(restored(factors), restored(own), [[q] for q in factors])
+
+
+def _matrix(shape: Sequence[int]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
