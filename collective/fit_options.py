@@ -87,6 +87,13 @@ class FitOptions:
     shard_optimizer: bool = _option(
         "training", "each rank keeps a part of the optimizer's state only", False
     )
+    hook: str | Any = _option(  # noqa: RUF009
+        "training",
+        "compress gradients: powersgd:RANK. Fewer bytes; not equal to one process\n"
+        "(docs/how-to/compression.md)",
+        None,
+        metavar="NAME",
+    )
     jit_compile: bool | None = _option(
         "training", "compile the gradients with XLA", None, action="store_true"
     )
@@ -153,6 +160,7 @@ class FitOptions:
             "shard_optimizer": self.shard_optimizer,
             "jit_compile": self.jit_compile,
             "per_replica": self.per_replica,
+            "hook": self.hook is not None,
         }
         return {name for name, is_on in on.items() if is_on}
 

@@ -19,6 +19,8 @@ from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
+from collective.training.hooks import named, report
+from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
@@ -36,6 +38,7 @@ from collective.training.step.report import Layout
 from collective.training.step.step import Step
 from collective.training.step.update import KerasUpdate
 from collective.training.training_data import TrainingData
+from collective.training.variables import dtype_of_sums
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import look_ups as coupled_look_ups
 from collective.training.variants.coupled.checks import features as coupled_features
@@ -76,6 +79,7 @@ class Assembly:
     Attributes:
         features: All that are known.
         virtual: The virtual replicas that share a batch; None: the backend's replicas.
+        hook: Compresses gradients; None: they are summed as they are.
 
     Raises:
         UsageError: On every rank alike: two of them do not work together.
@@ -87,6 +91,7 @@ class Assembly:
         self.features = options.features
         if backend.most_replicas == 1:  # which has whole batches as it is
             self.features.discard("per_replica")
+        self.hook = None if options.hook is None else named.make(options.hook)
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
         self.require(features)
 
@@ -190,6 +195,11 @@ class Assembly:
             maybe_empty=data.maybe_empty(),
             attachments=attachments,
         )
+        if prepared.hook is not None and backend.rank == 0:
+            shapes = [tuple(v.shape) for v in prepared.trainable]
+            width = dtype_of_sums(prepared.trainable).size
+            hook, verified = prepared.hook.hook, is_wanted(bool(options.verify))
+            log.warning(report.warning(hook, shapes, width, verified))
         drawn = host_random.drawn_since(before)
         compare_graphs(backend, step.graph, drawn)
         return step
@@ -245,8 +255,7 @@ def make_step(
     keras_compat.switch_off_gradient_sum(optimizer)
     if not backend.synchronous:
         keras_compat.count_atomically(optimizer)
-    wide = any(v.dtype == "float64" for v in prepared.trainable)
-    dtype = tf.float64 if wide else tf.float32
+    dtype = dtype_of_sums(prepared.trainable)
     local_sums: LocalSums
     if coupling:
         local_sums = _coupled_sums(prepared, backend, spec, options, plan, maybe_empty)
@@ -258,13 +267,21 @@ def make_step(
     if backend.rank == 0 and not plan.gather_look_ups:
         combined = [prepared.trainable[i] for i in local_sums.traced.found.combined]
         look_ups.note(combined, optimizer)
+    exchange: Exchange
+    update: Update
+    if prepared.hook is None:
+        exchange = _exchange(prepared, backend, virtual, dtype, attachments)
+        update = _update(prepared, backend, virtual)
+    else:
+        exchange = HookExchange(backend, dtype, prepared, local_sums.traced.found)
+        update = HookUpdate(prepared, exchange)
     return Step(
         prepared,
         backend,
         spec,
         local_sums,
-        _exchange(prepared, backend, virtual, dtype, attachments),
-        _update(prepared, backend, virtual),
+        exchange,
+        update,
         attachments,
         Layout(prepared.model, plan.gather_metrics),
     )

@@ -60,12 +60,14 @@ def attach_observers(
     plan = asdict(inputs.plan)
     if virtual is not None:
         plan["virtual_replicas"] = virtual.count
+    common = settings.describe(virtual) if virtual is not None else {}
+    if (hook := get_prepared(position.model).hook) is not None:
+        plan["hook"] = common["hook"] = repr(hook.hook)
     if checkpoint is not None:
         training = describe_identity(inputs, position.model)
         checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
     if backend.elastic:
-        common = settings.describe(virtual) if virtual else {}
         membership = Membership(position, inputs, plan, checkpoint, common)
         membership.handoff.find()
         observers.append(membership)

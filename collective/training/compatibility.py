@@ -86,6 +86,7 @@ FEATURES = {
     "asynchronous": Feature(
         "workers that train on batches of their own (backend {backend!r})", ONE_EACH
     ),
+    "hook": Feature("a communication hook (--hook)", "drop --hook"),
     "unedited": Feature("an unedited script", "call collective.fit in the script"),
 }
 
@@ -134,6 +135,13 @@ IMPOSSIBLE = _pairs(
         ),
         "shard_optimizer with elastic": (
             "a rank that dies takes its shard of the optimizer with it"
+        ),
+        "hook with virtual_replicas": (
+            "each replica keeps what it has not sent, so the bits depend on how many "
+            "replicas there are"
+        ),
+        "hook with asynchronous": (
+            "gradients are not summed over replicas, for each worker applies its own"
         ),
         "batches with ledger": (
             "a ledger has the numbers of rows, and rows of such batches have none"
@@ -194,6 +202,23 @@ NOT_BUILT = _pairs(
         "shard_optimizer with look_ups": "rows of a table are not rows of a flat shard",
         "shard_optimizer with devices": (
             "a strategy has the whole optimizer on each device"
+        ),
+        "hook with own_step": "a train_step sums its gradients itself",
+        "hook with shard_optimizer, tensor_parallel": (
+            "a rank with shards of variables would need shards of what the hook keeps"
+        ),
+        "hook with model_parallel": (
+            "what the hook keeps would have to be on the devices of the layers"
+        ),
+        "hook with devices, strategy": (
+            "each replica of a process would need errors of its own"
+        ),
+        "hook with loss_scale": (
+            "what is left over would change with the loss scale, and a step that "
+            "overflows would have to leave it alone"
+        ),
+        "hook with transport": (
+            "what rounding takes away would have to be part of what is left over"
         ),
         "unedited with elastic": (
             "a rank that joins or continues would be at another place of the script"

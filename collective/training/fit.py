@@ -64,6 +64,7 @@ def fit(
     jit_compile: bool | None = None,
     recompute: bool = False,
     shard_optimizer: bool = False,
+    hook: str | Any = None,
     sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
     per_replica: bool | str = False,
@@ -121,6 +122,9 @@ def fit(
             memory; see ``collective.training.variants.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
+        hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
+            ``powersgd:4`` by name. The model is not equal to that of one process without
+            it, and all outputs say so; see ``collective.training.hooks``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, else a warning. See
@@ -195,6 +199,7 @@ def fit(
             "steps": steps,
             "steps_per_epoch": steps_per_epoch,
             "class_weight": class_weight,
+            "hook": chosen.hook,
         }
         micro_batch_rows = read.check(accumulate, must_agree)
         contexts.enter_context(as_compiled(model, backend))
@@ -204,6 +209,7 @@ def fit(
             read.replica_spec,
             micro_batch_rows=micro_batch_rows,
             shard_optimizer=shard_optimizer,
+            hook=chosen.hook,
             features=chosen.features,
         )
         model = prepared.model
@@ -220,7 +226,7 @@ def fit(
         position = Position(model, backend, checkpoint is not None, initial_epoch)
         a_pass = steps_per_epoch or read.inputs.steps_per_epoch
         params = {"verbose": verbose, "epochs": epochs, "steps": a_pass}
-        result = Result(position, params, chosen.options.per_replica)
+        result = Result(position, params, chosen.options.per_replica, chosen.hook)
         hooks = RankZeroCallbacks(callbacks, position, params)
         observers, membership = attach_observers(
             position, result, read, hooks, options, checkpoint, ledger

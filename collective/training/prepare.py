@@ -11,9 +11,12 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import compatibility, host_random, keras_compat
+from collective.training.hooks.hook import CommunicationHook
+from collective.training.hooks.state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
+from collective.training.variables import dtype_of_sums
 from collective.training.variants.custom_step import building
 from collective.training.variants.custom_step.sharded import WithoutUpdates
 from collective.training.variants.memory import sharded_optimizer
@@ -38,6 +41,7 @@ def prepare(
     *,
     micro_batch_rows: int,
     shard_optimizer: bool = False,
+    hook: CommunicationHook | None = None,
     features: Collection[str] = (),
 ) -> PreparedModel:
     """Makes a model ready to train on a backend; every rank calls it.
@@ -48,6 +52,7 @@ def prepare(
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
         shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
+        hook: Compresses gradients. What it keeps between steps begins anew.
         features: Of the training, to refuse those that do not work with the model's.
 
     Raises:
@@ -81,7 +86,11 @@ def prepare(
         shards = TensorParallelVariables(model, backend)
     if places is None and backend.stages:
         places = Placement(model, backend.stages, micro_batch_rows)
-    return keep(model, shards, places)
+    state = None
+    if hook is not None:
+        trainable = model.trainable_variables
+        state = HookState(hook, trainable, dtype_of_sums(trainable), backend)
+    return keep(model, shards, places, state)
 
 
 def features_of(model: keras.Model) -> set[str]:

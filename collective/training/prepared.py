@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
+    from collective.training.hooks.state import HookState
     from collective.training.variants.memory.partitioned import PartitionedVariables
     from collective.training.variants.parallel.placement import Placement
 
@@ -37,6 +38,7 @@ class PreparedModel:
         partition: The variables of which each rank has a shard; None: every rank has
             all of them.
         placement: On which device each layer is; None: all on the default device.
+        hook: What a communication hook keeps between steps; None: there is no hook.
     """
 
     model: keras.Model
@@ -44,6 +46,7 @@ class PreparedModel:
     state: list[keras.Variable]
     partition: PartitionedVariables | None = None
     placement: Placement | None = None
+    hook: HookState | None = None
 
     def colocated(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function; with a placement, its operations run where their inputs are."""
@@ -94,14 +97,21 @@ def get_partition(model: keras.Model) -> PartitionedVariables | None:
     return get_prepared(model).partition
 
 
+def get_hook(model: keras.Model) -> HookState | None:
+    """What a communication hook keeps between steps; None if there is no hook."""
+    return get_prepared(model).hook
+
+
 def keep(
     model: keras.Model,
     partition: PartitionedVariables | None,
     placement: Placement | None,
+    hook: HookState | None = None,
 ) -> PreparedModel:
     """Makes the record of a model that was prepared, and keeps it."""
     _records[model] = _variables(model) | {
         "partition": partition,
         "placement": placement,
+        "hook": hook,
     }
     return get_prepared(model)

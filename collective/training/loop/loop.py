@@ -119,7 +119,7 @@ class Loop:
             self.feed.start(place, self.last_step, *replicas)
             while not self._ended:
                 self._train_epoch()
-            position.final = position.final or position.take()
+            position.final = position.final or position.take_whole()
             self._call("end_epochs")
             self.step.finish()
             self._call("end")
@@ -167,7 +167,7 @@ class Loop:
             position.averages = None  # before the first step of the epoch
             return
         if position.step == last < whole and not position.stopped:
-            position.final = position.take()
+            position.final = position.take_whole()
         position.averages.write()
         logs = position.averages.logs()
         if self.validate is not None and self.validated(epoch):

@@ -20,7 +20,7 @@ from collective.training.observers.checkpoint.state import (
     random_state,
     values_of,
 )
-from collective.training.prepared import get_partition
+from collective.training.prepared import get_hook, get_partition
 from collective.training.step.report import Averages, Layout
 from collective.training.variables import broadcast_model, outside_variables
 
@@ -29,8 +29,7 @@ class Position:
     """The position of a training between two steps.
 
     Args:
-        gathers: Whether a state has the partitioned variables whole, for rank 0 to
-            write; then ``take`` is a collective where the model has such variables.
+        gathers: Whether ``gather`` gathers, for rank 0 to write a checkpoint.
 
     Attributes:
         epoch: The current epoch, from 0.
@@ -107,8 +106,10 @@ class Position:
 
         Args:
             buffers: Arrays to copy the variables into; see ``values_of``.
-            gathered: What ``gather`` returned; by default, ``take`` calls it.
+            gathered: What ``gather`` returned. Without it a state lacks shards and errors
+                of other ranks: it is enough to hand on in an elastic job.
         """
+        hook = get_hook(self.model)
         losses, sums, averages = self._losses, np.zeros(0), self.averages
         if averages is not None:
             sums = averages.sums().copy()
@@ -116,27 +117,38 @@ class Position:
         return State(
             self.epoch,
             self.step,
-            values_of(
-                self.model, buffers, self.gather() if gathered is None else gathered
-            ),
+            values_of(self.model, buffers, gathered),
             sums,
             losses,
             {name: list(values) for name, values in self.history.items()},
             random_state(self.model),
             self.stopped,
+            {} if hook is None else hook.values(gathered or {}),
         )
 
+    def take_whole(self) -> State:
+        """The state now, for a checkpoint. Every rank calls it."""
+        return self.take(gathered=self.gather())
+
     def gather(self) -> Gathered:
-        """The partitioned variables whole, on rank 0. Every rank calls it."""
-        partition = get_partition(self.model) if self._gathers else None
-        return {} if partition is None else partition.gather()
+        """Partitioned variables whole, and errors of a hook added up, on rank 0.
+
+        Every rank calls it.
+        """
+        found: dict[int, np.ndarray] = {}
+        if self._gathers:
+            for kept in (get_partition(self.model), get_hook(self.model)):
+                found |= {} if kept is None else kept.gather()
+        return found
 
     def restore(self) -> None:
         """Moves to ``start``; ``put`` then changes the model."""
         self.final = self.averages = None
         if self.start is None:
             return
-        start = self.start
+        start, hook = self.start, get_hook(self.model)
+        if hook is not None and start.step != self.step:
+            hook.forget()  # of a step that others have made without this rank
         self.epoch, self.step, self._losses = start.epoch, start.step, start.losses
         # In place: the result of the training has the same objects.
         self.losses[:] = start.losses.tolist()

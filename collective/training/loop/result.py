@@ -9,6 +9,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.training.exchange import broadcast_object
+from collective.training.hooks.hook import CommunicationHook
 from collective.training.loop.position import Position
 from collective.training.observers.timing import Timing
 from collective.training.prepared import get_partition
@@ -31,6 +32,8 @@ class Result(keras.callbacks.History):
         timing: Seconds of every step that this process made.
         per_replica: The option, where each replica had batches of its own: the model is
             then another than that of one process. False otherwise.
+        not_equal_to_one_process: Why the model is not that of one process by design:
+            the communication hook. None otherwise.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Result(keras.callbacks.History):
         position: Position,
         params: dict[str, Any],
         per_replica: bool | str = False,
+        hook: CommunicationHook | None = None,
     ):
         super().__init__()
         self.set_model(position.model)
@@ -48,6 +52,7 @@ class Result(keras.callbacks.History):
         self.losses: list[float] = position.losses
         self.timing = Timing()
         self.per_replica = per_replica
+        self.not_equal_to_one_process = None if hook is None else f"hook {hook!r}"
         self._of_shards: str | None = None
         self._repeat: Callable[[Callable[[], Any]], Any] | None = None
 

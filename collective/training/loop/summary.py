@@ -19,6 +19,7 @@ from rich.table import Table
 
 from collective.errors import CollectiveError, UsageError
 from collective.streams import is_terminal
+from collective.training.hooks.report import NOT_EQUAL
 from collective.training.loop.result import Result
 
 SCHEMA = 1
@@ -49,6 +50,7 @@ class Summary:
     history: dict[str, list[float]]
     test: dict[str, float]
     state_sha256: str | None
+    not_equal_to_one_process: str | None
     options: dict[str, Any]
     versions: dict[str, str]
 
@@ -88,6 +90,7 @@ class Summary:
             history=result.history,
             test=test,
             state_sha256=result.state_sha256,
+            not_equal_to_one_process=result.not_equal_to_one_process,
             options=options,
             versions={
                 "python": platform.python_version(),
@@ -133,6 +136,8 @@ class Summary:
         table.add_row("replicas", f"{self.replicas} in {processes}")
         if self.options.get("per_replica"):
             table.add_row("", "each trains on batches of its own (per_replica)")
+        if why := self.not_equal_to_one_process:
+            table.add_row("model", f"{NOT_EQUAL}: {why}")
         for name, value in self.test.items():
             form = ".2%" if "accuracy" in name else ".4f"
             # A metric may have several values, such as one for each class.

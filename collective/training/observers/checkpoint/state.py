@@ -19,11 +19,11 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training import host_random, keras_compat
 from collective.training.exchange import broadcast_object, gather_few
-from collective.training.prepared import get_partition
+from collective.training.prepared import get_hook, get_partition
 from collective.training.variables import all_variables, outside_seeds
 
 Gathered = Mapping[int, np.ndarray]
-"""Partitioned variables, whole on rank 0, by the ``id`` of the variable."""
+"""What ranks have shards or shares of, whole on rank 0, by the ``id`` of the variable."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class State:
         history: Logs of the epochs that have ended, by name.
         random: Global generators, as ``random_state`` returns them.
         stopped: Whether a callback has ended the training.
+        hook: What a communication hook keeps between steps, by name
+            (``collective.training.hooks.state``).
     """
 
     epoch: int
@@ -53,6 +55,7 @@ class State:
     history: dict[str, list[Any]] = field(default_factory=dict)
     random: dict[str, np.ndarray] = field(default_factory=dict)
     stopped: bool = False
+    hook: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def within_epoch(self) -> bool:
@@ -70,6 +73,8 @@ class State:
             if parts is not None:
                 value = parts.cut(variable, value)
             variable.assign(value)
+        if (hook := get_hook(model)) is not None:
+            hook.put(self.hook)
         _put_random_state(self.random, model)
         model.stop_training = self.stopped
 
@@ -89,7 +94,7 @@ def values_of(
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
-        gathered: Of partitioned variables, what ``Position.gather`` returned.
+        gathered: What ``Position.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.
@@ -130,6 +135,7 @@ def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
     named = {f"variable {i}": v for i, v in enumerate(state.variables)}
     named |= {"sums": state.sums, "losses": state.losses}
     named |= {f"random {name}": array for name, array in state.random.items()}
+    named |= {f"hook {name}": array for name, array in state.hook.items()}
     about = {
         "epoch": state.epoch,
         "step": state.step,
@@ -159,13 +165,18 @@ def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
             name: [v if isinstance(v, float) else np.array(v) for v in values]
             for name, values in about["history"].items()
         },
-        random={
-            name.removeprefix("random "): array
-            for name, array in named.items()
-            if name.startswith("random ")
-        },
+        random=_under("random ", named),
         stopped=about["stopped"],
+        hook=_under("hook ", named),
     )
+
+
+def _under(prefix: str, named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in named.items()
+        if name.startswith(prefix)
+    }
 
 
 def random_state(model: keras.Model) -> dict[str, np.ndarray]:

@@ -1,0 +1,115 @@
+"""What a hook keeps between steps: in variables, in checkpoints, in elastic jobs.
+
+Each replica has errors of its own. Only their sum counts: it is what all replicas together
+have not sent yet. A checkpoint has that sum, and rank 0 continues with it, on any number
+of ranks. When the ranks of an elastic job change, each one that stays keeps its errors; one
+that dies or leaves takes them along, and one that joins begins with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.exchange import total
+from collective.training.hooks.hook import CommunicationHook, Exchanged
+
+
+class HookState:
+    """The variables of a hook in one training.
+
+    Args:
+        hook: That they are of.
+        trainable: The variables whose gradients are summed.
+        dtype: Of the sums.
+        backend: Connects the ranks.
+
+    Attributes:
+        errors: What was left over, by the index of the trainable variable; of this
+            replica.
+        shared: What the hook keeps, likewise; the same on every replica.
+    """
+
+    def __init__(
+        self,
+        hook: CommunicationHook,
+        trainable: Sequence[keras.Variable],
+        dtype: tf.DType,
+        backend: Backend,
+    ):
+        self.hook = hook
+        self.backend = backend
+        shapes = {i: tuple(v.shape) for i, v in enumerate(trainable)}
+        compressed = {i: s for i, s in shapes.items() if hook.compresses(s)}
+        self.errors = {
+            i: tf.Variable(tf.zeros(shape, dtype), trainable=False)
+            for i, shape in compressed.items()
+        }
+        self.shared = {
+            i: [
+                tf.Variable(array, trainable=False, dtype=dtype)
+                for array in hook.start(shape, i)
+            ]
+            for i, shape in compressed.items()
+        }
+
+    def assign(
+        self, indices: Sequence[int], inputs: Sequence[tf.Tensor], done: Exchanged
+    ) -> None:
+        """Inside ``Backend.run``: writes what the next step begins with.
+
+        Args:
+            indices: Of the variables.
+            inputs: What the hook has made the exchange of.
+        """
+        for i, given, sent, shared in zip(
+            indices, inputs, done.sent, done.shared, strict=True
+        ):
+            self.errors[i].assign(given - sent)
+            for variable, value in zip(self.shared[i], shared, strict=True):
+                variable.assign(value)
+
+    def gather(self) -> dict[int, np.ndarray]:
+        """The errors' sums over all replicas, by ``id`` of the variable; a collective."""
+        return {
+            id(v): self._total(v.numpy()).astype(v.dtype.as_numpy_dtype)
+            for v in self.errors.values()
+        }
+
+    @cached_property
+    def _total(self) -> Callable[[np.ndarray], np.ndarray]:
+        return total(self.backend)
+
+    def values(self, gathered: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
+        """The state by name, with errors where they have been gathered."""
+        found = {
+            f"shared {i}.{place}": v.numpy()
+            for i, variables in self.shared.items()
+            for place, v in enumerate(variables)
+        }
+        return found | {
+            f"error {i}": gathered[id(v)]
+            for i, v in self.errors.items()
+            if id(v) in gathered
+        }
+
+    def put(self, values: Mapping[str, np.ndarray]) -> None:
+        """Continues with values of ``values``; all errors are given to rank 0."""
+        for i, variables in self.shared.items():
+            for place, variable in enumerate(variables):
+                if (name := f"shared {i}.{place}") in values:
+                    variable.assign(values[name])
+        for i, error in self.errors.items():
+            if (name := f"error {i}") in values:
+                share = values[name] if self.backend.rank == 0 else 0 * values[name]
+                error.assign(share)
+
+    def forget(self) -> None:
+        """Forgets this replica's errors."""
+        for error in self.errors.values():
+            error.assign(tf.zeros_like(error))
