@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+#: Every output names a training with a communication hook so.
+NOT_EQUAL = "not equal to one process"
 
 
 def count(text: str) -> int:

@@ -196,10 +196,8 @@ class Assembly:
             attachments=attachments,
         )
         if prepared.hook is not None and backend.rank == 0:
-            shapes = [tuple(v.shape) for v in prepared.trainable]
-            width = dtype_of_sums(prepared.trainable).size
             hook, verified = prepared.hook.hook, is_wanted(bool(options.verify))
-            log.warning(report.warning(hook, shapes, width, verified))
+            log.warning(report.warning(hook, prepared.trainable, verified))
         drawn = host_random.drawn_since(before)
         compare_graphs(backend, step.graph, drawn)
         return step

@@ -6,34 +6,51 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from collective.fit_options import NOT_EQUAL
 from collective.training.hooks.hook import CommunicationHook
-
-#: Every output names a training with a hook so.
-NOT_EQUAL = "not equal to one process"
+from collective.training.variables import dtype_of_sums
 
 
 def warning(
-    hook: CommunicationHook, shapes: Sequence[Sequence[int]], width: int, verified: bool
+    hook: CommunicationHook, variables: Sequence[keras.Variable], verified: bool
 ) -> str:
     """What is said at the start of a training.
 
     Args:
-        shapes: Of the gradients.
-        width: Bytes of a number.
+        variables: That are trained.
         verified: Whether the step is compared with Keras' own.
     """
-    before = sum(math.prod(shape) for shape in shapes)
-    now = elements_sent(hook, shapes)
+    before, now = gradient_bytes(variables), gradient_bytes(variables, hook)
     text = (
         f"hook {hook!r}: the trained model is {NOT_EQUAL}, for gradients are compressed: "
-        f"{now * width:,} bytes a step instead of {before * width:,}, "
+        f"{now:,} bytes a step instead of {before:,}, "
         f"{before / now:.1f} times fewer"
     )
     if verified:
         text += "; the step was compared with Keras' own without the hook"
     return text
+
+
+def gradient_bytes(
+    variables: Sequence[keras.Variable],
+    hook: CommunicationHook | None = None,
+    rounds_to: str | None = None,
+) -> int:
+    """Bytes of gradients that a replica sends in one step.
+
+    Args:
+        variables: That are trained.
+        hook: That compresses gradients.
+        rounds_to: The dtype in which a backend sends large gradients.
+    """
+    width = tf.as_dtype(rounds_to).size if rounds_to else dtype_of_sums(variables).size
+    shapes = [tuple(v.shape) for v in variables]
+    if hook is not None:
+        return width * elements_sent(hook, shapes)
+    return width * sum(map(math.prod, shapes))
 
 
 def elements_sent(hook: CommunicationHook, shapes: Sequence[Sequence[int]]) -> int:

@@ -10,9 +10,10 @@ import keras
 from collective.backends.base import Backend
 from collective.training.exchange import broadcast_object
 from collective.training.hooks.hook import CommunicationHook
+from collective.training.hooks.report import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.observers.timing import Timing
-from collective.training.prepared import get_partition
+from collective.training.prepared import get_partition, get_prepared
 from collective.training.variants.virtual.digest import state_sha256
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Result(keras.callbacks.History):
             then another than that of one process. False otherwise.
         not_equal_to_one_process: Why the model is not that of one process by design:
             the communication hook. None otherwise.
+        gradient_bytes: Bytes of gradients that a replica sends in a step, about.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Result(keras.callbacks.History):
         self.timing = Timing()
         self.per_replica = per_replica
         self.not_equal_to_one_process = None if hook is None else f"hook {hook!r}"
+        trained = get_prepared(position.model).trainable
+        self.gradient_bytes = gradient_bytes(trained, hook, self.backend.rounds_to)
         self._of_shards: str | None = None
         self._repeat: Callable[[Callable[[], Any]], Any] | None = None
 

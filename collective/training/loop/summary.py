@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import CollectiveError, UsageError
+from collective.fit_options import NOT_EQUAL
 from collective.streams import is_terminal
-from collective.training.hooks.report import NOT_EQUAL
 from collective.training.loop.result import Result
 
 SCHEMA = 1
@@ -41,6 +41,7 @@ class Summary:
     replicas: int
     parameters: int
     rows: int
+    gradient_bytes: int
     steps: int
     samples_per_second: float
     seconds_per_step: dict[str, float]
@@ -81,6 +82,7 @@ class Summary:
             replicas=getattr(backend, "workers", backend.replicas),
             parameters=parameters,
             rows=rows,
+            gradient_bytes=result.gradient_bytes,
             steps=len(result.losses),
             samples_per_second=result.timing.samples_per_second,
             seconds_per_step=result.timing.per_step(),

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import UsageError
+from collective.fit_options import NOT_EQUAL
 from collective.streams import is_terminal
 from collective.training.sweep.runner import Trained, fit_many
 
@@ -114,8 +115,9 @@ def table(trained: Sequence[Trained]) -> Table:
             t.summary["losses"][-1] if t.summary["losses"] else None,
             *(t.summary["test"].get(n) for n in metrics),
         ]
+        hooked = t.summary.get("not_equal_to_one_process")
         shown.add_row(
-            t.name,
+            f"{t.name} ({NOT_EQUAL})" if hooked else t.name,
             *("" if n is None else f"{n:.4f}" for n in numbers),
             f"{t.summary['samples_per_second']:,.0f}",
         )

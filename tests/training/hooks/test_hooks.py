@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from collective.errors import UsageError
+from collective.fit_options import NOT_EQUAL
 from collective.training import Checkpoint
 from collective.training.hooks import CommunicationHook, Exchanged, named
-from collective.training.hooks.report import NOT_EQUAL
 from collective.training.loop.summary import Summary
 from collective.training.prepared import get_hook
 from tests import launch
