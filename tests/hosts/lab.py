@@ -151,6 +151,22 @@ class Lab:
         ]
         return self.on(1, [mpirun, *options, *more, *command])
 
+    def mpi_variables(self, slots: list[int]) -> dict[str, str]:
+        """With these, ``mpirun --hostfile $HOSTFILE`` on a host reaches all hosts."""
+        file = self.folder / "hosts"
+        file.write_text(
+            "".join(f"{NETWORK}.{i} slots={n}\n" for i, n in enumerate(slots, 1))
+        )
+        network = f"{NETWORK}.0/24"
+        return {
+            "HOSTFILE": str(file),
+            "PRTE_MCA_plm_ssh_agent": str(self.agent),
+            "PRTE_MCA_oob_tcp_if_include": network,
+            "OMPI_MCA_btl_tcp_if_include": network,
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+
     @contextlib.contextmanager
     def cut(self, host: int) -> Iterator[None]:
         """Cuts a host's link, so that nobody hears of it; the agent still reaches it.
@@ -321,13 +337,22 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=1, help="ranks on each host")
     parser.add_argument("--rate", help="of each link, as 10gbit")
     parser.add_argument("--mca", nargs=2, action="append", default=[])
+    parser.add_argument(
+        "--inside",
+        action="store_true",
+        help="run it once, on the first host: mpirun --hostfile $HOSTFILE --bind-to "
+        "none starts ranks on all hosts",
+    )
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     with hosts(options.hosts, options.rate) as lab:
         more = [word for pair in options.mca for word in ("--mca", *pair)]
-        command = lab.mpirun([options.slots] * options.hosts, options.command, *more)
-        code, printed = launch.run(command, launch.environment(), options.timeout)
+        slots, env = [options.slots] * options.hosts, launch.environment()
+        command = lab.mpirun(slots, options.command, *more)
+        if options.inside:
+            command, env = lab.on(1, options.command), env | lab.mpi_variables(slots)
+        code, printed = launch.run(command, env, options.timeout)
     print(printed, end="")
     return 124 if code is None else code
 
