@@ -3,6 +3,7 @@
 python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
 python compare.py -np 2 --perturb mpi:dropped-rank
+python compare.py --hooks none,bfloat16,powersgd:4 --model mlp
 python compare.py --predict hosts=64,slots=8,link=25gbit --model resnet50
 """
 
@@ -40,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
         help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
     add("--predict", metavar="hosts=64,slots=8,link=25gbit,latency=5us",
         help="train nothing: predict each backend's step on a cluster that is not here")  # fmt: skip
+    add("--hooks", metavar="none,bfloat16,powersgd:4",
+        help="train once for each way to send gradients: loss and time to a loss\n"
+        "(docs/how-to/compression.md)")  # fmt: skip
+    add("--launch", metavar="COMMAND",
+        help="with --hooks: starts the ranks: 'mpirun --hostfile hosts'")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
         help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
@@ -89,9 +95,13 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code(
             lambda: prediction.predict_command(args.predict, rest, args.output)
         )
+    typed = shlex.join(["compare.py", *arguments])
+    if args.hooks:
+        from collective.comparison import hooks
+
+        return exit_code(lambda: hooks.compare_hooks(args, rest, typed))
     from collective.comparison import command
 
-    typed = shlex.join(["compare.py", *arguments])
     return exit_code(lambda: command.compare(args, rest, typed))
 
 
