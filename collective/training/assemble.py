@@ -271,7 +271,7 @@ def make_step(
         exchange = _exchange(prepared, backend, virtual, dtype, attachments)
         update = _update(prepared, backend, virtual)
     else:
-        exchange = HookExchange(backend, dtype, prepared, local_sums.traced.found)
+        exchange = HookExchange(backend, dtype, prepared)
         update = HookUpdate(prepared, exchange)
     return Step(
         prepared,

@@ -20,6 +20,7 @@ import collective
 from collective.training.exchange import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
+from tests.training.hooks.everything import Everything
 from tests.training.test_equivalence import together
 
 NAME = os.environ.get(launch.BACKEND, "single")
@@ -32,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "virtual_replicas": {"virtual_replicas": 3},
     "sync_batch_norm": {"sync_batch_norm": True},
     "look_ups": {"embedding_gradients": "keras"},
+    "hook": {"hook": Everything()},
 }
 #: Of the table, those that a training in these processes may have.
 TRAINED = {

@@ -22,27 +22,26 @@ class HookExchange(AllReduce):
 
     Args:
         dtype: As for ``AllReduce``.
-        found: By the trace of the local sums.
+        prepared: The model, with the state of the hook.
+
+    Attributes:
+        gradients: Of the last trace: those of the global loss, of connected variables.
+        compressed, inputs, done: Likewise: the variables whose gradients the hook has
+            summed, what it was given, and what it has made of them.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        dtype: tf.DType,
-        prepared: PreparedModel,
-        found: Found,
-    ):
+    def __init__(self, backend: Backend, dtype: tf.DType, prepared: PreparedModel):
         super().__init__(backend, dtype)
         assert prepared.hook is not None
         self.state: HookState = prepared.hook
-        self.prepared, self.found = prepared, found
-        self.compressed = [i for i in found.connected if i in self.state.errors]
+        self.prepared = prepared
 
-    def __call__(self, local: StepSums) -> tuple[StepSums, Span]:
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
         """Inside ``Backend.run``: sums of all but gradients, and the time that it took.
 
-        Gradients stay local: ``gradients`` has those of the global loss.
+        In the sums, gradients are local still: ``HookUpdate`` takes those of this object.
         """
+        self.compressed = [i for i in found.connected if i in self.state.errors]
         own = local.sums.gradients
         before: list[tf.Tensor] = []  # one collective after the other
         if local.sums.weights:
@@ -53,12 +52,12 @@ class HookExchange(AllReduce):
         given = {
             i: tf.cast(gradient, self.dtype)
             for i, gradient in zip(
-                self.found.connected,
-                divided(weighed, self.found, self.prepared),
+                found.connected,
+                divided(weighed, found, self.prepared),
                 strict=True,
             )
         }
-        whole = [i for i in self.found.connected if i not in self.compressed]
+        whole = [i for i in found.connected if i not in self.compressed]
         results: list[tuple[StepSums, Span]] = []
 
         def all_reduce(tensors: Sequence[Any]) -> list[Any]:
@@ -70,7 +69,7 @@ class HookExchange(AllReduce):
                 return sums
             sent = [*(given[i] for i in whole), *tensors]
             first = local._replace(sums=local.sums._replace(gradients=[sent]))
-            results.append(AllReduce.__call__(self, first))
+            results.append(AllReduce.__call__(self, first, found))
             before = tf.nest.flatten(results[0][0])
             return results[0][0].sums.gradients[0][len(whole) :]
 
@@ -86,7 +85,7 @@ class HookExchange(AllReduce):
         total, span = results[0]
         sums = dict(zip(whole, total.sums.gradients[0], strict=False))
         sums |= dict(zip(self.compressed, self.done.totals, strict=True))
-        self.gradients = [sums[i] for i in self.found.connected]
+        self.gradients = [sums[i] for i in found.connected]
         with tf.control_dependencies([span.stop, *before, *self.gradients]):
             stop = tf.timestamp()
         total = total._replace(sums=total.sums._replace(gradients=own))

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.tensorflow_ops.ranks import run_independently
+from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.variables import SMALL
 
@@ -22,7 +23,7 @@ class AllReduce:
         self.backend = backend
         self.dtype = dtype
 
-    def __call__(self, local: StepSums) -> tuple[StepSums, Span]:
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
         """Inside ``Backend.run``: the sums, and the time that the all-reduce took."""
         state = local.sums.state
         exact = [i for i, t in enumerate(state) if t.dtype.size > self.dtype.size]

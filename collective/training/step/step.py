@@ -169,7 +169,7 @@ class Step:
         sums, not_finite, found = self.local_sums(inputs)
         located = finite.at_replica(not_finite, backend)
         # sums over all replicas
-        total, span = self.exchange(StepSums(sums, located, attached))
+        total, span = self.exchange(StepSums(sums, located, attached), found)
 
         # check: every write waits for it. Weight decay, the optimizer's counter and the
         # state do not depend on the gradients, and must not change without them. Every

@@ -18,13 +18,14 @@ from rich.console import Console
 from collective.errors import UsageError
 from collective.fit_options import NOT_EQUAL
 from collective.training import Checkpoint
-from collective.training.hooks import CommunicationHook, Exchanged, named
+from collective.training.hooks import named
 from collective.training.loop.summary import Summary
 from collective.training.prepared import get_hook
 from tests import launch
 from tests.training import small
 from tests.training.elastic.ranks_killed import JOINED_AT, TOLD_AT
 from tests.training.hooks import linear
+from tests.training.hooks.everything import Everything
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/hooks/test_hooks.py"
@@ -69,21 +70,6 @@ def test_continues_from_a_checkpoint(backend, tmp_path, reference):
         result = linear.train(backend, steps, checkpoint=checkpoint)
     assert len(result.losses) == ALL
     assert_trained(result, linear.reference(backend.replicas, ALL))
-
-
-class Everything(CommunicationHook):
-    """Sends gradients as they are, in a message of their own."""
-
-    def compresses(self, shape):
-        return len(shape) > 1
-
-    def start(self, shape, index):
-        return [np.zeros([])]
-
-    def exchange(self, gradients, shared, all_reduce):
-        all_reduce([])
-        totals = all_reduce(gradients)
-        return Exchanged(totals, gradients, [[count + 1] for (count,) in shared])
 
 
 @pytest.mark.on_ranks

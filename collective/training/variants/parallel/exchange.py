@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training.step.attachments import Attachment
+from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import AllReduce
 
@@ -35,9 +36,9 @@ class ByRank(AllReduce):
         self.group = group
         self.attachments = attachments
 
-    def __call__(self, local: StepSums) -> tuple[StepSums, Span]:
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
         """Inside ``Backend.run``; the span is that of the all-reduce."""
-        total, span = super().__call__(local)
+        total, span = super().__call__(local, found)
         chosen = [place for place, a in enumerate(self.attachments) if a.per_rank]
         tensors = [t for place in chosen for t in total.attached[place]]
         columns = [total.not_finite[:, None], *tensors]

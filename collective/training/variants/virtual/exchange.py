@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import sum_tensors
 from collective.training.variants.virtual.pieces import VirtualReplicas
@@ -29,7 +30,7 @@ class TreeExchange:
         self.backend = backend
         self.dtype = dtype
 
-    def __call__(self, local: StepSums) -> tuple[StepSums, Span]:
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
         """Inside ``Backend.run``: the sums, and the time that the exchange took."""
         backend, subtrees = self.backend, local.sums
         assert isinstance(subtrees, SubtreeSums)
