@@ -145,8 +145,9 @@ class StockRun(Observer):
         self._stock, self._ours = [], []
         if self.backend.rank or not self.steps:
             return
-        allowed = tolerance(self.model)
-        whole_run_table.show(self.steps, self.backend.replicas, allowed)
+        allowed, hook = tolerance(self.model), self.prepared.hook
+        named = "" if hook is None else f"hook {hook.hook!r}"
+        whole_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
         if self.drew and self.seed is not None:
             log.info(
                 f"seed={self.seed} was given: masks and noise follow from it here, and "

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from collective.fit_options import NOT_EQUAL
 from collective.log import log
 from collective.streams import is_terminal
 
@@ -54,11 +55,14 @@ def show(
     replicas: int,
     allowed: float,
     console: Console | None = None,
+    *,
+    hook: str = "",
 ) -> None:
     """Prints the differences by step and by tensor, and whether they are rounding.
 
     Args:
         allowed: The relative difference that rounding may make.
+        hook: The communication hook, with which the two differ by design.
     """
     console = console or Console(
         stderr=True,
@@ -74,6 +78,9 @@ def show(
     console.print()
     console.print(_by_tensor(steps))
     console.print()
+    if hook:
+        console.print(f"The training with {hook} is {NOT_EQUAL}, by design.")
+        return
     other = next((step for step in steps if not _alike(step, allowed)), None)
     if other is None:
         console.print(

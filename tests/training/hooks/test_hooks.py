@@ -140,11 +140,13 @@ if not launch.launched():
         np.testing.assert_allclose(bias, best[-1], atol=1e-3)
 
     def test_every_output_names_it(backend, capsys, caplog):
-        result = linear.train(backend, 2, hook="powersgd:2")
+        result = linear.train(backend, 2, hook="powersgd:2", verify="run:1")
         name = f"hook {linear.HOOK!r}"
         assert result.not_equal_to_one_process == name
         (line,) = [r.message for r in caplog.records if NOT_EQUAL in r.message]
         assert line.startswith(f"{name}: the trained model is {NOT_EQUAL}")
+        beside_keras = " ".join(capsys.readouterr().err.split())
+        assert f"The training with {name} is {NOT_EQUAL}, by design." in beside_keras
         assert "432 bytes a step instead of 1,040, 2.4 times fewer" in line
         summary = Summary.of({}, result, {}, 130, linear.ROWS)
         assert summary.not_equal_to_one_process == name

@@ -37,9 +37,9 @@ def recorded(monkeypatch):
     found = []
     show = whole_run.whole_run_table.show
 
-    def recording(steps, *rest):
+    def recording(steps, *rest, **more):
         found[:] = steps
-        show(steps, *rest)
+        show(steps, *rest, **more)
 
     monkeypatch.setattr(whole_run.whole_run_table, "show", recording)
     return found
