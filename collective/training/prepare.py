@@ -52,7 +52,7 @@ def prepare(
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
         shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
-        hook: Compresses gradients. What it keeps between steps begins anew.
+        hook: Compresses gradients; its state starts from zero in each training.
         features: Of the training, to refuse those that do not work with the model's.
 
     Raises:

@@ -31,15 +31,15 @@ class Exchanged(NamedTuple):
 class CommunicationHook(ABC):
     """Sums gradients approximately, with fewer bytes.
 
-    The step gives a hook the gradients of a replica, and makes the rest of it: gradients
-    that the hook does not compress are summed as ever, and what of a gradient was not
-    sent is added to the next one (error feedback). All gradients of a step come in one
-    call, so that what a hook sends of them travels together.
+    The step gives a hook the gradients of a replica, and does the rest: gradients that the
+    hook does not compress are summed as usual, and what was not sent of a gradient is added
+    to the next one (error feedback). A hook gets all gradients of a step in one call, so
+    that what it sends of them travels together.
 
     Gradients come as contributions to the gradient of the global loss: divided by the
-    weight of the *global* batch already. Their sum over replicas is that gradient. So what
-    is left over of one step keeps its meaning in the next, whatever the number of rows of
-    the two batches, and of the replica's share of them.
+    weight of the *global* batch already. Their sum over replicas is that gradient. So the
+    error of one step has the right unit in the next, whatever the numbers of rows of the
+    two batches and of the replica's shares.
 
     A hook is compared between ranks and named in all outputs by its ``repr``.
     """
@@ -75,7 +75,7 @@ class CommunicationHook(ABC):
         """Sums the gradients; in TensorFlow's graph, on every replica.
 
         Args:
-            gradients: This replica's, with what was left over of those before: float32,
+            gradients: This replica's, with the errors of the step before: float32,
                 or float64 where the model has such variables. Static shapes.
             shared: For each gradient, the tensors that ``start`` began with.
             all_reduce: The only way to other replicas. The first call also takes along

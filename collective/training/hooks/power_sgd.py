@@ -2,11 +2,11 @@
 
 "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
 2019, algorithms 1 and 2, with warm start and error feedback. With the sum over replicas i
-of their gradients M_i (n x m, what was left over of the step before included), and Q
-(m x r) of the step before:
+of their gradients M_i (n x m, with the errors of the step before), and Q (m x r) of the
+step before:
 
     P   = sum of M_i Q            one all-reduce of n x r
-    P   = orthonormal basis of its columns
+    P   = an orthonormal basis of its columns
     Q_i = M_i^T P
     Q   = sum of Q_i              one all-reduce of m x r
     sum of M_i  ~  P Q^T
@@ -14,13 +14,13 @@ of their gradients M_i (n x m, what was left over of the step before included), 
 The paper averages; here are sums, of gradients that are divided by the weight of the
 global batch already. It subtracts the same P Q^T from every worker's M_i, divided by their
 number. Here replica i subtracts its own P Q_i^T. Either way the errors of all replicas add
-up to sum of M_i - P Q^T exactly. The own part has two advantages: it is a projection of
-M_i, so no replica's error is larger than what it had to send; and a replica that leaves
-takes along an error of its own gradients only.
+up to sum of M_i - P Q^T exactly. Subtracting the local part has two advantages: it is a
+projection of M_i, so no replica's error is larger than what it had to send; and a replica
+that leaves takes with it an error of its own gradients only.
 
-All of it is linear in the M_i. So the trained model does not depend on how many replicas
-there are, nor on which of them has an error, but for rounding; it is another than that of
-a training without the hook.
+Every sum is linear in the M_i. So the trained model depends neither on the number of
+replicas nor on which of them has an error, up to rounding. It differs from the model of a
+training without the hook.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each replica has errors of its own. Only their sum counts: it is what all replicas together
 have not sent yet. A checkpoint has that sum, and rank 0 continues with it, on any number
-of ranks. When the ranks of an elastic job change, each one that stays keeps its errors; one
-that dies or leaves takes them along, and one that joins begins with zeros.
+of ranks. When the ranks of an elastic job change, each rank that stays keeps its errors. A
+rank that dies or leaves takes them with it, and a rank that joins begins with zeros.
 """
 
 from __future__ import annotations
