@@ -210,9 +210,7 @@ NOT_BUILT = _pairs(
         "hook with model_parallel": (
             "what the hook keeps would have to be on the devices of the layers"
         ),
-        "hook with devices, strategy": (
-            "each replica of a process would need errors of its own"
-        ),
+        "hook with devices": ("each replica of a process would need errors of its own"),
         "hook with loss_scale": (
             "what is left over would change with the loss scale, and a step that "
             "overflows would have to leave it alone"

@@ -91,6 +91,7 @@ def test_a_hook_of_the_users_own(backend):
     [
         ("native", 2),
         pytest.param("mpi", 3, marks=pytest.mark.matrix),
+        pytest.param("tf-multiworker", 2, marks=pytest.mark.matrix),
         pytest.param("horovod", 2, marks=[pytest.mark.matrix, pytest.mark.horovod]),
         pytest.param("native", 4, marks=pytest.mark.matrix),  # some have no rows
     ],
