@@ -79,7 +79,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
-            self.workers = tf.distribute.MultiWorkerMirroredStrategy(
+            self.tf_strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=tf.distribute.experimental.CommunicationOptions(
                     implementation=kind[options.communication.upper()]
                 )

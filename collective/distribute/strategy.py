@@ -66,7 +66,7 @@ class Strategy(tf.distribute.MirroredStrategy):
             backend = backends.get(backend, options)
         found = getattr(backend, "strategy", None)
         if isinstance(backend, MultiWorkerBackend) and named == backend.name:
-            found = backend.workers
+            found = backend.tf_strategy
         if found is not None:
             return found
         self = super().__new__(cls)
