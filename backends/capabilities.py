@@ -25,7 +25,7 @@ import contextlib
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,9 +48,14 @@ class Elastic(Backend):
     When ranks die, collectives raise errors for which ``lost`` is true, and every rank
     that is left calls ``regroup``. The same call admits ranks that wait to join, and
     follows ``leave`` on another rank.
+
+    Attributes:
+        on_change: What every rank does first after each ``regroup``; it may use
+            collectives, and what it raises, ``regroup`` raises. None: nothing.
     """
 
     takes = frozenset({"min_np", "max_np"})
+    on_change: Callable[[], None] | None = None
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
@@ -96,7 +101,18 @@ class Elastic(Backend):
         If so, every rank that is left calls ``regroup``.
         """
 
-    @abstractmethod
+    def is_repeated(self, error: BaseException) -> bool:
+        """Whether a caller repeats what this error has interrupted: ranks died.
+
+        The error may have been raised from one for which ``lost`` is true.
+        """
+        found: BaseException | None = error
+        while found is not None and self.on_change is not None:
+            if self.lost(found):
+                return True
+            found = found.__cause__ or found.__context__
+        return False
+
     def regroup(self) -> list[int]:
         """Continues with the ranks that are left, renumbered in their old order.
 
@@ -105,6 +121,20 @@ class Elastic(Backend):
         Returns:
             The former number of each rank, by its new one; -1 for a rank that joined.
         """
+        former = self._regroup()
+        while self.on_change is not None:
+            try:
+                self.on_change()
+                break
+            except Exception as error:
+                if not self.lost(error):
+                    raise
+            former = [rank if rank < 0 else former[rank] for rank in self._regroup()]
+        return former
+
+    @abstractmethod
+    def _regroup(self) -> list[int]:
+        """As ``regroup``, without ``on_change``."""
 
     def enter(self) -> list[int]:
         """Joins the job that already runs, where this process ``joins`` one.

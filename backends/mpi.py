@@ -250,7 +250,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         """Whether MPI has reported a dead rank."""
         return self._lost
 
-    def regroup(self) -> list[int]:
+    def _regroup(self) -> list[int]:
         """By ``MPI_Comm_split`` where all ranks live, else by ``MPI_Comm_shrink``."""
         # Open MPI's Finalize never returns where all ranks of a host are dead.
         atexit.unregister(self._mpi.Finalize)

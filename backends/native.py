@@ -191,7 +191,7 @@ class NativeBackend(
         by_core = isinstance(error, library.PeerLost | tf.errors.AbortedError)
         return by_core and self.elastic and session.lost()
 
-    def regroup(self) -> list[int]:
+    def _regroup(self) -> list[int]:
         """Forms the job again, with the ranks that are left and those that wait."""
         former = session.regroup()
         self._renumber(session.place())

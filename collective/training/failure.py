@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
 from collective.training.exchange import broadcast_object
 from collective.training.names import arguments_named
@@ -32,7 +33,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
     """Ends all ranks when one of them leaves the block by an exception.
 
     An error that every rank raises alike is raised to the caller, who may catch it and
-    go on. After any other the rest would wait in the next collective, so the rank that
+    go on. So is the death of a rank after which a caller repeats what it has interrupted
+    (``Elastic.on_change``). After any other the rest would wait in the next collective, so the rank that
     failed prints what happened and aborts the job with its exit code.
 
     Raises:
@@ -51,6 +53,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         exit_code = backend.ended_by_another(error)
         if exit_code is not None:
             raise EndedByAnotherRank(exit_code) from None
+        if isinstance(backend, Elastic) and backend.is_repeated(error):
+            raise
         if _fails_alike(error, backend):
             _alike[:] = [error]
             if backend.rank:
