@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from collective.elastic import generations, membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.environment.seconds import START_SECONDS, START_TIMEOUT
+from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
@@ -125,11 +126,18 @@ class ElasticSupervisor(Supervisor):
         if rank in self.joining:
             self.joining.remove(rank)
             self.pause = min(2 * self.pause, self.cooldown[1])
+            if code == UsageError.exit_code:
+                self._start_no_more()
         elif not left and code >= 0:
             self.wanted = None  # the job is over; or a new rank would fail likewise
         self.not_before = time.monotonic() + self.pause
         if (code or left) and self.slots:
             self._count_reset()
+
+    def _start_no_more(self) -> None:
+        """A rank was refused: another one would be refused likewise."""
+        self.wanted = None
+        print_message("no other rank is started; see above why this one could not join")
 
     def _count_reset(self) -> None:
         """The ranks that train together have changed; ends the job after too often."""
