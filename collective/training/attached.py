@@ -17,6 +17,7 @@ from collective.training.observers.checkpoint.identity import (
 )
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm, DesyncCheck
+from collective.training.observers.elastic.callback_memory import CallbackMemory
 from collective.training.observers.elastic.membership import Membership
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
@@ -53,6 +54,8 @@ def attach_observers(
         observers.append(noting)
         before_write = noting.sync
     observers.append(hooks)
+    if backend.elastic:
+        observers.append(CallbackMemory(hooks.hooks))
     if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))

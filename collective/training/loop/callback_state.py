@@ -8,12 +8,13 @@ functions have changed: variables of enclosing functions, and of the script.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
 import pickle
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -52,6 +53,9 @@ class CallbackState:
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
         self.callbacks = callbacks
         self._before: dict[Key, Any] = {}
+        # What this rank was given: the values, and which callbacks have others, too.
+        self._given: dict[Key, bytes] | None = None
+        self._given_in_part: set[int] = set()
 
     def begin(self) -> None:
         """Remembers the values before the training. On rank 0."""
@@ -59,22 +63,53 @@ class CallbackState:
             key: (value, digest(value)) for key, value in self._values().items()
         }
 
-    def share(self, backend: Backend, model: keras.Model, params: Any) -> None:
-        """Gives every rank what has changed on rank 0. Every rank calls it."""
+    def share(self, backend: Backend, model: keras.Model, params: Any) -> bool:
+        """Gives every rank what has changed on rank 0 since the last call of it.
+
+        Every rank calls it.
+
+        Returns:
+            Whether this rank has rank 0's state now.
+        """
         kinds = [f"{type(c).__module__}.{type(c).__qualname__}" for c in self.callbacks]
         changed: dict[Key, bytes] = {}
+        in_part: set[int] = set()
         if backend.rank == 0:
-            changed = dict(self._changed())
-        first, changed = broadcast_object(backend, (kinds, changed))
+            changed = dict(self._changed(in_part))
+            values = self._values()
+            for key in changed:  # what changes back is sent again
+                self._before[key] = values[key], digest(values[key])
+        first, changed, in_part = broadcast_object(backend, (kinds, changed, in_part))
         if backend.rank == 0 or first != kinds:
-            return
+            return first == kinds
         for callback in self.callbacks:
             callback._model = model
             callback.params = dict(params)
-        for key, data in changed.items():
+        self._given = (self._given or {}) | changed
+        self._given_in_part = in_part
+        self._put(changed)
+        return True
+
+    def begin_training(self) -> None:
+        """Calls ``on_train_begin``; on a rank that has become rank 0, where needed.
+
+        Callbacks that were given all of their state continue from it. Others begin, as
+        to open a file, and are given it again.
+        """
+        given = self._given
+        for place, callback in enumerate(self.callbacks):
+            if given is None:
+                callback.on_train_begin({})
+            elif place in self._given_in_part:
+                with _appending(callback):
+                    callback.on_train_begin({})
+                self._put({key: data for key, data in given.items() if key[0] == place})
+
+    def _put(self, values: Mapping[Key, bytes]) -> None:
+        for key, data in values.items():
             self._set(key, pickle.loads(data))
 
-    def _changed(self) -> Iterator[tuple[Key, bytes]]:
+    def _changed(self, in_part: set[int]) -> Iterator[tuple[Key, bytes]]:
         for key, value in self._values().items():
             former, before = self._before.get(key, (key, None))
             try:
@@ -82,6 +117,8 @@ class CallbackState:
                 pickle.loads(data)
             except Exception as error:
                 self._note(key, value, former, error)
+                if value is not former:
+                    in_part.add(key[0])
                 continue
             if before is None or before != digest(value):
                 yield key, data
@@ -122,6 +159,19 @@ class CallbackState:
                 owner.cell_contents = value
             else:
                 owner[name.rpartition(".")[2]] = value
+
+
+@contextlib.contextmanager
+def _appending(callback: keras.callbacks.Callback) -> Iterator[None]:
+    """Inside, a callback that writes a log begins no new file."""
+    if not isinstance(callback, keras.callbacks.CSVLogger):
+        yield
+        return
+    before, callback.append = callback.append, True
+    try:
+        yield
+    finally:
+        callback.append = before
 
 
 def _around(callback: keras.callbacks.Callback) -> Iterator[tuple[str, str, Any, Any]]:

@@ -196,8 +196,11 @@ class Hooks:
             self._shards.whole(),
         ):
             try:
-                for callback in self.callbacks:
-                    getattr(callback, hook)(*args)
+                if hook == "on_train_begin":
+                    self._state.begin_training()
+                else:
+                    for callback in self.callbacks:
+                        getattr(callback, hook)(*args)
             except CollectiveError:
                 raise
             except Exception as error:
@@ -223,6 +226,18 @@ class Hooks:
         """Gives every rank what rank 0's callbacks have gathered; every rank calls it."""
         if self.backend.size > 1 and self.used:
             self._state.share(self.backend, self.model, self.params)
+
+    def share_memory(self) -> None:
+        """As ``share_state``, for a rank that becomes rank 0 in the middle of a training.
+
+        It then continues behind the last hook. Every rank calls it.
+        """
+        if self.backend.size == 1 or not self.used:
+            return
+        last = broadcast_object(self.backend, self._last)
+        if self._state.share(self.backend, self.model, self.params):
+            last.pop("on_train_begin", None)  # see CallbackState.begin_training
+            self._last = last if self.backend.rank else self._last
 
     def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
