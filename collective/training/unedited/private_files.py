@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import filecmp
 import os
 import shutil
 import sys
@@ -55,6 +57,29 @@ class PrivateFiles:
             with contextlib.suppress(OSError):
                 os.chdir(self.real)
             shutil.rmtree(self.root, ignore_errors=True)
+
+    def hand_over(self) -> list[str]:
+        """Makes the private files the real ones: this process has become rank 0.
+
+        What rank 0 has not written yet is taken from here; what it has written stays.
+        Paths that the script has of this folder are those of the real files from now on.
+
+        Returns:
+            Real files that rank 0 has left, possibly in the middle of writing them, with
+            another content than here.
+        """
+        doubtful = []
+        if self._active:
+            self._active = False
+            doubtful = sorted(self._publish())
+            self._reopen()
+            folder = os.getcwd().removeprefix(self.root)
+            shutil.rmtree(self.root, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.symlink(os.sep, self.root)
+                atexit.register(os.unlink, self.root)
+            os.chdir(folder)
+        return doubtful
 
     def has(self, path: str) -> bool:
         """Whether an absolute path is one of the private files."""
@@ -137,6 +162,34 @@ class PrivateFiles:
         if event in _REMOVALS and self._private(args[0]):
             self._removed.add(self._private(args[0]))
 
+    def _publish(self) -> Iterator[str]:
+        """Copies what is not there; yields real files that differ."""
+        for folder, folders, files in os.walk(self.root):
+            real = folder.removeprefix(self.root) or os.sep
+            with contextlib.suppress(OSError):
+                os.makedirs(real, exist_ok=True)
+            folders[:] = [n for n in folders if not os.path.islink(f"{folder}/{n}")]
+            for name in files:
+                mine, path = os.path.join(folder, name), os.path.join(real, name)
+                if os.path.islink(mine) and self._behind(mine):
+                    continue
+                if not os.path.lexists(path):
+                    shutil.copy2(mine, path, follow_symlinks=False)
+                elif not _same(mine, path):
+                    yield path
+
+    def _reopen(self) -> None:
+        """Has what is open for writing here go on in the real files, at its place."""
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                file, path = int(number), os.readlink(f"/proc/self/fd/{number}")
+                flags = fcntl.fcntl(file, fcntl.F_GETFL)
+                if path.startswith(self.root + os.sep) and flags & _WRITES:
+                    real = os.open(path.removeprefix(self.root), flags)
+                    os.lseek(real, os.lseek(file, 0, os.SEEK_CUR), os.SEEK_SET)
+                    os.dup2(real, file, inheritable=os.get_inheritable(file))
+                    os.close(real)
+
     def _own_parent(self, path: str) -> None:
         self._own_folder(os.path.dirname(path))
 
@@ -162,3 +215,11 @@ class PrivateFiles:
             yield
         finally:
             self._busy = before
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two files have the same content."""
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False

@@ -54,6 +54,34 @@ assert os.getcwd() == real and not os.path.exists(root)
 """
 
 
+BECOMES_RANK_ZERO = """
+import os, pathlib
+from collective.training.unedited.private_files import PrivateFiles
+
+real = os.getcwd()
+files = PrivateFiles()
+there = pathlib.Path(real)
+log = open("log.txt", "w")
+log.write("written\\n")
+log.flush()
+log.write("buffered\\n")
+open("a.txt", "w").write("whole")
+open("only.txt", "w").write("of this rank")
+os.makedirs("made/below")
+os.chdir("made")
+below = os.path.abspath("below")
+
+(there / "log.txt").write_text("written\\n")
+(there / "a.txt").write_text("ha")  # rank 0 died in the middle of it
+assert files.hand_over() == [str(there / "a.txt")]
+assert os.getcwd() == str(there / "made")
+log.write("end\\n")
+log.close()
+open(os.path.join(below, "late.txt"), "w").write("late")
+open("beside.txt", "w").write("real")
+"""
+
+
 def tree(folder: Path) -> dict[str, str]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): path.read_text() for path in files}
@@ -162,3 +190,16 @@ def test_keras_tuner_searches_one_folder_on_each_rank(tmp_path):
     printed = run(tmp_path, "tune")
     best = [line.split()[-1] for line in printed.splitlines() if "BEST" in line]
     assert len(best) == 2 and best[0] == best[1], printed
+
+
+def test_a_rank_that_becomes_rank_zero_goes_on_with_the_real_files(tmp_path):
+    command = [sys.executable, "-c", BECOMES_RANK_ZERO]
+    ended = launch.capture(command, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert tree(tmp_path) == {
+        "a.txt": "ha",
+        "log.txt": "written\nbuffered\nend\n",
+        "made/below/late.txt": "late",
+        "made/beside.txt": "real",
+        "only.txt": "of this rank",
+    }
