@@ -5,21 +5,46 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Callable
+
+from collective.log import log
 
 # Each has its own way to do nothing.
 _OFF = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+_SERVICES = ("wandb", "neptune", "mlflow")
 _MLFLOW = "MLFLOW_TRACKING_URI"
 
 
-def record_on_rank_zero(rank: int) -> None:
+def record_on_rank_zero(rank: int) -> Callable[[], None]:
     """Has other ranks record nothing, by the environment that the services read.
 
     MLflow has no such mode: other ranks write into a folder that is removed at the end.
+
+    Returns:
+        What this rank does when it becomes rank 0.
     """
     if rank == 0:
-        return
+        return lambda: None
+    before = {name: os.environ.get(name) for name in (*_OFF, _MLFLOW)}
     os.environ.update(_OFF)
     folder = tempfile.mkdtemp(prefix="collective-mlflow-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ[_MLFLOW] = f"file:{folder}"
+
+    def take_over() -> None:
+        """Runs that begin from now on are recorded."""
+        begun = [name for name in _SERVICES if name in sys.modules]
+        for service in begun:
+            log.warning(
+                "the run of %s ended with rank 0: what follows is not recorded in it",
+                service,
+            )
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            elif name != _MLFLOW or "mlflow" not in begun:  # else its run is there
+                os.environ.pop(name, None)
+
+    return take_over

@@ -43,9 +43,12 @@ def test_other_ranks_record_no_experiment(monkeypatch):
         monkeypatch.setenv(name, "of the user")
     record_on_rank_zero(0)
     assert os.environ["WANDB_MODE"] == "of the user"
-    record_on_rank_zero(1)
+    take_over = record_on_rank_zero(1)
     assert os.environ["WANDB_MODE"] == "disabled"
     assert os.path.isdir(os.environ["MLFLOW_TRACKING_URI"].removeprefix("file:"))
+    take_over()
+    assert os.environ["WANDB_MODE"] == os.environ["NEPTUNE_MODE"] == "of the user"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "of the user"
 
 
 @pytest.mark.launches
