@@ -141,12 +141,18 @@ def _check_keras(parsed: argparse.Namespace) -> None:
                     hint=_KERAS_EXAMPLE,
                 )
         return
-    if parsed.min_np or parsed.max_np or parsed.host_discovery_script:
+    if parsed.max_np or parsed.host_discovery_script:
         raise UsageError(
-            "--keras with --min-np, --max-np or --host-discovery-script: a rank that "
-            "joins or continues would be at another place of the script",
-            hint="leave them out, or call collective.fit in the script "
-            "(docs/how-to/elastic.md)",
+            "--keras with --max-np or --host-discovery-script: a rank that joins would "
+            "begin the script where the others are in its middle",
+            hint="call collective.fit in the script (docs/how-to/elastic.md); or "
+            "--min-np alone: the job continues without ranks that die",
+        )
+    if parsed.min_np and parsed.loops:
+        raise UsageError(
+            "--loops with --min-np: a step of a training loop cannot be made again "
+            "without a rank that has died in it",
+            hint="leave one of them out",
         )
     first, second = [*parsed.command, ""][:2]
     if _is_python(first) and second[:1] in ("", "-") and second != "-m":

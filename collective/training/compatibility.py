@@ -67,6 +67,7 @@ FEATURES = {
         "an elastic job (--min-np)",
         "drop --min-np, and continue from a --checkpoint-dir",
     ),
+    "joins": Feature("ranks that join a running job (--max-np)", "drop --max-np"),
     "checkpoint": Feature(
         "a checkpoint (--checkpoint-dir)",
         "keras.callbacks.BackupAndRestore, which works with any data",
@@ -88,6 +89,7 @@ FEATURES = {
     ),
     "hook": Feature("a communication hook (--hook)", "drop --hook"),
     "unedited": Feature("an unedited script", "call collective.fit in the script"),
+    "loops": Feature("a training loop of the script's own (--loops)", "drop --loops"),
 }
 
 Pairs = Mapping[frozenset[str], str]
@@ -218,8 +220,12 @@ NOT_BUILT = _pairs(
         "hook with transport": (
             "what rounding takes away would have to be part of what is left over"
         ),
-        "unedited with elastic": (
-            "a rank that joins or continues would be at another place of the script"
+        "unedited with joins": (
+            "a rank that joins would begin the script where the others are in its middle"
+        ),
+        "loops with elastic": (
+            "what a step has changed in the script itself would have to be undone before "
+            "it is made again"
         ),
     }
 )

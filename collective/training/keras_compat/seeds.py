@@ -94,6 +94,13 @@ def has_seeds(model: keras.Model) -> bool:
     return global_seed_state() is not None or any(map(is_seed_state, model.variables))
 
 
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """The states of the seed generators that a call of the model may count up."""
+    shared = global_seed_state()
+    own = [variable for variable in model.variables if is_seed_state(variable)]
+    return own if shared is None else [*own, shared]
+
+
 def _added(state: tf.Tensor, count: int) -> tf.Tensor:
     return state + tf.constant([0, count], state.dtype) if count else state
 

@@ -87,7 +87,10 @@ def seed_all_ranks(job: Job) -> None:
     With ``COLLECTIVE_SEED``, else with a number that rank 0 draws. A seed that the
     script has set already, or sets later, wins.
     """
-    shared = int(job.backend.broadcast_array(np.array([_seed()]))[0])
+    drawn = np.array([_seed()])
+    shared = int(
+        job.recovery.run(lambda: job.backend.broadcast_array(drawn)[0], "the start")
+    )
     if entry_points.global_seed() is None:
         keras.utils.set_random_seed(shared)
         job.seed = shared
@@ -157,11 +160,16 @@ def _together(
         not_ours = applies is not None and not applies(self)
         if job.inside or _FROM_KERAS_FIT in kwargs or not_ours:
             return stock(self, *args, **kwargs)
-        signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
+        bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
         check_current(job)
-        with job.calling(call), _as_keras_raises():
-            result = ours(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+        def attempt() -> Any:
+            with job.calling(call), _as_keras_raises():
+                return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+        data = [bound.arguments.get(name) for name in ("x", "validation_data")]
+        result = job.recovery.run(attempt, call, self, data)
         job.show_files()
         return result
 

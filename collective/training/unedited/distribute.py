@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,9 +13,10 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.registry import BACKENDS
 from collective.environment import detect
-from collective.environment.base import MIN_NP
+from collective.environment.base import MAX_NP
 from collective.errors import UsageError
 from collective.fit_options import NAMES
+from collective.log import log
 from collective.training import compatibility
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
@@ -49,8 +50,10 @@ class Distribution:
         options: Mapping[str, Any],
         loops: bool = False,
         private_files: bool = False,
+        takes_over: Sequence[Callable[[], None]] = (),
     ):
         self.job = job = Job(backend)
+        job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
         replace_calls(job, options)
         strategies.replace_strategies(job)
@@ -116,24 +119,36 @@ def distribute_keras(
     if _distribution is not None:
         return _distribution
     _check(backend, output, fit_options)
+    grows = os.environ.pop(MAX_NP, "")  # no rank joins such a job
     if isinstance(backend, str):
         backend = backends.get(backend, options)
+    _check_elastic(backend, loops, bool(grows))
+    takes_over = [record_on_rank_zero(backend.rank)]
     if backend.rank and output == OUTPUTS[0]:
-        _silence()
-    record_on_rank_zero(backend.rank)
-    _distribution = Distribution(backend, fit_options, loops, private_files)
+        takes_over.append(_silence())
+    _distribution = Distribution(backend, fit_options, loops, private_files, takes_over)
     return _distribution
 
 
-def _silence() -> None:
+def _silence() -> Callable[[], None]:
     """Discards what this process writes to its standard output from now on.
 
     The file descriptor is replaced: libraries and child processes are silent, too.
+
+    Returns:
+        What ends it.
     """
     sys.stdout.flush()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    nowhere, screen = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
+    def end() -> None:
+        sys.stdout.flush()
+        os.dup2(screen, 1)
+        os.close(screen)
+
+    return end
 
 
 def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) -> None:
@@ -158,8 +173,24 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
             "TF_USE_LEGACY_KERAS asks for Keras 2, and only Keras 3 can be distributed",
             hint="unset TF_USE_LEGACY_KERAS",
         )
-    if MIN_NP in os.environ or detect().joining:
-        raise compatibility.refusal("unedited", "elastic")
+    if detect().joining:
+        refusal = compatibility.refusal("unedited", "joins")
+        refusal.everywhere = False
+        raise refusal
     kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
     if kind is not None and not kind.synchronous:
         raise compatibility.refusal("unedited", "asynchronous", kind.name)
+
+
+def _check_elastic(backend: Backend, loops: bool, grows: bool) -> None:
+    """Refuses what an elastic job cannot do; says that no rank will join it."""
+    if backend.options.max_np is not None:
+        raise compatibility.refusal("unedited", "joins")
+    if backend.elastic and loops:
+        raise compatibility.refusal("loops", "elastic")
+    if grows and backend.rank == 0:
+        log.warning(
+            "ranks that are lost are not replaced: a rank that joins would begin the "
+            "script where the others are in its middle. Call collective.fit in the "
+            "script, and they are"
+        )

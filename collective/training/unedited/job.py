@@ -25,6 +25,7 @@ from collective.log import log
 from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 from collective.training.unedited.private_files import PrivateFiles
+from collective.training.unedited.recovery import Recovery
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
 CALLS = (
@@ -55,10 +56,17 @@ class Job:
         whole: Whether the variables of such layers are whole now.
         keeps_private: Whether ranks other than 0 have files of their own.
         private: Those of this rank; None: it has the real ones.
+        recovery: Repeats calls that the death of a rank interrupts.
+        takes_over: What this rank does when it becomes rank 0, because that died or left.
+        replica_counts: All numbers of replicas that the job has had.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
+        self.recovery = Recovery(backend)
+        self.recovery.on_change.append(self._changed)
+        self.takes_over: list[Callable[[], None]] = []
+        self.replica_counts = {backend.replicas}
         self.used: set[str] = set()
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         self.seed: int | None = None
@@ -71,7 +79,18 @@ class Job:
         self._noted: set[str] = set()
         self._depth = 0
         self._pending: np.ndarray | None = None  # rank 0's call, received early
+        self._is_rank_zero = backend.rank == 0
         self._replaced = contextlib.ExitStack()
+        self.on_undo(self.recovery.close)
+
+    def _changed(self) -> None:
+        """After a change of the ranks."""
+        self._pending = None  # rank 0 begins the call again
+        self.replica_counts.add(self.backend.replicas)
+        if self.backend.rank == 0 and not self._is_rank_zero:
+            self._is_rank_zero = True
+            for action in self.takes_over:
+                action()
 
     def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
         """Replaces an attribute of a class or module, until ``undo``."""
@@ -90,8 +109,10 @@ class Job:
 
     def show_files(self) -> None:
         """Has ranks with private files see what rank 0 has written; every rank calls it."""
-        if not self.keeps_private:
-            return
+        if self.keeps_private:
+            self.recovery.run(self._show_files, "the view of private files")
+
+    def _show_files(self) -> None:
         self.backend.barrier()
         if self.private is not None:
             self.private.refresh()
@@ -167,9 +188,17 @@ class Job:
         Raises:
             Exception: What rank 0's removal has raised, on every rank.
         """
-        path = paths[0]
+        once = _Once(remove)
+        while True:
+            try:
+                return self._remove(paths[0], once)
+            except Exception as error:
+                self.recovery.is_interrupted(error)
+                once.may_be_gone = True
+
+    def _remove(self, path: str, remove: Callable[[], Any]) -> Any:
         if self.backend.rank == 0:
-            return self.write(path, remove, REMOVE)
+            return self._write(path, remove, REMOVE)
         mine, failure = _message(REMOVE, path), None
         with ends_the_job(self.backend):
             first = self._first_call(mine)
@@ -194,13 +223,12 @@ class Job:
         """Whether rank 0 removes what this rank has made."""
         return any(call[1] == _message(REMOVE, path)[1] for path in self.made)
 
-    def write(self, path: str, write: Callable[[], Any], call: str = SAVE) -> Any:
+    def write(self, path: str, write: Callable[[], Any]) -> Any:
         """Writes a file on rank 0, and on ranks whose path is another one.
 
         Args:
             path: What distinguishes the file from others.
-            write: Writes or removes it.
-            call: Which of ``CALLS`` it is.
+            write: Writes it; again where rank 0 has died meanwhile.
 
         Returns when it is written, so every rank can read it then: what ``write``
         returned; None on ranks that wrote nothing.
@@ -208,6 +236,9 @@ class Job:
         Raises:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
         """
+        return self.recovery.run(lambda: self._write(path, write, SAVE), SAVE)
+
+    def _write(self, path: str, write: Callable[[], Any], call: str) -> Any:
         result, failure = None, None
         with self.calling(call, path) as same, contextlib.ExitStack() as around:
             for context in self.around_writes:
@@ -222,6 +253,31 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+class _Once:
+    """A removal, which happens once though ranks die meanwhile.
+
+    Attributes:
+        may_be_gone: Whether rank 0 may have died after it had removed the file.
+    """
+
+    may_be_gone = False
+
+    def __init__(self, remove: Callable[[], Any]):
+        self._remove = remove
+        self._done = False
+        self._result: Any = None
+
+    def __call__(self) -> Any:
+        if not self._done:
+            try:
+                self._result = self._remove()
+            except FileNotFoundError:
+                if not self.may_be_gone:
+                    raise
+            self._done = True
+        return self._result
 
 
 def _message(call: str, detail: str) -> np.ndarray:

@@ -34,6 +34,17 @@ def use_private_files(job: Job) -> None:
     job.private = private = PrivateFiles()
     _replace_gfile(job, private)
     job.on_undo(private.close)
+    job.takes_over.append(lambda: _take_over(job, private))
+
+
+def _take_over(job: Job, private: PrivateFiles) -> None:
+    """This rank has become rank 0: its files are the real ones from now on."""
+    job.private = None
+    for path in private.hand_over():
+        log.warning(
+            "%s is as rank 0 has left it, which may be in the middle of writing it",
+            path,
+        )
 
 
 def follow_tuners(job: Job) -> None:

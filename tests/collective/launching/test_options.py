@@ -282,8 +282,8 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
 @pytest.mark.parametrize(
     "typed, message",
     [
-        ("--keras --min-np 1 my.py", "--keras with --min-np"),
-        ("--keras --max-np 2 my.py", "--keras with --min-np"),
+        ("--keras --loops --min-np 1 my.py", "--loops with --min-np"),
+        ("--keras --max-np 2 my.py", "--keras with --max-np"),
         ("--backend mpi python my.py", "--backend goes with --keras"),
         ("--output all python my.py", "--output goes with --keras"),
         ("--keras python", "--keras takes a script, not 'python'"),

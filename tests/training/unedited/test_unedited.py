@@ -45,6 +45,15 @@ def distributed():
     found.undo()
 
 
+JOINS = {
+    f"COLLECTIVE_{name}": value
+    for name, value in (
+        *(("RANK", "2"), ("SIZE", "3"), ("LOCAL_RANK", "2"), ("LOCAL_SIZE", "3")),
+        ("JOINS", "1"),
+    )
+}
+
+
 class Ranks:
     """A backend of two ranks of which this is one: broadcasts come from ``sent``."""
 
@@ -232,10 +241,11 @@ def test_options_of_fit_reach_it(monkeypatch):
     "variables, match",
     [
         ({"TF_USE_LEGACY_KERAS": "1"}, "only Keras 3"),
-        ({"COLLECTIVE_MIN_NP": "2"}, "an elastic job"),
+        ({"COLLECTIVE_MIN_NP": "2"}, "min_np is an option of backend 'mpi'"),
+        (JOINS, "an unedited script does not work with ranks that join"),
         ({"COLLECTIVE_SEED": "x"}, "COLLECTIVE_SEED='x'"),
     ],
-    ids=["legacy", "elastic", "seed"],
+    ids=["legacy", "elastic", "joins", "seed"],
 )
 def test_what_cannot_work_is_refused(variables, match, monkeypatch):
     for name, value in variables.items():

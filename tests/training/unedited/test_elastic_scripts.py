@@ -1,0 +1,200 @@
+"""Unedited scripts whose ranks die: what ``python script.py`` gives, on those that are left."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collective.launch import processes
+from tests import launch
+
+pytestmark = launch.STARTS_RANKS
+SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
+LAUNCHER = [sys.executable, "-m", "collective.launch"]
+
+
+@pytest.fixture(scope="session")
+def stock(once) -> Path:
+    """The files that the script writes by Python alone."""
+
+    def train(made: Path) -> None:
+        command = [sys.executable, SCRIPT]
+        code, printed = launch.run(command, launch.environment(), 120, made)
+        assert code == 0, printed
+
+    return once("elastic_script", train)
+
+
+def run(folder: Path, ranks: int, deaths: str, *options: str) -> str:
+    """Runs the script, whose ranks die, to its end; what was printed."""
+    command = [*LAUNCHER, "-np", str(ranks), "--min-np", "1", "--keras", *options]
+    variables = launch.environment(DEATHS=deaths)
+    code, printed = launch.run([*command, SCRIPT], variables, 200, folder)
+    assert code == 0, printed
+    for death in deaths.split(","):
+        assert f"rank {death.split(':')[1]} ended by SIGKILL" in printed, printed
+    assert len(re.findall("^RESULT of ", printed, re.M)) == 1, printed
+    return printed
+
+
+def close(found: Any, wanted: Any) -> None:
+    """Compares numbers in dicts and lists, which may be uneven."""
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        found, wanted = list(found.values()), list(wanted.values())
+    if isinstance(wanted, list):
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other)
+    else:
+        assert found == pytest.approx(wanted, rel=1e-10, abs=1e-12)
+
+
+def table(file: Path) -> list[list[Any]]:
+    with file.open() as rows:
+        return [
+            [float(value) for value in row.values()] for row in csv.DictReader(rows)
+        ]
+
+
+def assert_same(folder: Path, stock: Path) -> None:
+    """The files of a job are those of stock Keras: the same names, the same content."""
+    names = [sorted(path.name for path in f.iterdir()) for f in (folder, stock)]
+    assert names[0] == names[1]
+    for read in (
+        lambda of: json.loads((of / "found.json").read_text()),
+        lambda of: table(of / "epochs.csv"),
+        lambda of: np.load(of / "predicted.npy").tolist(),
+    ):
+        close(read(folder), read(stock))
+    assert (folder / "log.txt").read_text() == (stock / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "options", [["--private-files"], pytest.param([], marks=pytest.mark.matrix)]
+)
+def test_rank_zero_dies_in_a_training_and_another_one_in_the_next(
+    options, stock, tmp_path
+):
+    """Callbacks remember, files are written once, and the last rank prints the result."""
+    printed = run(tmp_path, 3, "step24:0,data14:1", *options)
+    assert "rank 0 of 3 died; 2 ranks continue from step 24 " in printed
+    assert re.search("rank 0 of 2 died; 1 rank continues from step ", printed)
+    assert_same(tmp_path, stock)
+
+
+def test_ranks_die_outside_of_a_training(stock, tmp_path):
+    printed = run(tmp_path, 4, "begin:3,test3:0,save:1")
+    for what in ("Model.fit", "Model.evaluate", "a save of a model"):
+        assert re.search(rf"left, and repeats? {what}\n", printed), printed
+    assert_same(tmp_path, stock)
+
+
+WAITS = """
+import os, signal, sys, time, psutil, keras, numpy as np
+x = np.ones((16, 2))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], verbose=0)
+if os.environ["COLLECTIVE_RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+model.fit(x, x[:, :1], verbose=0)
+def others():
+    found = psutil.process_iter(["pid", "ppid", "cmdline"])  # None of a zombie
+    found = [p.info for p in found if p.info["ppid"] == os.getppid()]
+    words = [i["cmdline"] or [] for i in found if i["pid"] != os.getpid()]
+    return [w for w in words if "script.py" in str(w) and "collective.launch" not in w]
+for there in (True, False):  # another rank is started, and has ended
+    while bool(others()) != there:
+        time.sleep(0.01)
+time.sleep(3)  # a third one would be started in that time
+print("end")
+"""
+
+
+def test_a_rank_that_would_join_is_refused_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WAITS)
+    command = [*LAUNCHER, "-np", "2", "--min-np", "1", "--max-np", "2"]
+    command += ["--blacklist-cooldown-range", "1", "1", sys.executable]
+    command += ["-m", "collective.distribute", str(script)]
+    code, printed = launch.run(command, launch.environment(), 45)
+    assert code == 0 and "end\n" in printed, printed
+    assert "ranks that are lost are not replaced" in printed
+    assert printed.count("is started to join the job") == 1
+    assert printed.count("error: an unedited script does not work with ranks") == 1
+    assert "HINT: drop --max-np; or call collective.fit in the script" in printed
+    assert "no other rank is started" in printed and "Traceback" not in printed
+
+
+@pytest.mark.matrix
+def test_rank_zero_leaves(stock, tmp_path):
+    command = [*LAUNCHER, "-np", "3", "--min-np", "1", "--keras", SCRIPT]
+    variables = launch.environment(DEATHS="leaves24:0")
+    code, printed = launch.run(command, variables, 120, tmp_path)
+    assert code == 0 and "rank 0 of 3 left; 2 ranks continue from step 2" in printed
+    assert len(re.findall("^RESULT of ", printed, re.M)) == 1, printed
+    assert_same(tmp_path, stock)
+
+
+WITH_MPI = f"""
+import runpy, collective
+from collective import backends
+collective.distribute_keras("mpi", options=backends.Options(min_np=1))
+runpy.run_path({SCRIPT!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.matrix
+def test_by_mpi(stock, tmp_path):
+    if not processes.find_program("mpirun"):
+        pytest.skip("there is no mpirun")
+    command = [*launch.command("mpi", 3), "--with-ft", "ulfm", sys.executable]
+    variables = launch.environment(DEATHS="step24:0,test3:1")
+    code, printed = launch.run([*command, "-c", WITH_MPI], variables, 150, tmp_path)
+    assert code == 0, printed
+    assert "rank 0 of 3 died; 2 ranks continue from step 24 " in printed
+    assert "of 2 ranks 1 is left, and repeats Model.evaluate" in printed
+    assert_same(tmp_path, stock)
+
+
+ENDS = """
+import os, signal, keras, numpy as np
+x = np.ones((16, 2))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+def batches():
+    for number in range(4):
+        if number == 2 and os.environ["COLLECTIVE_RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield x, x[:, :1]
+try:
+    model.evaluate(batches(), verbose=0)
+except Exception:
+    print("caught")
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "ranks, least, message, hint",
+    [
+        (3, 1, "its data are an iterator, which gives each batch once", "an array, "),
+        (2, 2, "of 2 ranks 1 is left, and --min-np is 2", "a smaller --min-np; "),
+    ],
+)
+def test_what_cannot_be_repeated_ends_the_job(ranks, least, message, hint, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    command = [*LAUNCHER, "-np", str(ranks), "--min-np", str(least), "--keras"]
+    code, printed = launch.run(
+        [*command, str(script)], launch.environment(), 60, tmp_path
+    )
+    assert code == 1 and "caught" not in printed, printed
+    assert message in printed and f"HINT: {hint}" in printed
