@@ -179,7 +179,7 @@ class PrivateFiles:
                     yield path
 
     def _reopen(self) -> None:
-        """Has what is open for writing here go on in the real files, at its place."""
+        """Has files that are open for writing here continue in the real ones."""
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 file, path = int(number), os.readlink(f"/proc/self/fd/{number}")

@@ -192,7 +192,7 @@ def test_keras_tuner_searches_one_folder_on_each_rank(tmp_path):
     assert len(best) == 2 and best[0] == best[1], printed
 
 
-def test_a_rank_that_becomes_rank_zero_goes_on_with_the_real_files(tmp_path):
+def test_a_rank_that_becomes_rank_zero_continues_with_the_real_files(tmp_path):
     command = [sys.executable, "-c", BECOMES_RANK_ZERO]
     ended = launch.capture(command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

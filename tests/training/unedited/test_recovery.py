@@ -32,7 +32,7 @@ REPEAT, DONE = recovery._Repeat, recovery._Ended
         ([3, TRAINS], [[3, WORKS]], False, REPEAT),
         ([3, WORKS], [[3, TRAINS]], True, REPEAT),
         ([4, TRAINS], [[3, ENDED]], False, REPEAT),
-        # Nobody else is left.
+        # No other rank is left.
         ([3, TRAINS], [], False, None),
         ([3, ENDED], [], True, DONE),
     ],

@@ -9,7 +9,7 @@ from collective.training.loop.observer import Observer
 class CallbackMemory(Observer):
     """Gives every rank the state of the callbacks at the end of each epoch.
 
-    ``EarlyStopping`` so counts on when rank 0 dies. What hooks of batches have gathered
+    So ``EarlyStopping`` continues to count when rank 0 dies. What hooks of batches have gathered
     since the last epoch is lost with rank 0.
     """
 
