@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from collective.training import Checkpoint, fit
 from collective.training.exchange import broadcast_object
@@ -21,7 +22,9 @@ ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
 PER_EPOCH = 6  # five batches of ten rows and one of three
 TESTED = 17
 
-IN_PROCESS = ("single", "tf-mirrored:3")
+# That replicas of one process have the numbers of one, test_equivalence shows: what is
+# tried on them beside that is of the matrix.
+IN_PROCESS = ("single", pytest.param("tf-mirrored:3", marks=pytest.mark.matrix))
 NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
 
 

@@ -132,7 +132,15 @@ def needing(name: str):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", [needing(name) for name in launch.LAUNCHERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        needing(name)
+        if name in ("native", "horovod")
+        else pytest.param(name, marks=pytest.mark.matrix)
+        for name in launch.LAUNCHERS
+    ],
+)
 def test_on_two_ranks_in_float64(name, reference):
     on_ranks(name, 2, reference, ["float64"])
 

@@ -309,6 +309,7 @@ def test_on_ranks(name, ranks, files, chosen, tmp_path):
 
 
 @pytest.mark.launches
+@pytest.mark.matrix
 def test_a_script_of_the_users_own_runs_on_two_ranks(tmp_path):
     script = Path(__file__).with_name("ranks_script.py")
     code, printed = launch.run(

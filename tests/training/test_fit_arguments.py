@@ -371,9 +371,9 @@ def test_what_is_refused_names_arguments_of_the_api(backend, data, words, messag
 
 # What may differ between ranks, or have one of them wait for ever.
 BRIEFLY = {
-    "test_fit_arguments": "callback or hooks or stateful or divide or too_many or split",
-    "test_kinds": "unknown or workers or infinite or once or that_ends or apart or no_row",
-    "evaluation/test_predict": "ragged or zero or ends_a_pass or other_kinds or refused",
+    "test_fit_arguments": "callback or stateful or divide",
+    "test_kinds": "unknown or infinite or no_row",
+    "evaluation/test_predict": "ragged or zero or ends_a_pass",
 }
 
 
@@ -390,4 +390,4 @@ def test_on_ranks(file, ranks, whole, tmp_path):
     pytest.importorskip("mpi4py")
     tests = [f"tests/training/{file}.py", *([] if whole else ["-k", BRIEFLY[file]])]
     ended = launch.launch("native", ranks, tests, tmp_path, seconds=500)
-    assert ended.passed(skips=True) >= (20 if whole else 8)
+    assert ended.passed(skips=True) >= (20 if whole else 4)

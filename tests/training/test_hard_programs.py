@@ -254,8 +254,8 @@ def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
     "chosen, least",
     [
         (
-            "padding or metrics or counts or spectral or annealed or froze or overflow",
-            8,
+            "padding or counts or annealed or overflow",
+            4,
         ),
         pytest.param("", len(PROGRAMS), marks=pytest.mark.matrix),
     ],

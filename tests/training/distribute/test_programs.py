@@ -20,7 +20,6 @@ FEW = ["loop", "fit_dataset", "fit_own_step", "embedding", "data_of_one_host"]
 BOUND = {"float32": 1e-5, "float64": 1e-10}
 CASES = [
     ("native:unedited", 2, "float64", FEW, ()),
-    ("native:written:2", 2, "float64", ["loop"], ()),
     ("native:written:2", 2, "float64", None, pytest.mark.matrix),
     ("mpi:written:2", 2, "float64", None, pytest.mark.matrix),
     *(

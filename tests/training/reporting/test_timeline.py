@@ -166,7 +166,9 @@ TRAIN += ["--model", "mlp", "--threads", "1"]
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("killed", ["all", "rank 1"])
+@pytest.mark.parametrize(
+    "killed", ["all", pytest.param("rank 1", marks=pytest.mark.matrix)]
+)
 def test_it_opens_when_ranks_are_killed(killed, tmp_path):
     path = tmp_path / "trace.json"
     options = ["--backend", "native", "--bucket-bytes", "10000", "--epochs", "1000000"]

@@ -59,7 +59,7 @@ LINES = {
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=pytest.mark.matrix if line == "one process" else [])
+        pytest.param(line, marks=[] if LINES[line] is KERAS else pytest.mark.matrix)
         for line in LINES
     ],
 )

@@ -291,6 +291,10 @@ def test_is_as_stock_keras(name, backends_by_name):
 
 
 @pytest.mark.launches
-def test_on_two_ranks(tmp_path):
-    ended = launch.launch("native", 2, [HERE], tmp_path, seconds=300)
-    assert ended.passed() == len(PROGRAMS)
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.matrix)])
+def test_on_two_ranks(step, tmp_path):
+    """Every third program; all of them in the matrix."""
+    names = [*PROGRAMS][::step]
+    tests = [f"{HERE}::test_is_as_stock_keras[{name}]" for name in names]
+    ended = launch.launch("native", 2, tests, tmp_path, seconds=300)
+    assert ended.passed() == len(names)
