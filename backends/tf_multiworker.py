@@ -147,12 +147,14 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         """Ranks match the calls of one key, whose vectors must have one length."""
         import tensorflow as tf
 
-        name = f"{self._names.next()} {vector.dtype.name}"
-        with tf.device("CPU:0"):
-            size = tf.size(vector, tf.int64)
-            key = (zlib.crc32(name.encode()) + size * _PRIMES[0]) % _PRIMES[1]
-            key = tf.cast(key, tf.int32)
+        name = f"{self._names.next()} {vector.dtype.name}".encode()
         with tf.device(self._device):
+            size = vector.shape.num_elements()
+            if size is None:
+                size = tf.size(vector, tf.int64)  # on a GPU: the vector stays there
+            with tf.device("CPU:0"):
+                key = (zlib.crc32(name) + size * _PRIMES[0]) % _PRIMES[1]
+                key = tf.cast(key, tf.int32)
             return tf.raw_ops.CollectiveReduceV2(
                 input=vector,
                 group_size=self.size,
