@@ -31,5 +31,7 @@ class CallNames:
         ):
             graph = outer
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
-        function = re.sub(r"_\d+", "", graph.name)  # of a backward pass: with its trace's
+        function = re.sub(
+            r"_\d+", "", graph.name
+        )  # of a backward pass: with its trace's
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {function}")

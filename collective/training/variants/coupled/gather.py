@@ -34,7 +34,7 @@ def gather_rows(tree: Any, context: ReplicaContext, uses_of_all: bool = False) -
             cannot be summed.
     """
     leaves = tf.nest.flatten(tree)
-    tensors = [_dense(leaf) for leaf in leaves]
+    tensors = [dense(leaf) for leaf in leaves]
     masks = [keras_compat.mask_of(leaf) for leaf in leaves]
     masked = [place for place, mask in enumerate(masks) if mask is not None]
     if context.replicas > 1:
@@ -46,7 +46,8 @@ def gather_rows(tree: Any, context: ReplicaContext, uses_of_all: bool = False) -
     return tf.nest.pack_sequence_as(tree, tensors)
 
 
-def _dense(leaf: Any) -> tf.Tensor:
+def dense(leaf: Any) -> tf.Tensor:
+    """A tensor with rows that can be gathered; others are refused."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise UsageError(
             f"rows of a {type(leaf).__name__} cannot be gathered for a loss or metric of "

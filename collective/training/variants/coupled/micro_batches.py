@@ -46,6 +46,7 @@ from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows, or_none
 from collective.training.variants.coupled import look_ups
 from collective.training.variants.coupled.forward import CoupledForward
+from collective.training.variants.coupled.gather import dense
 from collective.training.variants.coupled.replica import ReplicaContext, for_replica
 
 
@@ -94,8 +95,11 @@ class FirstPass(Forward):
         ):
             y_pred = self._predict(rows, training=True).y_pred
         masks = [keras_compat.mask_of(leaf) for leaf in tf.nest.flatten(y_pred)]
-        dense = tf.nest.map_structure(_dense, y_pred)
-        return ((), (dense, [() if mask is None else mask for mask in masks])), Found()
+        tensors = tf.nest.map_structure(dense, y_pred)
+        return (
+            (),
+            (tensors, [() if mask is None else mask for mask in masks]),
+        ), Found()
 
 
 class Head(CoupledForward):
@@ -185,7 +189,7 @@ class SecondPass(OwnLookUps):
         means = [tf.reduce_sum(tf.cast(value, dtype)) for value in added]
         shown = tf.add_n([tf.zeros([], dtype), *means]) * share
         terms = [
-            tf.reduce_sum(_dense(leaf) * gradient)
+            tf.reduce_sum(dense(leaf) * gradient)
             for leaf, gradient in zip(tf.nest.flatten(own.y_pred), own.y, strict=True)
             if or_none(gradient) is not None
         ]
@@ -375,13 +379,3 @@ def _added_to(
             for one, other in zip(head.metrics, sums.metrics, strict=True)
         ],
     ), dataclasses.replace(found, connected=connected, has_divided=has_divided)
-
-
-def _dense(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
-        raise UsageError(
-            f"predictions that are a {type(leaf).__name__} cannot be kept for a loss or "
-            "metric of the whole batch",
-            hint="dense predictions",
-        )
-    return tf.convert_to_tensor(leaf)
