@@ -35,10 +35,8 @@ TRAINED = [pair for pair in PAIRS if pair not in REFUSED and set(pair) <= pairs.
 QUICK = {
     frozenset(pair)
     for pair in (
-        ("own_step", "checkpoint"),
         ("own_step", "look_ups"),
-        ("look_ups", "loss_scale"),
-        ("accumulate", "shard_optimizer"),
+        ("accumulate", "coupled"),
         ("checkpoint", "batches"),
     )
 }

@@ -14,7 +14,7 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
     "backend",
     [
         pytest.param("native", marks=launch.NEEDS_CORE),
-        pytest.param("tf-multiworker", marks=launch.NEEDS_CORE),
+        pytest.param("tf-multiworker", marks=pytest.mark.matrix),
         pytest.param("mpi", marks=pytest.mark.matrix),
         pytest.param("horovod", marks=pytest.mark.horovod),
     ],

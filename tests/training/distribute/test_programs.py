@@ -16,7 +16,7 @@ from tests.training.distribute import run_programs
 pytestmark = launch.STARTS_RANKS
 SCRIPT = str(Path(run_programs.__file__))
 # In make test; the others are of the matrix.
-FEW = ["loop", "fit_dataset", "fit_own_step", "embedding", "data_of_one_host"]
+FEW = ["loop", "fit_own_step", "data_of_one_host"]
 BOUND = {"float32": 1e-5, "float64": 1e-10}
 CASES = [
     ("native:unedited", 2, "float64", FEW, ()),

@@ -80,8 +80,8 @@ step()
     ("text", "named"),
     [
         (ONE_READS, "rank 0 reads variable 'seen"),
-        (ONE_READS_AT_THE_END, "rank 0 reads variable 'seen"),
-        (ONE_SAVES, "rank 0 reads variable 'seen"),
+        pytest.param(ONE_READS_AT_THE_END, "rank 0 reads variable 'seen", marks=MATRIX),
+        pytest.param(ONE_SAVES, "rank 0 reads variable 'seen", marks=MATRIX),
         (ONE_FAILS, "no rows today"),
     ],
     ids=["reads", "reads at the end", "saves", "fails"],

@@ -109,6 +109,7 @@ def test_on_ranks(name, ranks, tmp_path, backends_by_name):
 if not launch.launched():
 
     @pytest.mark.launches
+    @pytest.mark.matrix
     def test_a_rank_leaves_with_its_errors_and_another_joins(tmp_path):
         script = str(Path(__file__).with_name("ranks_elastic.py"))
         before = [*launch.command("native", 2), "--min-np", "1", "--max-np", "2"]

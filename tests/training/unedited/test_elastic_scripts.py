@@ -118,6 +118,7 @@ print("end")
 """
 
 
+@pytest.mark.matrix
 def test_a_rank_that_would_join_is_refused_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(WAITS)

@@ -24,7 +24,7 @@ from tests.training.unedited.keras_programs import EXAMPLES, PROGRAMS, SECONDS, 
 DRIVER = "tests/training/unedited/keras_programs.py"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py"))
 # By make test: the widest ways to call fit, on two native ranks.
-SOME = ["callbacks", "gan", "text_classification"]
+SOME = ["callbacks", "text_classification"]
 
 
 class Tolerance(NamedTuple):

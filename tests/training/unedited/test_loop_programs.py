@@ -19,7 +19,7 @@ REFUSED = "tests/training/unedited/refused_loops.py"
 NAMES = sorted(
     f.stem for g in ("loops", "distribution") for f in EXAMPLES.glob(f"{g}/*")
 )
-SOME = ["compiled_step", "embeddings", "keras_on_batch"]
+SOME = ["compiled_step", "keras_on_batch"]
 WRONG = {
     "pairs": "train_step() on 11 rows cut into 2 pieces .* the gradient of",
     "centred": r"the training step at refused_loops.py:\d+ on 11 rows .* the gradient of",

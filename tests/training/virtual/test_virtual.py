@@ -70,7 +70,8 @@ def test_horovod_has_the_same_bits(model):
     assert [on_ranks("horovod", n, model, 8, 200) for n in (2, 4)] == [wanted] * 2
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.matrix), 3])
+@pytest.mark.matrix
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_devices_have_the_bits_of_one(replicas, backends_by_name, clean_keras):
     one = ranks_virtual.train(backends_by_name("single"), "cnn", 5, 6)
     mirrored = backends_by_name(f"tf-mirrored:{replicas}")
