@@ -418,7 +418,7 @@ def test_strings_are_refused_by_name(backend):
         (
             "native",
             3,
-            "float64 and (weights or own-loss or two-outputs) or exactly or middle or some_more",
+            "float64 and (weights or own-loss) or exactly or some_more",
         ),
         pytest.param("native", 3, "float64 or not trains", marks=MATRIX),
         pytest.param("native", 2, "float64 or dice or not trains", marks=MATRIX),

@@ -151,7 +151,7 @@ def test_what_it_cannot_know_is_refused(backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 3, "noisy or look-ups or two-outputs or some_more"),
+        ("native", 3, "noisy or look-ups"),
         pytest.param("native", 2, "trains or look_ups or options", marks=MATRIX),
         pytest.param("mpi", 3, "noisy or weights or look", marks=MATRIX),
         pytest.param("horovod", 2, "noisy or weights or look", marks=MATRIX),
