@@ -31,7 +31,6 @@ class CallNames:
         ):
             graph = outer
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
-        function = re.sub(
-            r"_\d+", "", graph.name
-        )  # of a backward pass: with its trace's
+        # That of a backward pass has the number of its trace.
+        function = re.sub(r"_\d+", "", graph.name)
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {function}")

@@ -75,8 +75,8 @@ def metric_sums(
 
     Returns:
         The values after it. No variable is written or read. Keras computes results,
-        too, also those of its loss trackers, and to read these is a collective under
-        MultiWorkerMirroredStrategy.
+        too, also those of its loss trackers, and to read these is a collective under a
+        strategy.
     """
     variables = [v for m in metrics(model) for v in m.variables]
     mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in metric_variables(model)]
@@ -90,7 +90,7 @@ def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
     """The results of ``metrics(model)`` for given values of their variables.
 
     Only the given values are read: to read a metric's own variable is a collective
-    under MultiWorkerMirroredStrategy, and this runs on rank 0 alone.
+    under a strategy, and this runs on rank 0 alone.
 
     Returns:
         Floats, or arrays where a metric has several results, under Keras' names.

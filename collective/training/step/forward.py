@@ -217,8 +217,7 @@ class Forward:
     ) -> keras_compat.ForwardScope:
         """The scope of one forward pass, from values of the model's variables."""
         # Losses of several outputs have trackers. Reading a tracker's variable is a
-        # collective under MultiWorkerMirroredStrategy, and a replica without rows does
-        # not run this code.
+        # collective under a strategy, and a replica without rows does not run this code.
         metrics = keras_compat.metric_variables(self.model)
         return keras_compat.ForwardScope(
             list(zip(self.prepared.trainable, weights.trainable, strict=True)),

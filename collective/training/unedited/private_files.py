@@ -3,9 +3,9 @@
 Every rank runs the script, so every rank would write ``results.csv``. Here each rank but 0
 works in a folder of its own, which looks like the working directory: symbolic links stand
 for what is there. Before a file is opened for writing, or a folder is changed, its link is
-replaced by a copy. An audit hook of Python sees that beforehand, whichever library opens the file.
-So the files that remain are rank 0's. The rest of the path is mirrored, too: ``../data``
-is where it was.
+replaced by a copy. An audit hook of Python sees that beforehand, whichever library opens
+the file. So the files that remain are rank 0's. The rest of the path is mirrored, too:
+``../data`` is where it was.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A script's own ``tf.distribute`` strategies: they become ours, over the job's backend.
 
 ``tf.distribute.MirroredStrategy()`` in a script is a ``collective.distribute.Strategy``
-whose replicas are the ranks. Backends that are made of a strategy of TensorFlow's own
-allow no second one beside it, where they have several processes.
+whose replicas are the ranks. Backends that are made of a strategy of TensorFlow's own have
+one process, in which the script's strategies are as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -46,26 +46,24 @@ def replace_strategies(job: Job) -> None:
     """Has the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
-        if job.backend.size > 1:
-            _refuse(job, _kinds(), "it has a strategy of its own")
         return
     for kind, one_host in _kinds().items():
         job.replace(kind, "__init__", _becomes_ours(job, one_host))
     if job.backend.size > 1:
-        _refuse(job, _others(), "its replicas are the ranks of the job")
+        _refuse_others(job)
     job.replace(tf.distribute, "get_strategy", _get_strategy(job))
 
 
-def _refuse(job: Job, kinds: Iterable[type[Any]], why: str) -> None:
+def _refuse_others(job: Job) -> None:
     def init(self: Any, *_: Any, **__: Any) -> None:
         raise UsageError(
             f"the script makes a {type(self).__name__}, which backend "
-            f"{job.backend.name!r} cannot run: {why}",
+            f"{job.backend.name!r} cannot run: its replicas are the ranks of the job",
             hint="tf.distribute.MirroredStrategy() in the script, and backend native or "
             "mpi",
         )
 
-    for kind in kinds:
+    for kind in _others():
         job.replace(kind, "__init__", init)
 
 

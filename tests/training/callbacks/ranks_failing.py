@@ -1,6 +1,6 @@
 """Started under mpirun by ``test_callbacks``: a callback fails on rank 0.
 
-``ranks_failing.py BACKEND raises | all_reduce | barrier | predict``
+``ranks_failing.py BACKEND raises | all_reduce | barrier``
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class Fails(keras.callbacks.Callback):
             raise ValueError("the disk is full")
         if self.how == "all_reduce":
             self.backend.all_reduce([tf.ones(3)])
-        if self.how == "predict":
-            self.model.predict(tf.ones([4, *self.model.input_shape[1:]]))
 
     def on_train_batch_end(self, batch, logs=None):
         if self.how == "barrier":
