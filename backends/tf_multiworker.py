@@ -127,22 +127,6 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         wide = tf.int32 if dtype.size < 4 else tf.int64
         return tf.cast(self._collective(tf.cast(vector, wide)), dtype)
 
-    def _gather_rows(self, tensor: Any) -> Any:
-        """Each rank adds its rows to zeros, in their place."""
-        import tensorflow as tf
-
-        rows = tf.shape(tensor, tf.int64)[0]
-        counts = self._summed(
-            tf.one_hot(self.rank, self.size, rows, tf.zeros_like(rows))
-        )
-        before, after = (
-            tf.reduce_sum(part)
-            for part in (counts[: self.rank], counts[self.rank + 1 :])
-        )
-        around = [[before, after], *[[0, 0]] * (tensor.shape.rank - 1)]
-        padded = tf.pad(tensor, around)
-        return tf.reshape(self._summed(tf.reshape(padded, [-1])), tf.shape(padded))
-
     def _collective(self, vector: Any) -> Any:
         """Ranks match the calls of one key, whose vectors must have one length."""
         import tensorflow as tf
