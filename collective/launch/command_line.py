@@ -48,6 +48,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
     if parsed.keras:
+        parsed.use_mpi |= parsed.backend == "mpi" and not parsed.use_gloo
         parsed.command = _keras_command(parsed)
     parsed.binding_args = _words("--binding-args", parsed.binding_args)
     parsed.mpi_args = _words("--mpi-args", parsed.mpi_args)
@@ -97,9 +98,10 @@ def _check(parsed: argparse.Namespace) -> None:
             "--agent replaces -H, --hostfile and --host-discovery-script",
             hint="--agent --nodes 2 --head node0:7070",
         )
-    if not parsed.agent and (parsed.head or parsed.nodes or parsed.node is not None):
+    of_agents = parsed.head or parsed.nodes or parsed.encrypt
+    if not parsed.agent and (of_agents or parsed.node is not None):
         raise UsageError(
-            "--head, --nodes and --node are for --agent",
+            "--head, --nodes, --node and --encrypt are for --agent",
             hint="collectiverun --agent --nodes 2 --head node0:7070 python train.py",
         )
     first, last = parsed.cooldown
@@ -274,6 +276,8 @@ def parser() -> argparse.ArgumentParser:
     add("--node", type=int, metavar="I",
         help="number of this node (they, or JOB_COMPLETION_INDEX)")  # fmt: skip
     add("--head", default="", metavar="HOST:PORT", help="where node 0 listens")
+    add("--encrypt", action="store_true",
+        help="encrypt what nodes say to each other (not what MPI sends)")  # fmt: skip
     add(
         "--slots-per-host", "--slots", type=int, metavar="N", help="ranks on a node (1)"
     )

@@ -48,6 +48,7 @@ class LaunchOptions:
     head: str = ""  # HOST:PORT of node 0
     nodes: int | None = None  # how many; None: as srun or TF_CONFIG say
     node: int | None = None  # the number of this one; None: as those or Kubernetes say
+    encrypt: bool = False  # what they say to each other
 
     # How many ranks the job may lose and gain. It continues while min_np are left; None:
     # it ends with the first one that fails.

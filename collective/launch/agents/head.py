@@ -202,9 +202,11 @@ class Head:
         node = await self._admit(link, address)
         if node is None:
             return link.close()
+        link.put(0, HELLO)
+        if self.settings.encrypt:
+            link.encrypt()  # before others know of this node, and send
         self.nodes[address] = node
         self.changed.set()
-        await link.send(0, HELLO)
         async for frame in link.frames():
             await self._from_node(frame)
         del self.nodes[address]
@@ -220,10 +222,12 @@ class Head:
         frame = await link.first(_HELLO_SECONDS)
         if frame is None or frame.kind != HELLO:
             return None
-        version, name, slots, number = json.loads(frame.data)
+        version, name, slots, number, encrypts = json.loads(frame.data)
         mine, others = self.settings, self.nodes.values()
         if version != mine.version:
             why = f"it has collective {version}, the head has {mine.version}"
+        elif encrypts != mine.encrypt:
+            why = "--encrypt is given on every node, or on none"
         elif address in (*self.nodes, self.address):
             why = f"there is an agent of {address} already"
         elif number == 0 or number in [node.number for node in others]:

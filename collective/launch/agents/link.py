@@ -1,7 +1,7 @@
 """A connection that carries frames: between head and node each is sealed.
 
-A frame carries commands, so that a proof at the start is not enough: each has the HMAC of its
-content, its number and its direction, by a key of this connection alone.
+A frame carries commands, so that a proof at the start is not enough: each is authenticated,
+with its number and its direction, by a key of this connection alone, and, if wanted, encrypted.
 """
 
 from __future__ import annotations
@@ -16,22 +16,72 @@ from dataclasses import dataclass
 
 from collective.launch.agents.shell import HEADER
 
-_SEAL = 32  # bytes
-_COUNTER = struct.Struct("!cQ")  # direction and number of a frame
+_COUNTER = struct.Struct("!4sQ")  # direction and number of a frame: 12 bytes
 MOST = 1 << 24  # bytes of a frame
 
 
-class Seals:
-    """Seals the frames of one direction, in their order."""
+class NotGenuineError(OSError):
+    """A frame that the other end did not send, or not now."""
+
+    def __init__(self) -> None:
+        super().__init__("a message that is not genuine")
+
+
+class Seal:
+    """Authenticates the frames of one direction, in their order, by HMAC-SHA256."""
+
+    bytes = 32  # that a frame is longer by
 
     def __init__(self, key: bytes, direction: bytes):
         self._key, self._direction, self._count = key, direction, 0
 
-    def next(self, frame: bytes) -> bytes:
-        """The seal of the next frame."""
-        counter = _COUNTER.pack(self._direction, self._count)
+    def close(self, head: bytes, data: bytes) -> bytes:
+        """The data of the next frame as they are sent."""
+        return data + self._tag(head, data)
+
+    def open(self, head: bytes, sealed: bytes) -> bytes:
+        """The data of the next frame that has come.
+
+        Raises:
+            NotGenuineError: It was changed, repeated, or one was left out.
+        """
+        data, tag = sealed[: -self.bytes], sealed[-self.bytes :]
+        if not hmac.compare_digest(tag, self._tag(head, data)):
+            raise NotGenuineError
+        return data
+
+    def next(self) -> bytes:
+        """Of the next frame: its direction and number."""
         self._count += 1
-        return hmac.digest(self._key, counter + frame, "sha256")
+        return _COUNTER.pack(self._direction, self._count)
+
+    def _tag(self, head: bytes, data: bytes) -> bytes:
+        return hmac.digest(self._key, self.next() + head + data, "sha256")
+
+
+class Cipher(Seal):
+    """Encrypts them, too: ChaCha20-Poly1305 (RFC 8439), the number as nonce."""
+
+    bytes = 16
+
+    def __init__(self, key: bytes, direction: bytes):
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+        # The same key must not serve two algorithms.
+        key = hmac.digest(key, b"cipher", "sha256")
+        super().__init__(key, direction)
+        self._cipher = ChaCha20Poly1305(key)
+
+    def close(self, head: bytes, data: bytes) -> bytes:
+        return self._cipher.encrypt(self.next(), data, head)
+
+    def open(self, head: bytes, sealed: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._cipher.decrypt(self.next(), sealed, head)
+        except InvalidTag:
+            raise NotGenuineError from None
 
 
 @dataclass(frozen=True)
@@ -61,19 +111,34 @@ class Link:
         is_head: bool = False,
     ):
         self.reader, self.writer = reader, writer
-        ours, theirs = (b"h", b"n") if is_head else (b"n", b"h")
-        self._sent = Seals(key, ours) if key else None
-        self._received = Seals(key, theirs) if key else None
+        self._key = key
+        self._directions = (b"head", b"node") if is_head else (b"node", b"head")
+        self._out: Seal | None = None
+        self._in: Seal | None = None
+        if key is not None:
+            self._seal_by(Seal)
+
+    def _seal_by(self, kind: type[Seal]) -> None:
+        assert self._key is not None
+        ours, theirs = self._directions
+        self._out, self._in = kind(self._key, ours), kind(self._key, theirs)
+
+    def encrypt(self) -> None:
+        """Encrypts all that follows; both ends call it between the same two frames."""
+        self._seal_by(Cipher)
 
     async def send(self, stream: int, kind: bytes, data: bytes = b"") -> None:
-        """Sends a frame; does nothing where the connection is lost."""
-        if self.writer.is_closing():
-            return
-        frame = HEADER.pack(stream, kind, len(data)) + data
-        seal = self._sent.next(frame) if self._sent else b""
-        self.writer.write(frame + seal)
+        """Sends a frame, and waits while too much is on its way."""
+        self.put(stream, kind, data)
         with contextlib.suppress(OSError):
             await self.writer.drain()
+
+    def put(self, stream: int, kind: bytes, data: bytes = b"") -> None:
+        """Sends a frame at once; does nothing where the connection is lost."""
+        if not self.writer.is_closing():
+            head = HEADER.pack(stream, kind, len(data))
+            sent = self._out.close(head, data) if self._out else data
+            self.writer.write(head + sent)
 
     async def frames(self) -> AsyncIterator[Frame]:
         """The frames that come, until the connection ends or a frame is not genuine."""
@@ -83,12 +148,11 @@ class Link:
                 stream, kind, size = HEADER.unpack(head)
                 if size > MOST:
                     return
-                data = await self.reader.readexactly(size)
-                if self._received:
-                    seal = await self.reader.readexactly(_SEAL)
-                    if not hmac.compare_digest(seal, self._received.next(head + data)):
-                        return
-                yield Frame(stream, kind, data)
+                more = self._in.bytes if self._in else 0
+                data = await self.reader.readexactly(size + more)
+                yield Frame(
+                    stream, kind, self._in.open(head, data) if self._in else data
+                )
 
     async def first(self, seconds: float) -> Frame | None:
         """The next frame; None if none comes in time."""

@@ -15,7 +15,7 @@ from collective.environment import Environment, detect
 from collective.errors import UsageError
 from collective.launch import command_line
 from collective.launch.agents import guard, settings
-from collective.launch.agents.link import Frame, Link
+from collective.launch.agents.link import Cipher, Frame, Link, Seal
 from collective.launch.agents.shell import HEADER, split
 from collective.net import shared_secret
 
@@ -126,12 +126,18 @@ def test_both_ends_have_the_same_key_and_no_other_connection_has(monkeypatch):
     assert keys[0] != keys[1]
 
 
-def exchange(change) -> list[Frame]:
+def exchange(change, encrypt: bool) -> list[Frame]:
     """What a node takes of three frames of the head, when they have been changed."""
 
+    def opened(reader, writer, is_head=False) -> Link:
+        link = Link(reader, writer, b"k" * 32, is_head)
+        if encrypt:
+            link.encrypt()
+        return link
+
     async def run() -> list[Frame]:
-        head, node, tap = b"", b"k" * 32, socket.socketpair()
-        sender = Link(*await asyncio.open_connection(sock=tap[0]), node, is_head=True)
+        head, tap = b"", socket.socketpair()
+        sender = opened(*await asyncio.open_connection(sock=tap[0]), is_head=True)
         for data in (b"one", b"two", b"three"):
             await sender.send(1, b"R", data)
         sender.close()
@@ -139,7 +145,8 @@ def exchange(change) -> list[Frame]:
             tap[1].setblocking(True)
             while part := await asyncio.to_thread(tap[1].recv, 1000):
                 head += part
-        size = HEADER.size + 32
+        assert (b"three" in head) is not encrypt
+        size = HEADER.size + (Cipher if encrypt else Seal).bytes
         cut = [size + 3, 2 * (size + 3)]
         frames = [head[: cut[0]], head[cut[0] : cut[1]], head[cut[1] :]]
         reader = asyncio.StreamReader()
@@ -147,7 +154,7 @@ def exchange(change) -> list[Frame]:
         reader.feed_eof()
         ends = socket.socketpair()
         _, writer = await asyncio.open_connection(sock=ends[0])
-        found = [frame async for frame in Link(reader, writer, node).frames()]
+        found = [frame async for frame in opened(reader, writer).frames()]
         writer.close()
         ends[1].close()
         return found
@@ -155,12 +162,18 @@ def exchange(change) -> list[Frame]:
     return asyncio.run(run())
 
 
-def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection():
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection(encrypt):
     def data(change):
-        return [frame.data for frame in exchange(change)]
+        return [frame.data for frame in exchange(change, encrypt)]
+
+    def flipped(frame):
+        return frame[:-1] + bytes([frame[-1] ^ 1])
 
     assert data(lambda f: f) == [b"one", b"two", b"three"]
-    assert data(lambda f: [f[0], f[1].replace(b"two", b"2wo"), f[2]]) == [b"one"]
+    assert data(lambda f: [f[0], flipped(f[1]), f[2]]) == [b"one"]
+    other_stream = HEADER.pack(2, b"R", 3)
+    assert data(lambda f: [other_stream + f[0][HEADER.size :], f[1]]) == []
     assert data(lambda f: [f[0], f[0], f[2]]) == [b"one"]
     assert data(lambda f: [f[0], f[2]]) == [b"one"]
     assert data(lambda f: [f[1], f[0]]) == []
