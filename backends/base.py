@@ -28,11 +28,15 @@ from collective.running_time import Deadline
 def python() -> str:
     """``python script.py``, for hints, with the name of the script that runs.
 
-    Without a script, as in a notebook or with ``python -m``, it is called script.py.
+    Without a script, as in a notebook or with ``python -m``, it is called script.py. An
+    unedited script needs ``python -m collective.distribute``: without, each process would
+    train by itself.
     """
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     known = name.endswith(".py") and name != "__main__.py"
-    return f"python {name if known else 'script.py'}"
+    unedited = "collective.distribute" in sys.orig_argv
+    module = "-m collective.distribute " if unedited else ""
+    return f"python {module}{name if known else 'script.py'}"
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -41,11 +41,10 @@ def mpi_availability(environment: Environment) -> Availability:
             False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
         )
     if environment.launcher not in START_MPI or HorovodGloo(os.environ).started_us():
-        return Availability(
-            False,
-            f"{environment.launcher} starts no MPI",
-            f"mpirun -np {environment.size} {python()}",
-        )
+        hint = f"mpirun -np {environment.size} {python()}"
+        if environment.launcher == "collectiverun":
+            hint = "collectiverun --mpi ... has mpirun start the ranks"
+        return Availability(False, f"{environment.launcher} starts no MPI", hint)
     if environment.launcher == "srun" and not slurm.serves_mpi(os.environ):
         return Availability(
             False,

@@ -55,7 +55,9 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
             import horovod.tensorflow as hvd
         except Exception as error:
             raise UsageError(f"Horovod cannot be loaded: {error}", hint=BUILD) from None
-        hvd.init()
+        deadline.watch(self.rank, self.abort)
+        with deadline.waiting("in hvd.init()"):
+            hvd.init()
         if hvd.size() != environment.size:
             raise UsageError(
                 f"{environment.launcher} started {environment.size} processes, but "
@@ -63,7 +65,6 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
                 hint=f"{BUILD}, or horovodrun --gloo -np {environment.size} ...",
             )
         self.hvd = hvd
-        deadline.watch(self.rank, self.abort)
         self._names = CallNames()
         configure(options, environment, self.overlaps)
 
