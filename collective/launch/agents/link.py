@@ -73,9 +73,11 @@ class Cipher(Seal):
         self._cipher = ChaCha20Poly1305(key)
 
     def close(self, head: bytes, data: bytes) -> bytes:
+        """As of ``Seal``."""
         return self._cipher.encrypt(self.next(), data, head)
 
     def open(self, head: bytes, sealed: bytes) -> bytes:
+        """As of ``Seal``."""
         from cryptography.exceptions import InvalidTag
 
         try:
