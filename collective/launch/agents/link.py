@@ -30,7 +30,7 @@ class NotGenuineError(OSError):
 class Seal:
     """Authenticates the frames of one direction, in their order, by HMAC-SHA256."""
 
-    bytes = 32  # that a frame is longer by
+    size = 32  # bytes that a frame is longer by
 
     def __init__(self, key: bytes, direction: bytes):
         self._key, self._direction, self._count = key, direction, 0
@@ -45,7 +45,7 @@ class Seal:
         Raises:
             NotGenuineError: It was changed, repeated, or one was left out.
         """
-        data, tag = sealed[: -self.bytes], sealed[-self.bytes :]
+        data, tag = sealed[: -self.size], sealed[-self.size :]
         if not hmac.compare_digest(tag, self._tag(head, data)):
             raise NotGenuineError
         return data
@@ -62,7 +62,7 @@ class Seal:
 class Cipher(Seal):
     """Encrypts them, too: ChaCha20-Poly1305 (RFC 8439), the number as nonce."""
 
-    bytes = 16
+    size = 16
 
     def __init__(self, key: bytes, direction: bytes):
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -150,7 +150,7 @@ class Link:
                 stream, kind, size = HEADER.unpack(head)
                 if size > MOST:
                     return
-                more = self._in.bytes if self._in else 0
+                more = self._in.size if self._in else 0
                 data = await self.reader.readexactly(size + more)
                 yield Frame(
                     stream, kind, self._in.open(head, data) if self._in else data

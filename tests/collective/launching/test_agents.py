@@ -146,7 +146,7 @@ def exchange(change, encrypt: bool) -> list[Frame]:
             while part := await asyncio.to_thread(tap[1].recv, 1000):
                 head += part
         assert (b"three" in head) is not encrypt
-        size = HEADER.size + (Cipher if encrypt else Seal).bytes
+        size = HEADER.size + (Cipher if encrypt else Seal).size
         cut = [size + 3, 2 * (size + 3)]
         frames = [head[: cut[0]], head[cut[0] : cut[1]], head[cut[1] :]]
         reader = asyncio.StreamReader()
