@@ -25,6 +25,7 @@ from collective.launch.versions import installed
 from collective.python_command import command
 
 EXAMPLE = "python -m collective.launch -np 2 python train.py"
+_BY_MPI = ("mpi", "horovod")  # backends whose ranks mpirun starts
 _KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
 
 
@@ -48,7 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
     if parsed.keras:
-        parsed.use_mpi |= parsed.backend == "mpi" and not parsed.use_gloo
+        parsed.use_mpi |= parsed.backend in _BY_MPI and not parsed.use_gloo
         parsed.command = _keras_command(parsed)
     parsed.binding_args = _words("--binding-args", parsed.binding_args)
     parsed.mpi_args = _words("--mpi-args", parsed.mpi_args)

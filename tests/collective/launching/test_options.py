@@ -277,6 +277,12 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
     # One rank alone prints: on our own standard output, a terminal or not.
     alone = "--keras" in typed.split("my.py")[0] and "all" not in wanted
     assert options.style.plain_stdout == alone
+    assert options.use_mpi == ("mpi" in wanted)
+
+
+def test_gloo_keeps_a_keras_script_from_mpirun():
+    assert parse("-np 2 --keras --backend horovod my.py".split()).use_mpi
+    assert not parse("--gloo -np 2 --keras --backend horovod my.py".split()).use_mpi
 
 
 @pytest.mark.parametrize(
