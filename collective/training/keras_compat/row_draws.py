@@ -7,8 +7,8 @@ rows. Where an operation does not count like that, the draw of the global batch 
 whole and cut.
 
 A draw belongs to the rows of the batch where its first axis has as many entries as there
-are rows, or a multiple (an axis of patches or time steps folded into that of the rows). In
-a graph, an axis of rows is open; a draw whose first axis has a fixed length, such as noise
+are rows, or a multiple (an axis of patches or time steps folded into that of the rows, or
+several batches one behind the other: ``blocks``). In a graph, an axis of rows is open; a draw whose first axis has a fixed length, such as noise
 on a kernel, is the same on every replica. Eagerly, lengths decide.
 
 Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
@@ -30,6 +30,8 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops,
     gen_stateless_random_ops_v2,
 )
+
+from collective.training.keras_compat.blocks import blocks_of
 
 #: How the message of an error begins that says that a draw is not one of rows.
 NOT_ROWS = "collective: a random draw is not one of whole rows of the batch"
@@ -113,9 +115,12 @@ class _Rows:
         """
 
         def draw(shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kw: Any):
+            given = shape
             shape, of_rows = self._shape(shape)
             if not of_rows:
                 return plain(shape, key, counter, alg, *args, **kw)
+            if _blocks(given) > 1:
+                return self._cut(plain)(given, key, counter, alg, *args, **kw)
             bounds = [*args, kw.get("minval")]
             dtype = tf.as_dtype(
                 kw.get("dtype") or getattr(bounds[0], "dtype", tf.float32)
@@ -141,6 +146,7 @@ class _Rows:
         """An operation that draws the global batch whole, of which rows are kept."""
 
         def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = _blocks(shape)
             shape, of_rows = self._shape(shape)
             if not of_rows:
                 return plain(shape, *args, **kwargs)
@@ -153,7 +159,7 @@ class _Rows:
                 else value
                 for name, value in kwargs.items()
             }
-            return self._kept(plain(whole, *args, **kwargs), fold, shape[0])
+            return self._kept(plain(whole, *args, **kwargs), fold, shape[0], blocks)
 
         return draw
 
@@ -232,10 +238,28 @@ class _Rows:
         padded = tf.pad(values, [[before, after], *rest], constant_values=1)
         return padded[: tf.maximum(self.total * fold, before + count)]
 
-    def _kept(self, whole: tf.Tensor, fold: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """The rows of this piece."""
-        begin = tf.minimum(self.first * fold, self.total * fold - count)
-        return whole[begin : begin + count]
+    def _kept(
+        self, whole: tf.Tensor, fold: tf.Tensor, count: tf.Tensor, blocks: int = 1
+    ) -> tf.Tensor:
+        """The rows of this piece, of each batch that stands in the draw."""
+        if blocks == 1:
+            begin = tf.minimum(self.first * fold, self.total * fold - count)
+            return whole[begin : begin + count]
+        # Not where batches that stood one behind the other have been taken apart.
+        number = tf.where(tf.equal(fold % blocks, 0), tf.cast(blocks, tf.int64), 1)
+        rest = tf.shape(whole, tf.int64)[1:]
+        each = tf.reshape(whole, tf.concat([[number, -1], rest], 0))
+        begin = tf.minimum(self.first, self.total - self.rows) * (fold // number)
+        mine = each[:, begin : begin + count // number]
+        return tf.reshape(mine, tf.concat([[count], rest], 0))
+
+
+def _blocks(shape: Any) -> int:
+    """How many batches stand in a draw; eagerly and for plain numbers one."""
+    in_graph = tf.is_tensor(shape) and not isinstance(
+        shape, tf.__internal__.EagerTensor
+    )
+    return blocks_of(shape) if in_graph else 1
 
 
 def _static(shape: Any) -> list[int | None]:

@@ -12,6 +12,7 @@ from collective.training.keras_compat.row_draws import _advanced
 
 ROWS, PIECES = 13, [(0, 5), (5, 6), (6, 13)]
 SEED = [5, 9]
+WIDE = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
@@ -119,3 +120,29 @@ def test_a_draw_over_some_of_the_rows_is_an_error():
     x = np.ones((3, 6), "float32") * [[1], [-1], [1]]
     with pytest.raises(tf.errors.InvalidArgumentError, match=NOT_ROWS):
         function(x, 3, 9)
+
+
+def test_batches_one_behind_the_other_have_their_rows_of_each():
+    def joined(x):
+        both, stacked = tf.concat([x, -x], 0), tf.reshape(tf.stack([x, x, -x]), [-1, 6])
+        apart = tf.split(both, 2)[1]  # as many rows as the batch again
+        return {
+            "concat": tf.random.stateless_normal(tf.shape(both), SEED),
+            "dropout": keras.random.dropout(tf.nn.relu(both @ WIDE), 0.4, seed=3),
+            "stack": tf.random.stateless_uniform((tf.shape(stacked)[0], 3), SEED),
+            "tile": keras.random.binomial(
+                tf.shape(tf.tile(x, [2, 1])), 9.0, 0.3, seed=4
+            ),
+            "apart": tf.random.stateless_normal(tf.shape(apart), SEED),
+            "fold": tf.random.stateless_normal(tf.shape(tf.repeat(x, 3, 0)), SEED),
+        }
+
+    x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype("float32")
+    graph, _ = traced(joined)
+    whole = {k: v.numpy() for k, v in graph(x, 0, ROWS).items()}
+    blocks = {"concat": 2, "dropout": 2, "stack": 3, "tile": 2}
+    for begin, end in PIECES:
+        for name, got in graph(x[begin:end], begin, ROWS).items():
+            parts = whole[name].reshape(blocks.get(name, 1), ROWS, -1)
+            wanted = parts[:, begin:end].reshape(got.shape)
+            np.testing.assert_array_equal(got, wanted, name)

@@ -91,6 +91,36 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class TwoViews(layers.Layer):
+    """Both views of each row in one batch, as contrastive models have them."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner, self.drop = layers.Dense(4), layers.Dropout(0.3)
+
+    def call(self, x, training=False):
+        views = ops.concatenate([x, -x], axis=0)
+        hidden = self.drop(self.inner(views), training=training)
+        return ops.concatenate(ops.split(hidden, 2), axis=1)
+
+
+class Adversary(OwnStep):
+    """Sees made and real rows in one batch, with noise on its labels."""
+
+    def train_step(self, data):
+        found, (x, y) = super().train_step(data), data
+        made = keras.random.normal(ops.shape(x), seed=self.noise)
+        both = ops.concatenate([made, x], axis=0)
+        labels = ops.concatenate([ops.ones_like(y), ops.zeros_like(y)], axis=0)
+        labels += 0.05 * keras.random.uniform(ops.shape(labels), seed=self.noise)
+        with tf.GradientTape() as tape:
+            seen = self.out(self.drop(self.hidden(both), training=True))
+            loss = ops.mean((labels - seen) ** 2)
+        variables = self.hidden.trainable_variables + self.out.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {**found, "adversary": loss}
+
+
 class Items(keras.utils.PyDataset):
     def __init__(self, x, y):
         super().__init__()
@@ -164,9 +194,12 @@ PROGRAMS = {
     ),
     "attention": (SERIES, attention),
     "own_step": (VECTOR, OwnStep),
+    "two_views": (VECTOR, lambda: chain(VECTOR, TwoViews())),
+    "adversary": (VECTOR, Adversary),
     "items": (VECTOR, lambda: chain(VECTOR, layers.Dropout(0.3))),
     "within_batches": (VECTOR, lambda: chain(VECTOR, layers.Dropout(0.3))),
     "shuffled_dataset": (VECTOR, lambda: chain(VECTOR, layers.Dropout(0.3))),
+    "one_dataset": (VECTOR, lambda: chain(VECTOR, layers.Dropout(0.3))),
 }
 
 
@@ -177,6 +210,10 @@ def data(name, x, y):
     if name == "shuffled_dataset":
         whole = tf.data.Dataset.from_tensor_slices((x, y))
         return {"x": whole.shuffle(ROWS).batch(BATCH)}
+    if name == "one_dataset":  # whose every iterator has another order
+        shuffled = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3)
+        one = shuffled.batch(BATCH)
+        return {"x": one, "validation_data": one, "validation_batch_size": None}
     more = {"shuffle": "batch"} if name == "within_batches" else {}
     return {"x": x, "y": y, "batch_size": BATCH} | more
 
@@ -191,7 +228,7 @@ def train(name, folder):
     model = make()
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     validation = {"validation_data": (x[:9], y[:9]), "validation_batch_size": 4}
-    history = model.fit(epochs=3, verbose=0, **data(name, x, y), **validation).history
+    history = model.fit(epochs=3, verbose=0, **validation | data(name, x, y)).history
     found = {f"history {key}": values for key, values in history.items()}
     found["evaluated"] = model.evaluate(x, y, batch_size=7, verbose=0)
     for i, rows in enumerate((x, x[:1], x)):
