@@ -58,12 +58,14 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             "--keras script.py trains as it says",
             type(keras_compat.current_distribution()).__name__,
         )
-    if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
-        raise UsageError(
-            "the optimizer accumulates gradients itself, after they have been summed",
-            hint="drop gradient_accumulation_steps and use --accumulate K",
-        )
     strategy = getattr(backend, "strategy", None)
+    optimizer = keras_compat.core_optimizer(model.optimizer)
+    if strategy is not None and optimizer.gradient_accumulation_steps:
+        raise UsageError(
+            f"backend {backend.name!r} cannot run an optimizer that accumulates: a "
+            "condition in an update is not possible in TensorFlow's strategies",
+            hint="accumulate=K in place of gradient_accumulation_steps, or another backend",
+        )
     if strategy is not None and model.distribute_strategy is not strategy:
         raise UsageError(
             f"model {model.name!r} was made outside the scope of backend "

@@ -382,8 +382,15 @@ def spectral() -> keras.layers.Layer:
     return keras.layers.SpectralNormalization(keras.layers.Dense(6))
 
 
+def accumulating() -> keras.Model:
+    model = dense()()
+    model.optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)
+    return model
+
+
 STATE = {
     "spectral normalization": Program(dense(spectral)),
+    "the optimizer accumulates": Program(accumulating),
     "assigns its kernel": Program(dense(Bounded)),
     "counts": Program(dense(Counts)),
     "counts and reads back": Program(dense(ReadsBack)),

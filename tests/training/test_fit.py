@@ -229,11 +229,6 @@ def test_a_train_step_of_its_own_by_virtual_replicas_is_refused(backend):
     refused(backend, said, make, virtual_replicas=4)
 
 
-def test_accumulation_inside_the_optimizer_is_refused(backend):
-    twice = model(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
-    refused(backend, "the optimizer accumulates gradients itself", twice)
-
-
 def test_what_is_no_model_is_refused(backend):
     refused(backend, "a keras.Model was expected, not str", lambda: "a model")
 

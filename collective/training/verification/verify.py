@@ -137,8 +137,11 @@ def verify_step(
                 Check(step, whole, None, pieces, sync_batch_norm, gathers=gathers)
             )
 
-    if isinstance(inputs, Batches) and is_wanted(enabled):
-        inputs.first_batches()  # on every rank, whatever a generator draws from
+    for data in (inputs, validation):
+        # On every rank, whatever a generator draws from, and in Keras' order: both may be
+        # one data set, which is shuffled again for each of its iterators.
+        if isinstance(data, Batches) and is_wanted(enabled):
+            data.first_batches()
     return _decided(backend, compared, is_wanted(enabled), "the step", verbose)
 
 

@@ -281,8 +281,9 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
 
 
 def test_gloo_keeps_a_keras_script_from_mpirun():
-    assert parse("-np 2 --keras --backend horovod my.py".split()).use_mpi
-    assert not parse("--gloo -np 2 --keras --backend horovod my.py".split()).use_mpi
+    words = ["-np", "2", "--keras", "--backend", "horovod", "my.py"]
+    assert parse(words).use_mpi
+    assert not parse(["--gloo", *words]).use_mpi
 
 
 @pytest.mark.parametrize(

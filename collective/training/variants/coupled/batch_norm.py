@@ -48,7 +48,9 @@ def chosen(
             layers[0].name,
         )
     elif backend.rank == 0:
-        channels = sum(int(layer.moving_mean.shape[0]) for layer in layers)
+        channels = sum(
+            int(layer.moving_mean.shape[0]) for layer in layers if layer.built
+        )
         log.info(
             "batch normalization has the statistics of the whole batch: %d more sums "
             "over ranks a step, of %.3g KiB (sync_batch_norm=False: of each rank's rows)",
