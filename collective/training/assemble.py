@@ -179,6 +179,7 @@ class Assembly:
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,
                 per_replica=options.per_replica,
+                virtual=self.virtual,
             )
             compared = is_wanted(bool(options.verify)) and not options.per_replica
             for line in check_step(custom, data.inputs, compared):

@@ -169,10 +169,6 @@ NOT_BUILT = _pairs(
         "per_replica with look_ups": (
             "the look-ups of each replica are those of a batch of its own"
         ),
-        "own_step with virtual_replicas": (
-            "a train_step sums when it applies, so all pieces would have to run side by "
-            "side"
-        ),
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
