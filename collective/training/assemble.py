@@ -24,6 +24,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
+from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups, xla
 from collective.training.step.attachments import Attachment
@@ -46,6 +47,7 @@ from collective.training.variants.coupled.evaluation import CoupledTestSums
 from collective.training.variants.coupled.forward import (
     CoupledForward,
     keeps_activations,
+    looks_up,
 )
 from collective.training.variants.coupled.micro_batches import CoupledMicroBatches
 from collective.training.variants.coupled.sums import CoupledSums
@@ -121,6 +123,7 @@ class Assembly:
         Returns:
             How the step computes what is not a sum over rows.
         """
+        self.require(features_of(prepared.model))
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
             options.per_replica, prepared.model, backend, data.replica_rows
@@ -325,9 +328,10 @@ def _coupled_sums(
     pieces = (backend.most_replicas, options.accumulate)
     draws, jit_compile = Draws(prepared, options.seed), options.jit_compile is True
     if options.accumulate > 1:
+        recompute = partial(recompute_blocks, apart=looks_up)
         return CoupledMicroBatches(
             *(prepared, backend, draws, pieces),
-            recompute_blocks if options.recompute else None,
+            recompute if options.recompute else None,
             *(plan, spec),
             maybe_empty=maybe_empty,
             jit_compile=jit_compile,

@@ -36,6 +36,10 @@ FEATURES = {
         "train it by Keras' own fit with the drop-in: import collective.tensorflow.keras "
         "as hvd; hvd.init(); optimizer = hvd.DistributedOptimizer(optimizer)",
     ),
+    "cut_step": Feature(
+        "a train_step of the model's own in micro-batches or pieces",
+        "drop --accumulate and --virtual-replicas",
+    ),
     "per_replica": Feature(
         "per_replica (replicas with batches of their own)", "drop per_replica"
     ),
@@ -163,6 +167,10 @@ NOT_BUILT = _pairs(
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
         ),
+        "cut_step with look_ups": (
+            "those of each part would have to be kept beside the sums over parts, until "
+            "the update"
+        ),
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
         ),
@@ -242,9 +250,12 @@ def of_backend(backend: Backend) -> set[str]:
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """The pairs among features that do not work together, and why."""
+    present = set(features)
+    if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
+        present.add("cut_step")
     for table in (IMPOSSIBLE, NOT_BUILT):
         for pair, why in table.items():
-            if pair <= set(features):
+            if pair <= present:
                 one, other = sorted(pair, key=list(FEATURES).index)
                 yield one, other, why
 
