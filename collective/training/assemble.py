@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import tensorflow as tf
@@ -42,6 +42,7 @@ from collective.training.training_data import TrainingData
 from collective.training.variables import dtype_of_sums
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import look_ups as coupled_look_ups
+from collective.training.variants.coupled import pieces as coupled_pieces
 from collective.training.variants.coupled.checks import features as coupled_features
 from collective.training.variants.coupled.evaluation import CoupledTestSums
 from collective.training.variants.coupled.forward import (
@@ -260,12 +261,13 @@ def make_step(
     dtype = dtype_of_sums(prepared.trainable)
     local_sums: LocalSums
     if coupling:
+        if virtual is not None:
+            plan = coupled_pieces.planned(plan)
         local_sums = _coupled_sums(prepared, backend, spec, options, plan, maybe_empty)
     else:
         local_sums = _micro_batches(prepared, backend, spec, options, plan, maybe_empty)
-    if virtual is not None:
-        assert isinstance(local_sums, MicroBatches)
-        local_sums = PieceSums(virtual, backend, local_sums, dtype)
+        if virtual is not None:
+            local_sums = PieceSums(virtual, backend, local_sums, dtype)
     if backend.rank == 0 and not plan.gather_look_ups:
         combined = [prepared.trainable[i] for i in local_sums.traced.found.combined]
         look_ups.note(combined, optimizer)
@@ -325,11 +327,17 @@ def _coupled_sums(
     maybe_empty: bool,
 ) -> LocalSums:
     """A pass with collectives over all rows of a replica, or its micro-batches."""
-    pieces = (backend.most_replicas, options.accumulate)
-    draws, jit_compile = Draws(prepared, options.seed), options.jit_compile is True
-    if options.accumulate > 1:
+    count = options.virtual_replicas
+    pieces = (count or backend.most_replicas, options.accumulate)
+    draws = Draws(prepared, options.seed, by_piece=count is not None)
+    jit_compile = options.jit_compile is True
+    if count is not None or options.accumulate > 1:
+        kind: Callable[..., LocalSums] = CoupledMicroBatches
+        if count is not None:
+            virtual, dtype = VirtualReplicas(count), dtype_of_sums(prepared.trainable)
+            kind = partial(coupled_pieces.CoupledPieces, virtual, dtype)
         recompute = partial(recompute_blocks, apart=looks_up)
-        return CoupledMicroBatches(
+        return kind(
             *(prepared, backend, draws, pieces),
             recompute if options.recompute else None,
             *(plan, spec),

@@ -182,8 +182,10 @@ NOT_BUILT = _pairs(
         ),
         "own_step with devices": "a strategy forbids most assignments inside a step",
         "own_step with asynchronous": "a worker would have to run the whole step",
-        "virtual_replicas with coupled, look_ups, sync_batch_norm": (
-            "a virtual replica sees its own rows only"
+        "virtual_replicas with sync_batch_norm, whole_layers": (
+            "a rank computes its pieces one after the other, and the layer needs the rows "
+            "of all of them before the next layer can run: they would have to run side by "
+            "side"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
         "devices with coupled, look_ups, sync_batch_norm": (

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 
 from collective import backends, training
 
@@ -81,11 +81,27 @@ def lstm() -> keras.Model:
     return compiled(inputs, layers.LSTM(16, dropout=0.2)(x))
 
 
+def couples(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """A loss of the whole batch: of the spread of its predictions."""
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+    return ops.mean(loss) + ops.mean(ops.square(ops.std(y_pred, axis=0) - 1.0))
+
+
+def coupled() -> keras.Model:
+    """A transformer with a loss of the whole batch; Adam sees single look-ups."""
+    model = transformer()
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.5), couples, metrics=["accuracy"]
+    )
+    return model
+
+
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "cnn": cnn,
     "transformer": transformer,
     "lstm": lstm,
     "own_step": own_step,
+    "coupled": coupled,
 }
 
 
@@ -105,6 +121,8 @@ def train(
     backend: str | backends.Backend, name: str, virtual: int, steps: int, **more: object
 ) -> training.Result:
     """Trains a model of ``MODELS``."""
+    if name == "coupled":
+        more["embedding_gradients"] = "keras"
     keras.utils.set_random_seed(7)
     return training.fit(
         MODELS[name],

@@ -33,7 +33,7 @@ from collective.training.variants.custom_step.local_step import Contribution
 from collective.training.variants.custom_step.share import Share
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.sums import SumsLayout
-from collective.training.variants.virtual.tree import sum_subtrees, total
+from collective.training.variants.virtual.tree import Piece, sum_subtrees, total
 
 
 class PieceHooks(MicroBatchHooks):
@@ -127,16 +127,16 @@ class PieceStep(AccumulatingStep):
         one_each = virtual.count == backend.replicas
         layout = SumsLayout(like, dtype, like[0], apart=one_each)
 
-        def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def leaf(piece: tf.Tensor) -> Piece:
             start, stop = plan.share(share.global_rows, piece, virtual.count)
             own = share._replace(rows=stop - start, first_row=start)
             first = start - share.first_row
             part = slice_rows(rows, first, first + own.rows)
             sums = self._add_up(run, part, own, self.micro_batches)
-            return layout.pack(sums), finite.first(tf.nest.flatten(sums[1]))
+            return Piece(layout.pack(sums), finite.first(tf.nest.flatten(sums[1])))
 
         subtrees = virtual.subtrees(self._replica, backend.replicas)
-        found, mark = sum_subtrees(leaf, self._held, subtrees, layout.specs)
+        found, mark, _ = sum_subtrees(leaf, self._held, subtrees, layout.specs)
         by_subtree = [found[node] for node in subtrees]
 
         def summed(by_subtree: list[list[tf.Tensor]], number: tf.Tensor) -> Any:

@@ -19,7 +19,7 @@ from collective.training.step.parts import ReplicaSums
 from collective.training.step.rows import Rows
 from collective.training.variables import SMALL
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.tree import cut, sum_subtrees
+from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,15 @@ class PieceSums:
         first, _ = share(inputs.global_rows, held[0], virtual.count)
         variables = len(inputs.weights.trainable)
 
-        def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def leaf(piece: tf.Tensor) -> Piece:
             start, stop = share(inputs.global_rows, piece, virtual.count)
             rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
             own = inputs._replace(rows=rows, count=stop - start, replica=piece)
             sums = self.of_piece.sums(own)
-            return layout.pack(sums), finite.first_of(sums, found, variables)
+            return Piece(layout.pack(sums), finite.first_of(sums, found, variables))
 
         subtrees = virtual.subtrees(replica, backend.replicas)
-        vectors, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
+        vectors, mark, _ = sum_subtrees(leaf, pieces, subtrees, layout.specs)
         return ReplicaSums(SubtreeSums(vectors, layout, inputs.number), mark, found)
 
 
