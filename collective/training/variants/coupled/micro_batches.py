@@ -315,13 +315,16 @@ class CoupledMicroBatches:
 
     def _look_ups(self, slices: Any) -> dict[int, LookUps]:
         """The record of look-ups, with these values and indices."""
+        found = {}
         pairs = zip(self.last.found.look_ups.items(), slices, strict=True)
-        return {
-            place: each._replace(
-                slices=tf.IndexedSlices(*pair, self.prepared.trainable[place].shape)
+        for (place, each), (values, indices) in pairs:
+            # A tensor, as Keras' RMSprop takes it.
+            whole = tuple(self.prepared.trainable[place].shape)
+            shape = tf.constant(whole, indices.dtype)
+            found[place] = each._replace(
+                slices=tf.IndexedSlices(values, indices, shape)
             )
-            for (place, each), pair in pairs
-        }
+        return found
 
     def _head(
         self,
