@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
+from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups, xla
 from collective.training.step.attachments import Attachment
@@ -41,11 +42,13 @@ from collective.training.training_data import TrainingData
 from collective.training.variables import dtype_of_sums
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import look_ups as coupled_look_ups
+from collective.training.variants.coupled import pieces as coupled_pieces
 from collective.training.variants.coupled.checks import features as coupled_features
 from collective.training.variants.coupled.evaluation import CoupledTestSums
 from collective.training.variants.coupled.forward import (
     CoupledForward,
     keeps_activations,
+    looks_up,
 )
 from collective.training.variants.coupled.micro_batches import CoupledMicroBatches
 from collective.training.variants.coupled.sums import CoupledSums
@@ -121,6 +124,7 @@ class Assembly:
         Returns:
             How the step computes what is not a sum over rows.
         """
+        self.require(features_of(prepared.model))
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
             options.per_replica, prepared.model, backend, data.replica_rows
@@ -179,6 +183,7 @@ class Assembly:
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,
                 per_replica=options.per_replica,
+                virtual=self.virtual,
             )
             compared = is_wanted(bool(options.verify)) and not options.per_replica
             for line in check_step(custom, data.inputs, compared):
@@ -256,12 +261,13 @@ def make_step(
     dtype = dtype_of_sums(prepared.trainable)
     local_sums: LocalSums
     if coupling:
+        if virtual is not None:
+            plan = coupled_pieces.planned(plan)
         local_sums = _coupled_sums(prepared, backend, spec, options, plan, maybe_empty)
     else:
         local_sums = _micro_batches(prepared, backend, spec, options, plan, maybe_empty)
-    if virtual is not None:
-        assert isinstance(local_sums, MicroBatches)
-        local_sums = PieceSums(virtual, backend, local_sums, dtype)
+        if virtual is not None:
+            local_sums = PieceSums(virtual, backend, local_sums, dtype)
     if backend.rank == 0 and not plan.gather_look_ups:
         combined = [prepared.trainable[i] for i in local_sums.traced.found.combined]
         look_ups.note(combined, optimizer)
@@ -321,12 +327,19 @@ def _coupled_sums(
     maybe_empty: bool,
 ) -> LocalSums:
     """A pass with collectives over all rows of a replica, or its micro-batches."""
-    pieces = (backend.most_replicas, options.accumulate)
-    draws, jit_compile = Draws(prepared, options.seed), options.jit_compile is True
-    if options.accumulate > 1:
-        return CoupledMicroBatches(
+    count = options.virtual_replicas
+    pieces = (count or backend.most_replicas, options.accumulate)
+    draws = Draws(prepared, options.seed, by_piece=count is not None)
+    jit_compile = options.jit_compile is True
+    if count is not None or options.accumulate > 1:
+        kind: Callable[..., LocalSums] = CoupledMicroBatches
+        if count is not None:
+            virtual, dtype = VirtualReplicas(count), dtype_of_sums(prepared.trainable)
+            kind = partial(coupled_pieces.CoupledPieces, virtual, dtype)
+        recompute = partial(recompute_blocks, apart=looks_up)
+        return kind(
             *(prepared, backend, draws, pieces),
-            recompute_blocks if options.recompute else None,
+            recompute if options.recompute else None,
             *(plan, spec),
             maybe_empty=maybe_empty,
             jit_compile=jit_compile,

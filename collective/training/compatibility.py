@@ -36,6 +36,10 @@ FEATURES = {
         "train it by Keras' own fit with the drop-in: import collective.tensorflow.keras "
         "as hvd; hvd.init(); optimizer = hvd.DistributedOptimizer(optimizer)",
     ),
+    "cut_step": Feature(
+        "a train_step of the model's own in micro-batches or pieces",
+        "drop --accumulate and --virtual-replicas",
+    ),
     "per_replica": Feature(
         "per_replica (replicas with batches of their own)", "drop per_replica"
     ),
@@ -155,13 +159,15 @@ IMPOSSIBLE = _pairs(
     }
 )
 
-_IN_PASS = "the sums of a forward pass"
-
 NOT_BUILT = _pairs(
     {
         "own_step with coupled": (
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
+        ),
+        "cut_step with look_ups": (
+            "those of each part would have to be kept beside the sums over parts, until "
+            "the update"
         ),
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
@@ -169,27 +175,26 @@ NOT_BUILT = _pairs(
         "per_replica with look_ups": (
             "the look-ups of each replica are those of a batch of its own"
         ),
-        "own_step with virtual_replicas": (
-            "a train_step sums when it applies, so all pieces would have to run side by "
-            "side"
-        ),
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
         "own_step with devices": "a strategy forbids most assignments inside a step",
         "own_step with asynchronous": "a worker would have to run the whole step",
-        "virtual_replicas with coupled, look_ups, sync_batch_norm": (
-            "a virtual replica sees its own rows only"
+        "virtual_replicas with sync_batch_norm, whole_layers": (
+            "a rank computes its pieces one after the other, and the layer needs the rows "
+            "of all of them before the next layer can run: they would have to run side by "
+            "side"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
         "devices with coupled, look_ups, sync_batch_norm": (
             "collectives in the forward pass are for one replica in each process"
         ),
-        "tensor_parallel with coupled, look_ups, sync_batch_norm": (
-            f"{_IN_PASS} would have to leave out the ranks of the same replica"
+        "tensor_parallel with coupled": (
+            "the check that finds what couples rows runs on one rank, and that has shards "
+            "of the layers"
         ),
         "model_parallel with coupled, look_ups, sync_batch_norm": (
-            f"{_IN_PASS} would have to be made on each device"
+            "the sums of a forward pass would have to be made on each device"
         ),
         "model_parallel with recompute, shard_optimizer, jit_compile, tensor_parallel": (
             "these work on a model that is on one device"
@@ -246,9 +251,12 @@ def of_backend(backend: Backend) -> set[str]:
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """The pairs among features that do not work together, and why."""
+    present = set(features)
+    if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
+        present.add("cut_step")
     for table in (IMPOSSIBLE, NOT_BUILT):
         for pair, why in table.items():
-            if pair <= set(features):
+            if pair <= present:
                 one, other = sorted(pair, key=list(FEATURES).index)
                 yield one, other, why
 

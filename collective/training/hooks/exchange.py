@@ -11,6 +11,7 @@ from collective.backends.base import Backend
 from collective.training.hooks.hook import Exchanged
 from collective.training.hooks.state import HookState
 from collective.training.prepared import PreparedModel
+from collective.training.step.clock import now
 from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import AllReduce, sum_tensors
@@ -87,7 +88,7 @@ class HookExchange(AllReduce):
         sums |= dict(zip(self.compressed, self.done.totals, strict=True))
         self.gradients = [sums[i] for i in found.connected]
         with tf.control_dependencies([span.stop, *before, *self.gradients]):
-            stop = tf.timestamp()
+            stop = now()
         total = total._replace(sums=total.sums._replace(gradients=own))
         return total, Span(span.start, stop)
 

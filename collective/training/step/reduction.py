@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.tensorflow_ops.ranks import run_independently
+from collective.training.step.clock import now
 from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.variables import SMALL
@@ -34,7 +35,7 @@ class AllReduce:
         ids = {id(t) for t in tf.nest.flatten(local.sums.gradients)}
         rounded = [place for place, t in enumerate(tensors) if id(t) in ids]
         with tf.control_dependencies(tensors):
-            start = tf.timestamp()
+            start = now()
         if self.backend.overlaps:
             run_independently(start)  # a bucket would wait for it, and all gradients
         else:
@@ -42,7 +43,7 @@ class AllReduce:
                 tensors = [tf.identity(t) for t in tensors]
         reduced = sum_tensors(self.backend, tensors, rounded)
         with tf.control_dependencies([start, *reduced]):
-            stop = tf.timestamp()
+            stop = now()
         total = tf.nest.pack_sequence_as(local, reduced)
         if exact:
             with tf.control_dependencies(reduced):

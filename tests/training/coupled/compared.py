@@ -17,6 +17,7 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.position import Position
 from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
+from collective.training.variants.virtual.pieces import VirtualReplicas
 from tests import launch
 
 BATCH, EPOCHS = 10, 3
@@ -41,7 +42,9 @@ def planned(
     if validation is not None:
         batches = Input(validation, BATCH, shuffle=False)
         evaluate = make_evaluation(prepared, backend, batches, plan=plan)
-    feed = PlannedFeed(inputs, backend)
+    count = asked.virtual_replicas
+    virtual = None if count is None else VirtualReplicas(count)
+    feed = PlannedFeed(inputs, backend, virtual=virtual)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history
 

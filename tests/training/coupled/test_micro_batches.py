@@ -54,27 +54,27 @@ class Counts(keras.layers.Layer):
         return x
 
 
-def noisy():
+def noisy(rate=0.4):
     """With dropout, a loss of a layer, state, a metric of a layer, and own weights."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input([test_gathered.FEATURES])
     hidden = keras.layers.Dense(6, "tanh", kernel_regularizer="l2")(inputs)
-    hidden = Counts()(keras.layers.Dropout(0.4)(hidden))
+    hidden = Counts()(keras.layers.Dropout(rate)(hidden))
     last = keras.layers.Dense(2, "sigmoid")
     model = keras.Model(inputs, last(hidden))
     model.compile(keras.optimizers.Adam(0.02), WeighsItself(last), metrics=["mae"])
     return model
 
 
-def embedded():
-    """Adam sees each look-up, and the loss couples the rows."""
+def embedded(optimizer=keras.optimizers.Adam):
+    """The optimizer sees each look-up, and the loss couples the rows."""
     keras.utils.set_random_seed(4)
     given = keras.Input((4,), dtype="int32")
     table = keras.layers.Embedding(7, 3, mask_zero=True)(given)
     outputs = keras.layers.Dense(2, "sigmoid")(keras.layers.LSTM(4)(table))
     model = keras.Model(given, outputs)
     loss = test_gathered.correlated
-    model.compile(keras.optimizers.Adam(0.05), loss, metrics=[test_gathered.Largest()])
+    model.compile(optimizer(0.05), loss, metrics=[test_gathered.Largest()])
     return model
 
 
@@ -98,6 +98,31 @@ def test_trains_what_stock_keras_trains(name, backend):
     counts = (30, 20) if name == "two-outputs" else (31, 17)
     arguments = make(), data(counts[0]), data(counts[1], 9)
     got = planned(*arguments, backend, plan, accumulate=3)
+    assert_same(got, stock(*arguments), 1e-10)
+
+
+# Of virtual replicas, masks are other ones.
+PIECES = {name: case for name, case in CASES.items() if name != "noisy"}
+PIECES["counting"] = lambda: lambda: noisy(0.0), test_gathered.rows, test_gathered.LOSS
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_train_what_stock_keras_trains(name, backend):
+    """A rank has one, or several; in the last batch some have no row."""
+    make, data, plan = PIECES[name]
+    counts = (30, 20) if name == "two-outputs" else (31, 17)
+    arguments = make(), data(counts[0]), data(counts[1], 9)
+    got = planned(*arguments, backend, plan, virtual_replicas=4)
+    assert_same(got, stock(*arguments), 1e-10)
+
+
+@pytest.mark.parametrize(
+    "options", [{"recompute": True}, {"accumulate": 2, "jit_compile": True}], ids=str
+)
+def test_pieces_with_other_options(options, backend):
+    make, data, plan = PIECES["look-ups" if "recompute" in options else "counting"]
+    arguments = make(), data(31), None
+    got = planned(*arguments, backend, plan, virtual_replicas=4, **options)
     assert_same(got, stock(*arguments), 1e-10)
 
 
@@ -128,6 +153,14 @@ def test_look_ups_of_a_loss_that_is_a_sum(rows_have_some_more, backend):
     assert_same(added, planned(make, data, None, backend, StepPlan()), 1e-10)
 
 
+def test_recomputed_look_ups(backend):
+    """A block that is computed twice adds them up: a table is in none."""
+    _, data, plan = CASES["look-ups"]
+    arguments = (lambda: embedded(keras.optimizers.RMSprop)), data(31), None
+    got = planned(*arguments, backend, plan, accumulate=2, recompute=True)
+    assert_same(got, stock(*arguments), 1e-10)
+
+
 @pytest.mark.parametrize("options", [{"recompute": True}, {"jit_compile": True}])
 def test_with_other_options(options, backend):
     make, data = test_gathered.network(test_gathered.contrastive, activation=None), None
@@ -151,8 +184,8 @@ def test_what_it_cannot_know_is_refused(backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 3, "noisy or look-ups"),
-        pytest.param("native", 2, "trains or look_ups or options", marks=MATRIX),
+        ("native", 3, "noisy or look-ups or counting"),
+        pytest.param("native", 2, "train or look_ups or options", marks=MATRIX),
         pytest.param("mpi", 3, "noisy or weights or look", marks=MATRIX),
         pytest.param("horovod", 2, "noisy or weights or look", marks=MATRIX),
         pytest.param("tf-multiworker", 2, "noisy or weights or masked", marks=MATRIX),

@@ -59,6 +59,15 @@ def test_on_micro_batches_it_is_that_on_the_batch(name, backend):
     assert_as_keras(result, wanted, history)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", CUT)
+def test_on_virtual_replicas_it_is_that_on_the_batch(name, accumulate, backend):
+    """Of which ranks hold one or more; some are without rows in the last batch."""
+    wanted, history = by_keras(PROGRAMS[name])
+    result = train(backend, PROGRAMS[name], virtual_replicas=5, accumulate=accumulate)
+    assert_as_keras(result, wanted, history)
+
+
 @PLAIN
 @pytest.mark.parametrize(
     "name, words",
@@ -68,9 +77,10 @@ def test_on_micro_batches_it_is_that_on_the_batch(name, backend):
         ("own_metrics", "norm.* differs"),
     ],
 )
-def test_what_cannot_be_cut_into_micro_batches_is_refused(name, words, backend):
+@pytest.mark.parametrize("option", ["accumulate", "virtual_replicas"])
+def test_what_cannot_be_cut_is_refused(name, words, option, backend):
     with pytest.raises(UsageError, match=words):
-        train(backend, PROGRAMS[name], accumulate=2)
+        train(backend, PROGRAMS[name], **{option: 2})
 
 
 @pytest.mark.parametrize("name", ["gan", "own_metrics"])
@@ -94,7 +104,7 @@ def test_recomputed_it_is_the_same(name, backend, monkeypatch):
 def test_some_composed_steps_on_ranks(tmp_path):
     chosen = [HERE, "-k", "of_keras_guide or (recomputed and gan)"]
     ended = launch.launch("native", 2, chosen, tmp_path, seconds=420)
-    assert ended.passed() == 3
+    assert ended.passed() == 5
 
 
 @pytest.mark.launches
@@ -102,4 +112,4 @@ def test_some_composed_steps_on_ranks(tmp_path):
 @pytest.mark.parametrize("name, ranks", [("native", 2), ("native", 3), ("mpi", 2)])
 def test_composed_steps_on_ranks(name, ranks, tmp_path):
     ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=600)
-    assert ended.passed(skips=True) == len(SHARDED) + 1 + len(CUT) + 2
+    assert ended.passed(skips=True) == len(SHARDED) + 1 + 3 * len(CUT) + 2

@@ -15,15 +15,33 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
-from keras import layers
+import tensorflow as tf
+from keras import layers, ops
 
 from collective import backends, training
 
 ROWS, BATCH = 91, 22
 
 
-def compiled(inputs: keras.KerasTensor, features: keras.KerasTensor) -> keras.Model:
-    model = keras.Model(inputs, layers.Dense(4)(features))
+class OwnStep(keras.Model):
+    """Clips and scales its gradients itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, y_pred := self(x, training=True))
+        variables = self.trainable_variables
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 1.0)
+        self.optimizer.apply([0.9 * g for g in gradients], variables)
+        return self.compute_metrics(x, y, y_pred, None) | {"loss": loss}
+
+
+def compiled(
+    inputs: keras.KerasTensor,
+    features: keras.KerasTensor,
+    kind: type[keras.Model] = keras.Model,
+) -> keras.Model:
+    model = kind(inputs, layers.Dense(4)(features))
     model.compile(
         keras.optimizers.Adam(0.01, global_clipnorm=0.5),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -32,13 +50,18 @@ def compiled(inputs: keras.KerasTensor, features: keras.KerasTensor) -> keras.Mo
     return model
 
 
-def cnn() -> keras.Model:
+def cnn(kind: type[keras.Model] = keras.Model) -> keras.Model:
     """With batch statistics and masks; large enough to be exchanged in shards."""
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(8, 3)(inputs)
     x = layers.Activation("relu")(layers.BatchNormalization()(x))
     x = layers.Conv2D(8, 3, activation="relu")(layers.Dropout(0.3)(x))
-    return compiled(inputs, layers.Dense(48, "relu")(layers.Flatten()(x)))
+    return compiled(inputs, layers.Dense(48, "relu")(layers.Flatten()(x)), kind)
+
+
+def own_step() -> keras.Model:
+    """With a ``train_step`` of its own."""
+    return cnn(OwnStep)
 
 
 def transformer() -> keras.Model:
@@ -58,17 +81,34 @@ def lstm() -> keras.Model:
     return compiled(inputs, layers.LSTM(16, dropout=0.2)(x))
 
 
+def couples(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """A loss of the whole batch: of the spread of its predictions."""
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+    return ops.mean(loss) + ops.mean(ops.square(ops.std(y_pred, axis=0) - 1.0))
+
+
+def coupled() -> keras.Model:
+    """A transformer with a loss of the whole batch; Adam sees single look-ups."""
+    model = transformer()
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.5), couples, metrics=["accuracy"]
+    )
+    return model
+
+
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "cnn": cnn,
     "transformer": transformer,
     "lstm": lstm,
+    "own_step": own_step,
+    "coupled": coupled,
 }
 
 
 def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Images, or sequences of tokens that zeros fill up; and labels."""
     rng = np.random.default_rng(3)
-    if name == "cnn":
+    if name in ("cnn", "own_step"):
         x = rng.normal(size=(ROWS, 8, 8, 3)).astype("float32")
         return x, np.argmax(x[:, 2, 3:7, 0], axis=1).astype("int32")
     lengths = rng.integers(1, 13, size=ROWS)
@@ -81,6 +121,8 @@ def train(
     backend: str | backends.Backend, name: str, virtual: int, steps: int, **more: object
 ) -> training.Result:
     """Trains a model of ``MODELS``."""
+    if name == "coupled":
+        more["embedding_gradients"] = "keras"
     keras.utils.set_random_seed(7)
     return training.fit(
         MODELS[name],

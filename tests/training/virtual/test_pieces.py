@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from collective.training.variants.virtual.pieces import Node, VirtualReplicas
-from collective.training.variants.virtual.tree import finish, sum_subtrees
+from collective.training.variants.virtual.tree import Piece, finish, sum_subtrees
 
 COUNTS = (1, 2, 3, 5, 6, 8, 13)
 
@@ -73,8 +73,8 @@ def test_the_sum_has_the_same_bits_for_any_number_of_replicas(count):
         for total in range(1, count + 1):
             sums: dict[Node, list[tf.Tensor]] = {}
             for replica, subtrees in enumerate(virtual.all_subtrees(total)):
-                own, mark = sum_subtrees(
-                    lambda piece: ([values[piece]], tf.cast(piece, tf.float32)),
+                own, mark, _ = sum_subtrees(
+                    lambda piece: Piece([values[piece]], tf.cast(piece, tf.float32)),
                     virtual.pieces(range(replica, replica + 1), total),
                     subtrees,
                     [tf.TensorSpec([500], tf.float32)],

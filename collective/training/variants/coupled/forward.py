@@ -91,13 +91,21 @@ class CoupledForward(Forward):
 def keeps_activations(layer: Any) -> bool:
     """Whether a layer communicates, or its gradient is wanted by single look-ups.
 
-    A block that is computed twice would send twice, and adds look-ups up.
+    A block that is computed twice would send twice.
     """
     replica = current()
     if replica is None:
         return False
-    return any(
-        isinstance(one, keras.layers.BatchNormalization | keras.layers.Embedding)
+    return looks_up(layer) or any(
+        isinstance(one, keras.layers.BatchNormalization)
         or id(one) in replica.whole_layers
+        for one in getattr(layer, "_flatten_layers", list)()
+    )
+
+
+def looks_up(layer: Any) -> bool:
+    """Whether it has an embedding: a block that is computed twice adds look-ups up."""
+    return any(
+        isinstance(one, keras.layers.Embedding)
         for one in getattr(layer, "_flatten_layers", list)()
     )

@@ -49,6 +49,8 @@ from collective.training.variants.coupled.forward import CoupledForward
 from collective.training.variants.coupled.gather import dense
 from collective.training.variants.coupled.replica import ReplicaContext, for_replica
 
+_WITHOUT = "drop --accumulate and --virtual-replicas"
+
 
 class OwnLookUps(Forward):
     """A pass over a micro-batch that returns the gradients of its look-ups, too."""
@@ -179,9 +181,8 @@ class SecondPass(OwnLookUps):
         if added and keras_compat.overrides(self.model, "compute_loss"):
             raise UsageError(
                 f"model {self.model.name!r} has a compute_loss of its own and losses of "
-                "layers, which it would need before the layers are computed in "
-                "micro-batches",
-                hint="drop --accumulate; or compile the loss, which Keras adds them to",
+                "layers, which it would need before the layers are computed part by part",
+                hint=f"{_WITHOUT}; or compile the loss, which Keras adds them to",
             )
         dtype = tf.as_dtype(keras.config.floatx())
         rows = tf.cast(count_rows(first_leaf(own.x)), tf.float64)
@@ -276,7 +277,7 @@ class CoupledMicroBatches:
             _, predictions = self._pass(self.first, inputs, rows)
             head, of_head, gradients = self._head(inputs, replica, rows, predictions)
             sums, found = self._last(inputs, replica, Rows(rows.x, gradients, ()))
-            return _added_to(head, of_head, sums, found, replica)
+            return added_to(head, of_head, sums, found, replica)
 
         sums, found = for_replica(
             run,
@@ -309,14 +310,21 @@ class CoupledMicroBatches:
     ) -> tuple[Sums, Found]:
         sums, slices = self._pass(self.last, inputs, rows)
         found = self.last.found
-        of_micro_batches = {
-            place: each._replace(
-                slices=tf.IndexedSlices(*pair, self.prepared.trainable[place].shape)
-            )
-            for (place, each), pair in zip(found.look_ups.items(), slices, strict=True)
-        }
-        whole = look_ups.gathered(of_micro_batches, replica)
+        whole = look_ups.gathered(self._look_ups(slices), replica)
         return sums, dataclasses.replace(found, look_ups=whole)
+
+    def _look_ups(self, slices: Any) -> dict[int, LookUps]:
+        """The record of look-ups, with these values and indices."""
+        found = {}
+        pairs = zip(self.last.found.look_ups.items(), slices, strict=True)
+        for (place, each), (values, indices) in pairs:
+            # A tensor, as Keras' RMSprop takes it.
+            whole = tuple(self.prepared.trainable[place].shape)
+            shape = tf.constant(whole, indices.dtype)
+            found[place] = each._replace(
+                slices=tf.IndexedSlices(values, indices, shape)
+            )
+        return found
 
     def _head(
         self,
@@ -342,7 +350,7 @@ class CoupledMicroBatches:
             raise UsageError(
                 f"the loss of model {self.prepared.model.name!r} draws random numbers or "
                 "assigns variables, and is computed apart from the model's layers",
-                hint="drop --accumulate",
+                hint=_WITHOUT,
             )
         return (
             sums,
@@ -358,7 +366,7 @@ class CoupledMicroBatches:
         )
 
 
-def _added_to(
+def added_to(
     head: Sums, of_head: Found, sums: Sums, found: Found, replica: ReplicaContext
 ) -> tuple[Sums, Found]:
     """Both passes' sums; the loss may use weights itself."""

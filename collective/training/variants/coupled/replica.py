@@ -54,6 +54,11 @@ class ReplicaContext:
         """int64 scalar: place of the replica's first row in the global batch."""
         return share(self.global_rows, self.number, self.replicas)[0]
 
+    @property
+    def share(self) -> tf.Tensor:
+        """float64 scalar: the part of what each replica has once, as it is summed."""
+        return tf.cast(self.rows / self.global_rows, tf.float64)
+
     def own(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor; zeros on a replica without rows, whatever its row of zeros gave."""
         if not self.maybe_empty:

@@ -82,7 +82,7 @@ class WholeBatch:
         """
         model, rows, trainable = self.model, self.rows, prepared.trainable
         dtype = tf.as_dtype(keras.config.floatx())
-        share = tf.cast(self.replica.rows / self.replica.global_rows, dtype)
+        share = tf.cast(self.replica.share, dtype)
         mapping = [
             (v, _scale_gradient(value, share))
             for v, value in zip(trainable, forward.values(trainable), strict=True)

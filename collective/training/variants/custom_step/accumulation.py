@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -49,8 +49,12 @@ class MicroBatchHooks(ReplicaHooks):
             one follows.
 
     Attributes:
+        feature: Why the step is cut, by its name in the table of compatibility.
+        parts: What it is cut into.
         own: Of this micro-batch.
     """
+
+    feature, parts = "accumulate", "micro-batches"
 
     def __init__(
         self,
@@ -74,7 +78,9 @@ class MicroBatchHooks(ReplicaHooks):
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Adds them up; those of the last micro-batch are the sums over replicas."""
         if self._applied is not None:
-            raise _refusal(f"takes gradients after its update by {self._applied!r}")
+            raise self._refusal(
+                f"takes gradients after its update by {self._applied!r}"
+            )
         if self._is_last:
             return super().on_gradients(gradients, variables)
         key = self.additive.next("gradient")
@@ -93,11 +99,13 @@ class MicroBatchHooks(ReplicaHooks):
     ) -> tuple[list[Any], list[Any]]:
         """The only update."""
         if self._applied is not None:
-            raise _refusal(
+            raise self._refusal(
                 f"has two updates, by {self._applied!r} and {optimizer.name!r}"
             )
         if not self.own:
-            raise _refusal("takes no gradients by tf.GradientTape before its update")
+            raise self._refusal(
+                "takes no gradients by tf.GradientTape before its update"
+            )
         self._applied = optimizer.name
         if not self._is_last:
             return gradients, []
@@ -115,18 +123,33 @@ class MicroBatchHooks(ReplicaHooks):
             super().update(optimizer, gradients, variables, apply)
 
     def _total_weight(self, own: tf.Tensor) -> tf.Tensor:
-        raise _refusal(
+        raise self._refusal(
             "has a loss that is divided by weights or by what a mask leaves, which the "
-            "first micro-batch does not know of the others"
+            f"first of the {self.parts} does not know of the others"
+        )
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(
+            f"the train_step cannot be cut into {self.parts} ({self.feature}): it {what}",
+            hint=f"{compatibility.FEATURES[self.feature].without}; or "
+            + compatibility.FEATURES["own_step"].without,
         )
 
 
-def _refusal(what: str) -> UsageError:
-    return UsageError(
-        f"the train_step cannot be cut into micro-batches (accumulate): it {what}",
-        hint=f"{compatibility.FEATURES['accumulate'].without}; --recompute saves memory, "
-        "too",
-    )
+class Run(NamedTuple):
+    """What all micro-batches of a replica have in common.
+
+    Attributes:
+        call: As of ``LocalStep.trace``.
+        whole: The replica's share of the batch.
+        before: As of ``LocalStep.contribution``: what each of them begins with.
+        seeds: Values of the random generators, as well.
+    """
+
+    call: Callable[..., Any]
+    whole: Share
+    before: Sequence[tf.Tensor]
+    seeds: Sequence[tf.Tensor]
 
 
 @dataclass(eq=False)
@@ -155,7 +178,8 @@ class AccumulatingStep(LocalStep):
         first = followed.get_concrete_function(rows, own, share)
         self._specs = first.structured_outputs
         updating = tf.function(self._call, autograph=False)
-        last = updating.get_concrete_function(rows, own, share, self._specs[1])
+        earlier = self._earlier_of(self._specs[1])
+        last = updating.get_concrete_function(rows, own, share, earlier)
         self._note_written(last.graph)
 
         def call(rows: Rows, own: Share, whole: Share, earlier: Any) -> Any:
@@ -168,8 +192,20 @@ class AccumulatingStep(LocalStep):
     def _call(
         self, rows: Rows, own: Share, whole: Share, earlier: Gradients | None
     ) -> tuple[Logs, Gradients]:
-        hooks = MicroBatchHooks(self.sums, own, self.apply_by, whole, earlier)
+        hooks = self._hooks_of(earlier)(self.sums, own, self.apply_by, whole, earlier)
         return self.with_hooks(hooks, rows), hooks.own
+
+    @property
+    def is_whole(self) -> bool:
+        """Not that of the last micro-batch."""
+        return False
+
+    def _hooks_of(self, earlier: Gradients | None) -> type[MicroBatchHooks]:
+        return MicroBatchHooks
+
+    def _earlier_of(self, gradients: Gradients) -> Gradients:
+        """What the call that updates is given, from the gradients of a micro-batch."""
+        return gradients
 
     def contribution(
         self,
@@ -179,42 +215,48 @@ class AccumulatingStep(LocalStep):
         before: Sequence[tf.Tensor],
     ) -> Contribution:
         """Runs the step on all micro-batches; see ``LocalStep.contribution``."""
-        seeds = [tf.identity(seed) for seed in self.seeds]
+        run = Run(call, share, before, [tf.identity(seed) for seed in self.seeds])
+        last = self.micro_batches - 1
+        earlier_sums, earlier = self._add_up(run, rows, share, last)
+        part, own = self._micro_batch(rows, share, tf.constant(last, tf.int64))
+        found, _ = self._one(run, part, own, earlier)
+        return found._replace(
+            sums=tf.nest.map_structure(tf.add, earlier_sums, found.sums)
+        )
 
-        def one(number: tf.Tensor, earlier: Any) -> tuple[Contribution, Gradients]:
-            pairs = zip(
-                [*self.state, *self.seeds], [*before[: len(self.state)], *seeds],
-                strict=True,
-            )  # fmt: skip
-            for variable, value in pairs:
-                variable.assign(value)
-            part, own = self._micro_batch(rows, share, number)
-            if tf.executing_eagerly():
-                keras_compat.move_noise(int(own.first_row), int(own.rows))
-            metrics = [tf.identity(v) for v in self.metrics]
-            with tf.control_dependencies(metrics):
-                part = tf.nest.map_structure(tf.identity, part)
-            logs, gradients = call(part, own, share, earlier)
-            start = [*before[: len(self.state)], *metrics]
-            return self.changes(logs, own, start), gradients
+    def _add_up(self, run: Run, rows: Rows, share: Share, micro_batches: int) -> Any:
+        """The sums over the first micro-batches of some rows, and their gradients."""
 
         def body(number: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
-            more, gradients = one(number, None)
+            part, own = self._micro_batch(rows, share, number)
+            more, gradients = self._one(run, part, own, None)
             return number + 1, tf.nest.map_structure(
                 tf.add, so_far, (more.sums, gradients)
             )
 
-        last = tf.constant(self.micro_batches - 1, tf.int64)
-        _, (earlier_sums, earlier) = tf.while_loop(
-            lambda number, _: number < last,
+        _, found = tf.while_loop(
+            lambda number, _: number < micro_batches,
             body,
             (tf.zeros([], tf.int64), self._zeros()),
             parallel_iterations=1,
         )
-        found, _ = one(last, earlier)
-        return found._replace(
-            sums=tf.nest.map_structure(tf.add, earlier_sums, found.sums)
-        )
+        return found
+
+    def _one(
+        self, run: Run, rows: Rows, own: Share, earlier: Gradients | None
+    ) -> tuple[Contribution, Gradients]:
+        """Runs the step on one micro-batch."""
+        variables = [*self.state, *self.metrics, *self.seeds]
+        values = [*run.before, *run.seeds]
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        if tf.executing_eagerly():
+            keras_compat.move_noise(int(own.first_row), int(own.rows))
+        begun = [tf.identity(v) for v in variables]
+        with tf.control_dependencies(begun):
+            rows = tf.nest.map_structure(tf.identity, rows)
+        logs, gradients = run.call(rows, own, run.whole, earlier)
+        return self.changes(logs, own, run.before), gradients
 
     def _micro_batch(
         self, rows: Rows, share: Share, number: tf.Tensor

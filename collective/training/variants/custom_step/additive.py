@@ -11,19 +11,21 @@ of the two sums it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.base import Backend
 from collective.training import keras_compat
+from collective.training.exchange import total
+from collective.training.step.report import cut
 from collective.training.variants.custom_step.share import Share
 
 #: What kind of number it is; which one of its kind, in the order of the program, or by name.
 Key: TypeAlias = "tuple[str, int | str]"
 Recorded: TypeAlias = "dict[Key, list[np.ndarray]]"
-Sums: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 _CLOSE = 1e-3
 
 
@@ -34,7 +36,7 @@ class Additive:
         found: Their keys.
         counts: How many numbers of each kind the last run had.
         means, totals: What ``record`` notes, where they are not None: of each number the
-            sums over replicas, with shares and without.
+            sums, with shares and without; over replicas after ``sum_over``.
     """
 
     def __init__(self) -> None:
@@ -60,21 +62,28 @@ class Additive:
             return share.if_any(tf.cast(tensor, dtype or tensor.dtype))
         return share.of(tensor, dtype)
 
-    def record(
-        self, key: Key | None, share: Share, tensors: Sequence[Any], sums: Sums
-    ) -> None:
-        """Notes the sums of a number over replicas, if wanted; every replica calls it."""
+    def record(self, key: Key | None, share: Share, tensors: Sequence[Any]) -> None:
+        """Notes what these rows add to the sums of a number, if wanted."""
         if key is None or self.means is None or self.totals is None:
             return
         wide = [tf.cast(t, tf.float64) for t in tensors]
-        both = sums([*map(share.of, wide), *map(share.if_any, wide)])
-        arrays = [np.array(t) for t in both]
-        for kind, more in (
-            (self.means, arrays[: len(wide)]),
-            (self.totals, arrays[len(wide) :]),
-        ):
+        for kind, weighed in ((self.means, share.of), (self.totals, share.if_any)):
             before = kind.get(key, [0.0] * len(wide))  # those of earlier micro-batches
-            kind[key] = [old + new for old, new in zip(before, more, strict=True)]
+            kind[key] = [
+                old + np.array(weighed(new))
+                for old, new in zip(before, wide, strict=True)
+            ]
+
+    def sum_over(self, backend: Backend) -> None:
+        """Sums what was noted over the replicas; every one calls it."""
+        add_up = total(backend)
+        for kind in (self.means, self.totals):
+            assert kind is not None
+            arrays = [array for values in kind.values() for array in values]
+            flat = add_up(np.concatenate([np.zeros(0), *map(np.ravel, arrays)]))
+            sums = iter(cut(flat, [array.shape for array in arrays]))
+            for key, values in kind.items():
+                kind[key] = [next(sums) for _ in values]
 
     def among(self, whole: Recorded) -> Iterator[Key]:
         """The numbers that are sums, and not means.

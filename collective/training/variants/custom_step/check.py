@@ -26,6 +26,7 @@ from collective.training import compatibility, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
+from collective.training.input.plan import share
 from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
@@ -76,24 +77,24 @@ def check_step(
         UsageError: On every rank, naming what differs.
     """
     backend, model, name = step.backend, step.model, step.local.method.__name__
-    pieces = backend.replicas * step.micro_batches
-    if backend.most_replicas * step.micro_batches == 1 or not broadcast_object(
-        backend, wanted
-    ):
+    if step.local.is_whole or not broadcast_object(backend, wanted):
         return []
     begin = time.perf_counter()
     broadcast_model(model, backend)
     batches = first_batches(inputs)
     if not batches:
         return []
+    parts = step.virtual.count if step.virtual else backend.replicas
+    pieces = parts * step.micro_batches
     whole = fewer(batches[0], _ROWS * pieces)
-    sizes = uneven(count(whole), backend.replicas)
-    sizes += [0] * (backend.replicas - len(sizes))
+    if step.virtual:
+        whole = _unlike(whole, parts)
+    sizes, held = _cut(step, count(whole))
     normalizes = False
 
     def trial() -> tuple[Trial, str]:
         nonlocal normalizes
-        ours, differing, normalizes = _in_pieces(step, whole, sizes)
+        ours, differing, normalizes = _in_pieces(step, whole, sizes, held)
         return ours, differing
 
     problem = _problem_of(step, whole, *trial())
@@ -122,6 +123,24 @@ def check_step(
             "replicas"
         )
     return lines
+
+
+def _unlike(rows: Rows, pieces: int) -> Rows:
+    """A row less where all pieces would have as many: a mean of means is no mean then."""
+    total = count(rows)
+    return fewer(rows, total - 1) if total % pieces == 0 and total > pieces else rows
+
+
+def _cut(step: CustomStep, rows: int) -> tuple[list[int], range]:
+    """The sizes of the pieces of some rows, and which of them this rank has."""
+    backend, own = step.backend, range(step.backend.rank, step.backend.rank + 1)
+    if step.virtual is None:
+        sizes = uneven(rows, backend.replicas)
+        return sizes + [0] * (backend.replicas - len(sizes)), own
+    count = step.virtual.count
+    shares = [share(rows, piece, count) for piece in range(count)]
+    sizes = [stop - start for start, stop in shares]
+    return sizes, step.virtual.pieces(own, backend.replicas)
 
 
 _checked: WeakKeyDictionary[keras.Model, set[Any]] = WeakKeyDictionary()
@@ -164,9 +183,12 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
 
 
 def _in_pieces(
-    step: CustomStep, whole: Rows, sizes: Sequence[int]
+    step: CustomStep, whole: Rows, sizes: Sequence[int], held: range
 ) -> tuple[Trial, str, bool]:
     """The step on the replicas' rows, undone afterwards; every rank calls it.
+
+    Args:
+        sizes, held: As of ``_cut``.
 
     Returns:
         What it has done, what it leaves other than on other ranks, and whether a layer
@@ -174,7 +196,7 @@ def _in_pieces(
     """
     backend, model, state = step.backend, step.model, step.local.state
     cut = [0, *np.cumsum(sizes).tolist()]
-    place = cut[backend.rank], cut[backend.rank + 1]
+    place = cut[held.start], cut[held.stop]
     noise = keras_compat.FixedNoise(*place, cut[-1])
     mine: Rows = slice_rows(whole, *place)
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
@@ -213,6 +235,7 @@ def _found_sums(
     additive.means, additive.totals = {}, {}
     try:
         trial()
+        additive.sum_over(step.backend)
         if step.backend.rank == 0:
             noting = NotingHooks()
             before = [_array(v) for v in step.local.state]

@@ -13,6 +13,8 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.input.pipeline import Batch
+from collective.training.step.inputs import ReplicaRows, replica_rows
 from collective.training.step.rows import Rows
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import entered
@@ -77,6 +79,10 @@ class LocalStep:
     synchronizes: bool = False
     _updated: set[int] = field(default_factory=set)
 
+    def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
+        """Inside ``Backend.run``: the rows of a replica, out of its process'."""
+        return replica_rows(self.sums.backend, batch, replica)
+
     def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
         """Traces the method inside the current graph; call the result there.
 
@@ -104,6 +110,25 @@ class LocalStep:
         """
         return self.changes(call(rows, share), share, before)
 
+    def totals(self, sums: Any, attached: Any) -> tuple[Any, Any]:
+        """The sums over replicas.
+
+        Args:
+            sums: As of ``Contribution``.
+            attached: Further tensors, in float64.
+        """
+        local = sums, attached
+        flat = tf.nest.flatten(local)
+        if self.is_whole or not flat:
+            return local
+        found: tuple[Any, Any] = tf.nest.pack_sequence_as(local, self.sums(flat))
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a call leaves what it would leave on the rows of the global batch."""
+        return self.sums.backend.most_replicas == 1
+
     def changes(
         self, logs: Logs, share: Share, before: Sequence[tf.Tensor]
     ) -> Contribution:
@@ -116,9 +141,9 @@ class LocalStep:
         states, metrics = changes[: len(self.state)], changes[len(self.state) :]
         others, weighed = self.others_of(logs), self.additive.weighed
         for i, change in enumerate(states):
-            self.additive.record(("state", i), share, [change], self.sums)
+            self.additive.record(("state", i), share, [change])
         for name in others:
-            self.additive.record(("log", name), share, [logs[name]], self.sums)
+            self.additive.record(("log", name), share, [logs[name]])
         sums = (
             [weighed(("state", i), share, c) for i, c in enumerate(states)],
             [share.if_any(change) for change in metrics],

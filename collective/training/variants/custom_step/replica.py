@@ -167,8 +167,7 @@ class ReplicaHooks(Hooks):
         self, gradients: list[Any], variables: list[Any], key: Key | None = None
     ) -> list[Any]:
         """The sums; with a key, as it says that they are to be made."""
-        pairs = zip(gradients, variables, strict=True)
-        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        self._note_look_ups(gradients, variables)
         if self.alone:
             dense = self._dense(gradients, variables)
             self._global |= {id(g): g for g in dense}
@@ -181,6 +180,10 @@ class ReplicaHooks(Hooks):
         summed = [tf.cast(t, g.dtype) for t, g in zip(totals, dense, strict=True)]
         self._global |= {id(total): total for total in summed}
         return summed
+
+    def _note_look_ups(self, gradients: list[Any], variables: list[Any]) -> None:
+        pairs = zip(gradients, variables, strict=True)
+        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
 
     def _add_up(
         self, local: list[tf.Tensor], variables: list[Any], apart: Sequence[int] = ()
@@ -204,7 +207,7 @@ class ReplicaHooks(Hooks):
         dense = self._dense(gradients, variables)
         wide = any(g.dtype == tf.float64 for g in dense)
         dtype = tf.float64 if wide else tf.float32
-        self.additive.record(key, share, dense, self.sums)
+        self.additive.record(key, share, dense)
         return dense, [self.additive.weighed(key, share, g, dtype) for g in dense]
 
     def _replica_sums(self, local: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -279,7 +282,7 @@ class ReplicaHooks(Hooks):
         if self.alone or self._is_own_rows(weight):
             return value, weight
         key = self.additive.next("scalar")
-        self.additive.record(key, self.share, [value], self.sums)
+        self.additive.record(key, self.share, [value])
         if key in self.additive.found:
             value = self.share.undone(value)
         share = self.share.of(tf.ones([], keras.config.floatx()))

@@ -30,9 +30,9 @@ from collective.training.input.replica_batches import first_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.clock import now
 from collective.training.step.draws import explained as explained_draw
 from collective.training.step.draws import warn_of_draws
-from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
 from collective.training.variables import all_variables
@@ -46,10 +46,12 @@ from collective.training.variants.custom_step.local_step import (
 )
 from collective.training.variants.custom_step.look_ups import LookUpHooks
 from collective.training.variants.custom_step.own_batches import OwnBatchHooks
+from collective.training.variants.custom_step.pieces import PieceStep
 from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
 from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
 from collective.training.variants.memory.recompute import recomputed
+from collective.training.variants.virtual.pieces import VirtualReplicas
 
 
 class CustomStep:
@@ -66,6 +68,7 @@ class CustomStep:
         accumulate: Micro-batches that a replica cuts its rows into.
         recompute: Whether activations of layers are computed again instead of kept.
         gather_look_ups: Whether tables have the gradients of single look-ups.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class CustomStep:
         accumulate: int = 1,
         recompute: bool = False,
         gather_look_ups: bool = False,
+        virtual: VirtualReplicas | None = None,
     ):
         self.model = prepared.model
         self.partition = prepared.partition
@@ -97,17 +101,18 @@ class CustomStep:
         if jit_compile:
             step = compiled_around_collectives(step)
         self.micro_batches = accumulate
-        if accumulate > 1:
-            self.local: LocalStep = AccumulatingStep(
-                *(self.model, step, self.sums),
-                micro_batches=accumulate,
-                maybe_empty=maybe_empty,
-            )
+        self.virtual = virtual
+        call = self.model, step, self.sums
+        cut: Any = {"micro_batches": accumulate, "maybe_empty": maybe_empty}
+        if virtual is not None:
+            self.local: LocalStep = PieceStep(*call, **cut, virtual=virtual)
+        elif accumulate > 1:
+            self.local = AccumulatingStep(*call, **cut)
         else:
             hooks: MakeHooks = OwnBatchHooks if per_replica else ReplicaHooks
             if gather_look_ups:
                 hooks = functools.partial(LookUpHooks, set())
-            self.local = LocalStep(self.model, step, self.sums, hooks)
+            self.local = LocalStep(*call, hooks)
         if self.partition is not None and method == "train_step":
             self.local.apply_by = ShardedUpdate(prepared, self.sums)
         self.per_replica = per_replica
@@ -117,7 +122,7 @@ class CustomStep:
         self.layout = CustomLayout(self.model, self._metric_variables, {})
 
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
-        self._runs: dict[int, Any] = {}
+        self._runs: dict[Any, Any] = {}
         self._traced.get_concrete_function()
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         undo.check_known(self.local.state, state, backend)
@@ -131,7 +136,9 @@ class CustomStep:
     @property
     def _traced(self) -> Any:
         """The step; traced again for another number of replicas where it has a number."""
-        key = self.backend.replicas if self.local.synchronizes else 0
+        key = None
+        if self.local.synchronizes or self.virtual is not None:
+            key = self.backend.local_replicas, self.backend.replicas
         if key not in self._runs:
             self._runs[key] = tf.function(
                 self._run_replicas, input_signature=self._signature, autograph=False
@@ -191,7 +198,7 @@ class CustomStep:
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         replica = tf.cast(self.backend.replica(), tf.int64)
-        own = replica_rows(self.backend, batch, replica)
+        own = self.local.rows(batch, replica)
         share = Share(own.count, batch.global_rows, number, replica, own.first)
         rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
         if self.per_replica == "batch":
@@ -205,17 +212,14 @@ class CustomStep:
         before = [tf.identity(v) for v in [*state, *self._metrics]]
         with tf.control_dependencies(tf.nest.flatten([before, attached])):
             rows = tf.nest.map_structure(tf.identity, rows)
-        start = tf.timestamp()
+        start = now()
         logs, sums = self.local.contribution(call, rows, share, before)
         wide = [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached]
-        local = [*sums, wide]
-        flat = tf.nest.flatten(local)
-        if self.backend.most_replicas > 1:
-            flat = self.sums(flat)
-        states, metrics, values, attached = tf.nest.pack_sequence_as(local, flat)
-        with tf.control_dependencies(flat):
-            stop = tf.timestamp()
-        if self.backend.most_replicas > 1 or self.micro_batches > 1:
+        totals = self.local.totals(sums, wide)
+        (states, metrics, values), attached = totals
+        with tf.control_dependencies(tf.nest.flatten(totals)):
+            stop = now()
+        if not self.local.is_whole:
             changes = [*states, *metrics]
             new = [layer_state.updated(*v) for v in zip(before, changes, strict=True)]
             self.backend.assign([*state, *self._metrics], new)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -137,7 +138,9 @@ class PartitionedVariables(ShardedVariables, ABC):
         if not scaled and not clips:
             return gradients, None
         numbers = [
-            2 * tf.nn.l2_loss(g) if clips and self._counts_in_norm(i) else tf.zeros([])
+            2 * tf.nn.l2_loss(_values(g))
+            if clips and self._counts_in_norm(i)
+            else tf.zeros([])
             for i, g in zip(connected, gradients, strict=True)
         ]
         if scaled:
@@ -162,10 +165,14 @@ class PartitionedVariables(ShardedVariables, ABC):
         else:
             return self._keras_clip(gradients)
         limit = core.clipnorm or core.global_clipnorm
-        return [
-            g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
-            for g, norm in zip(gradients, norms, strict=True)
+        factors = [
+            tf.cast(limit / tf.maximum(norm, limit), tf.float64) for norm in norms
         ]
+        pairs = zip(gradients, factors, strict=True)
+        if core.clipnorm:
+            return [_times(*pair) for pair in pairs]
+        # By the global norm, Keras adds look-ups up.
+        return [_times(tf.convert_to_tensor(g), factor) for g, factor in pairs]
 
 
 def overflow(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -174,6 +181,28 @@ def overflow(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.logical_not(tf.reduce_all(fine))
 
 
-def unless(skipped: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def unless(skipped: tf.Tensor, gradients: Sequence[Any]) -> list[Any]:
     """The gradients; all NaN, which a LossScaleOptimizer skips, where it is true."""
-    return [tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients]
+
+    def nan_if(values: tf.Tensor) -> tf.Tensor:
+        return tf.where(skipped, tf.constant(math.nan, values.dtype), values)
+
+    return [
+        tf.IndexedSlices(nan_if(g.values), g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else nan_if(g)
+        for g in gradients
+    ]
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    """A gradient, or each look-up in it, times a scalar."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient * tf.cast(factor, gradient.dtype)
+    values = _times(gradient.values, factor)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    """Its numbers: of look-ups, those of each, of which Keras takes the norm, too."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

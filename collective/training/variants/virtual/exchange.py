@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training.step.clock import now
 from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import sum_tensors
@@ -35,7 +33,7 @@ class TreeExchange:
         backend, subtrees = self.backend, local.sums
         assert isinstance(subtrees, SubtreeSums)
         with tf.control_dependencies(tf.nest.flatten(subtrees.vectors)):
-            start = _now()
+            start = now()
             sums = tf.nest.map_structure(tf.identity, subtrees.vectors)
         attached = tf.nest.flatten(local.attached)
         others = [tf.cast(t, self.dtype) for t in [local.not_finite, *attached]]
@@ -45,13 +43,7 @@ class TreeExchange:
         replica, always = replica_number(backend), subtrees.number >= 0
         vectors = total(self.virtual, backend, replica, sums, always=always)
         with tf.control_dependencies([start, *vectors]):
-            stop = _now()
+            stop = now()
         attached = tf.nest.pack_sequence_as(local.attached, others)
         whole = subtrees.layout.unpack(vectors)
         return StepSums(whole, located, attached), Span(start, stop)
-
-
-def _now() -> tf.Tensor:
-    """Seconds since 1970: ``tf.timestamp``, which op determinism forbids."""
-    now = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
-    return tf.ensure_shape(now, [])

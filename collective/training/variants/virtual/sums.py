@@ -13,14 +13,13 @@ from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
-from collective.training.step.forward import Sums
 from collective.training.step.inputs import ReplicaRows, StepInputs, process_rows
 from collective.training.step.local_sums import MicroBatches
 from collective.training.step.parts import ReplicaSums
 from collective.training.step.rows import Rows
 from collective.training.variables import SMALL
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.tree import cut, sum_subtrees
+from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,22 @@ class PieceSums:
         virtual, backend = self.virtual, self.backend
         replica, found = replica_number(backend), self.traced.found
         one_each = virtual.count == backend.replicas
-        layout = SumsLayout(self.traced.shapes, self.dtype, apart=one_each)
+        shapes = self.traced.shapes
+        layout = SumsLayout(shapes, self.dtype, shapes.state, apart=one_each)
         pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
         held = virtual.pieces(backend.local_replicas, backend.replicas)
         first, _ = share(inputs.global_rows, held[0], virtual.count)
         variables = len(inputs.weights.trainable)
 
-        def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def leaf(piece: tf.Tensor) -> Piece:
             start, stop = share(inputs.global_rows, piece, virtual.count)
             rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
             own = inputs._replace(rows=rows, count=stop - start, replica=piece)
             sums = self.of_piece.sums(own)
-            return layout.pack(sums), finite.first_of(sums, found, variables)
+            return Piece(layout.pack(sums), finite.first_of(sums, found, variables))
 
         subtrees = virtual.subtrees(replica, backend.replicas)
-        vectors, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
+        vectors, mark, _ = sum_subtrees(leaf, pieces, subtrees, layout.specs)
         return ReplicaSums(SubtreeSums(vectors, layout, inputs.number), mark, found)
 
 
@@ -113,22 +113,21 @@ class SumsLayout:
     """Sums as vectors, and back.
 
     Args:
-        dtype: Of the vectors, but for state that it cannot hold: float64.
+        dtype: Of the vectors, but for what it cannot hold: float64.
+        exact: The part of the structure that must not be rounded to this dtype.
         apart: Large tensors are vectors of their own, without a copy. To add up pieces
             in a graph, one vector takes less time to trace.
     """
 
-    def __init__(self, structure: Sums, dtype: tf.DType, apart: bool):
+    def __init__(self, structure: Any, dtype: tf.DType, exact: Any, apart: bool):
         self._structure = structure
         leaves = tf.nest.flatten(structure)
-        exact = {
-            id(t) for t in tf.nest.flatten(structure.state) if t.dtype.size > dtype.size
-        }
+        wider = {id(t) for t in tf.nest.flatten(exact) if t.dtype.size > dtype.size}
         self._shapes = [t.shape for t in leaves]
         self._sizes = [shape.num_elements() for shape in self._shapes]
         groups: dict[tuple[tf.DType, int], list[int]] = {}
         for i, (leaf, size) in enumerate(zip(leaves, self._sizes, strict=True)):
-            wide = tf.float64 if id(leaf) in exact else dtype
+            wide = tf.float64 if id(leaf) in wider else dtype
             alone = apart and size > SMALL
             groups.setdefault((wide, i if alone else -1), []).append(i)
         self._groups = list(groups.values())
@@ -137,7 +136,7 @@ class SumsLayout:
             for (wide, _), group in groups.items()
         ]
 
-    def pack(self, sums: Sums) -> list[tf.Tensor]:
+    def pack(self, sums: Any) -> list[tf.Tensor]:
         """The vectors."""
         leaves = tf.nest.flatten(sums)
         vectors = []
@@ -146,7 +145,7 @@ class SumsLayout:
             vectors.append(join(parts))
         return vectors
 
-    def unpack(self, vectors: list[tf.Tensor]) -> Sums:
+    def unpack(self, vectors: list[tf.Tensor]) -> Any:
         """The sums that ``pack`` made vectors of."""
         leaves: list[Any] = [None] * len(self._shapes)
         for group, vector in zip(self._groups, vectors, strict=True):

@@ -26,7 +26,7 @@ has the bits of the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import tensorflow as tf
 
@@ -35,13 +35,30 @@ from collective.backends.capabilities import ShardCollectives
 from collective.training.exchange import join
 from collective.training.variants.virtual.pieces import Node, VirtualReplicas
 
-_BITS = {4: tf.int32, 8: tf.int64}
+#: Integers with the bits of floats, by size.
+BITS = {4: tf.int32, 8: tf.int64}
 # Elements: for fewer, one message costs less than two.
 _SHARDED_FROM = 4096
-#: Computes a piece: its vectors, and a float32 scalar that is 0 where all is well.
-Leaf = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 #: By level, the vectors of a subtree; of length 0 where there is none.
 Slots = list[list[tf.Tensor]]
+
+
+class Piece(NamedTuple):
+    """What a piece has.
+
+    Attributes:
+        vectors: To be summed over the pieces.
+        mark: float32 scalar, 0 where all is well.
+        rows: Tensors ``[n, ...]``, any n: wanted of all pieces one after the other.
+    """
+
+    vectors: list[tf.Tensor]
+    mark: tf.Tensor
+    rows: Sequence[tf.Tensor] = ()
+
+
+#: Computes the piece of a number.
+Leaf = Callable[[tf.Tensor], Piece]
 
 
 def finish(
@@ -68,8 +85,12 @@ def finish(
 
 
 def sum_subtrees(
-    leaf: Leaf, pieces: range, subtrees: list[Node], specs: list[tf.TensorSpec]
-) -> tuple[dict[Node, list[tf.Tensor]], tf.Tensor]:
+    leaf: Leaf,
+    pieces: range,
+    subtrees: list[Node],
+    specs: list[tf.TensorSpec],
+    kept: Sequence[tf.TensorSpec] = (),
+) -> tuple[dict[Node, list[tf.Tensor]], tf.Tensor, list[tf.Tensor]]:
     """Computes pieces one after the other, and sums each subtree as it is completed.
 
     A binary counter: ``pending[l]`` is a complete left half of level l whose right half
@@ -79,21 +100,24 @@ def sum_subtrees(
     Args:
         pieces: Consecutive, at least one.
         specs: Of the vectors that a piece has, ``[length]`` each.
+        kept: Of its ``rows``, with an open first dimension.
 
     Returns:
-        For each subtree its vectors; and the maximum of the pieces' marks.
+        For each subtree its vectors; the maximum of the pieces' marks; their rows.
     """
     start = tf.constant(pieces.start, tf.int64)
     if len(pieces) == 1:
-        vectors, mark = _one_piece(leaf, start, specs)
-        return {subtrees[0]: vectors}, mark
+        vectors, mark, rows = _one_piece(leaf, start, specs, kept)
+        return {subtrees[0]: vectors}, mark, rows
     levels = len(pieces).bit_length()
     empty = [tf.zeros([0], spec.dtype) for spec in specs]
 
     def body(
-        number: tf.Tensor, mark: tf.Tensor, pending: Slots, closed: Slots
-    ) -> tuple[tf.Tensor, tf.Tensor, Slots, Slots]:
-        sums, own_mark = leaf(number)
+        number: tf.Tensor, mark: tf.Tensor, pending: Slots, closed: Slots, arrays: Any
+    ) -> tuple[tf.Tensor, tf.Tensor, Slots, Slots, Any]:
+        sums, own_mark, rows = leaf(number)
+        place = tf.cast(number - start, tf.int32)
+        arrays = [a.write(place, r) for a, r in zip(arrays, rows, strict=True)]
         pending, closed = list(pending), list(closed)
         carried = tf.constant(True)
         for level in range(levels):
@@ -107,16 +131,22 @@ def sum_subtrees(
             # The other half is another process': nothing here is added to this one.
             closed[level] = _choose(closes, sums, closed[level])
             sums, carried = _add_if(adds, left, sums), adds
-        return number + 1, tf.maximum(mark, own_mark), pending, closed
+        return number + 1, tf.maximum(mark, own_mark), pending, closed, arrays
 
     slots: Slots = [list(empty) for _ in range(levels)]
     shapes = [[tf.TensorShape([None]) for _ in specs] for _ in range(levels)]
     scalar = tf.TensorShape([])
-    _, mark, pending, closed = tf.while_loop(
+    arrays = [
+        tf.TensorArray(
+            *(spec.dtype, len(pieces)), infer_shape=False, element_shape=spec.shape
+        )
+        for spec in kept
+    ]
+    _, mark, pending, closed, arrays = tf.while_loop(
         lambda number, *_: number < pieces.stop,
         body,
-        (start, tf.zeros([]), slots, slots),
-        shape_invariants=(scalar, scalar, shapes, shapes),
+        (start, tf.zeros([]), slots, slots, arrays),
+        shape_invariants=(scalar, scalar, shapes, shapes, [scalar for _ in arrays]),
         parallel_iterations=1,
     )
     found = {}
@@ -124,26 +154,38 @@ def sum_subtrees(
         is_right = (node.start >> node.level) % 2 == 1
         vectors = (closed if is_right else pending)[node.level]
         found[node] = _shaped(vectors, specs)
-    return found, mark
+    return found, mark, _shaped([array.concat() for array in arrays], kept)
 
 
 def _one_piece(
-    leaf: Leaf, piece: tf.Tensor, specs: list[tf.TensorSpec]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
+    leaf: Leaf,
+    piece: tf.Tensor,
+    specs: list[tf.TensorSpec],
+    kept: Sequence[tf.TensorSpec],
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
     """A piece, in a loop as several are: TensorFlow optimizes the body of both alike."""
+
+    def body(number: tf.Tensor, *_: Any) -> tuple[Any, ...]:
+        vectors, mark, rows = leaf(number)
+        return number + 1, vectors, mark, list(rows)
+
     none = [tf.zeros([0], spec.dtype) for spec in specs]
+    no_rows = [tf.zeros([n or 0 for n in spec.shape], spec.dtype) for spec in kept]
+    open_shapes = [tf.TensorShape([None]) for _ in specs]
     scalar = tf.TensorShape([])
-    _, vectors, mark = tf.while_loop(
+    _, vectors, mark, rows = tf.while_loop(
         lambda number, *_: number <= piece,
-        lambda number, *_: (number + 1, *leaf(number)),
-        (piece, none, tf.zeros([])),
-        shape_invariants=(scalar, [tf.TensorShape([None]) for _ in specs], scalar),
+        body,
+        (piece, none, tf.zeros([]), no_rows),
+        shape_invariants=(scalar, open_shapes, scalar, [spec.shape for spec in kept]),
     )
-    return _shaped(vectors, specs), mark
+    return _shaped(vectors, specs), mark, _shaped(rows, kept)
 
 
-def _shaped(vectors: list[tf.Tensor], specs: list[tf.TensorSpec]) -> list[tf.Tensor]:
-    """Vectors whose length a loop has forgotten."""
+def _shaped(
+    vectors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
+) -> list[tf.Tensor]:
+    """Tensors whose shapes a loop has forgotten."""
     return [
         tf.ensure_shape(vector, spec.shape)
         for vector, spec in zip(vectors, specs, strict=True)
@@ -226,7 +268,7 @@ class _Exchange(NamedTuple):
         """Every subtree's sum on every replica, and then the tree."""
         before = sum(map(len, self.by_replica[: self.replica]))
         after = sum(map(len, self.by_replica[self.replica + 1 :]))
-        bits = tf.bitcast(rows, _BITS[rows.dtype.size])
+        bits = tf.bitcast(rows, BITS[rows.dtype.size])
         slots = tf.pad(bits, [[before, after], [0, 0]])
         (gathered,) = self.backend.all_reduce([slots])
         return self._finish(tf.bitcast(gathered, rows.dtype))

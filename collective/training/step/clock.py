@@ -1,0 +1,20 @@
+"""The time, as an operation of a graph."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.util import _pywrap_determinism
+
+
+def now() -> tf.Tensor:
+    """Seconds since 1970, a float64 scalar: where it is computed, each time anew.
+
+    ``tf.timestamp``, but for a graph of deterministic operations, in which it raises.
+    """
+    if not _pywrap_determinism.is_enabled():
+        return tf.timestamp()
+    seconds = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
+    return tf.ensure_shape(seconds, [])
