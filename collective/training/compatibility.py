@@ -182,9 +182,6 @@ NOT_BUILT = _pairs(
             "a virtual replica sees its own rows only"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
-        "devices with coupled, look_ups, sync_batch_norm": (
-            "collectives in the forward pass are for one replica in each process"
-        ),
         "tensor_parallel with coupled, look_ups, sync_batch_norm": (
             f"{_IN_PASS} would have to leave out the ranks of the same replica"
         ),
