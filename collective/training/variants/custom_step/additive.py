@@ -10,6 +10,7 @@ of the two sums it is.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -43,9 +44,15 @@ class Additive:
         self.means: Recorded | None = None
         self.totals: Recorded | None = None
 
-    def begin(self) -> None:
-        """Before a run of the step."""
-        self.counts = Counter()
+    def begin(self) -> Additive:
+        """Before a run of the step by one replica, which counts its own numbers.
+
+        Returns:
+            The same numbers, with the counts of this run.
+        """
+        run = copy.copy(self)
+        run.counts = self.counts = Counter()
+        return run
 
     def next(self, kind: str) -> Key:
         """The key of the next number of a kind."""
@@ -68,6 +75,8 @@ class Additive:
             return
         wide = [tf.cast(t, tf.float64) for t in tensors]
         both = sums([*map(share.of, wide), *map(share.if_any, wide)])
+        if not keras_compat.is_first_replica():
+            return
         arrays = [np.array(t) for t in both]
         for kind, more in (
             (self.means, arrays[: len(wide)]),

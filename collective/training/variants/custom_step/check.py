@@ -26,6 +26,7 @@ from collective.training import compatibility, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
+from collective.training.input.plan import share
 from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
@@ -87,8 +88,14 @@ def check_step(
     if not batches:
         return []
     whole = fewer(batches[0], _ROWS * pieces)
-    sizes = uneven(count(whole), backend.replicas)
-    sizes += [0] * (backend.replicas - len(sizes))
+    if len(backend.local_replicas) == 1:
+        sizes = uneven(count(whole), backend.replicas)
+        sizes += [0] * (backend.replicas - len(sizes))
+    else:  # which the step cuts itself
+        if count(whole) > backend.replicas and count(whole) % backend.replicas == 0:
+            whole = fewer(whole, count(whole) - 1)
+        cut = [share(count(whole), r, backend.replicas) for r in backend.local_replicas]
+        sizes = [stop - start for start, stop in cut]
     normalizes = False
 
     def trial() -> tuple[Trial, str]:
@@ -154,10 +161,7 @@ def _explained(model: keras.Model) -> Iterator[None]:
 
 def _differing(backend: Backend, variables: list[Any]) -> str:
     """The first variable whose value is not the same on all ranks; or nothing."""
-    sums = [
-        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes())
-        for v in variables
-    ]
+    sums = [zlib.crc32(np.ascontiguousarray(_array(v)).tobytes()) for v in variables]
     by_rank = gather(backend, np.array(sums, np.float64))
     differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
     return path_of(variables[differ[0]]) if differ.size else ""
@@ -174,7 +178,7 @@ def _in_pieces(
     """
     backend, model, state = step.backend, step.model, step.local.state
     cut = [0, *np.cumsum(sizes).tolist()]
-    place = cut[backend.rank], cut[backend.rank + 1]
+    place = cut[backend.local_replicas[0]], cut[backend.local_replicas[-1] + 1]
     noise = keras_compat.FixedNoise(*place, cut[-1])
     mine: Rows = slice_rows(whole, *place)
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
@@ -245,7 +249,9 @@ def _by_keras(
     noise = keras_compat.FixedNoise(0, total, total)
     undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
     with undoing, keras_compat.fixed_noise(noise), _explained(model):
-        return run(model, state, method, step.partition is None)
+        return keras_compat.outside_strategy(
+            run, model, state, method, step.partition is None
+        )
 
 
 def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:
@@ -344,4 +350,6 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
 
 
 def _array(value: Any) -> np.ndarray:
+    if isinstance(value, tf.Variable):  # NumPy cannot read one of a strategy
+        value = tf.convert_to_tensor(value)
     return np.array(keras.ops.convert_to_numpy(value))
