@@ -87,6 +87,8 @@ class Backend(ABC):
         launcher: The program that starts its ranks; empty: it is one process.
         extra_ranks: Ranks that hold no replica.
         one_replica: Whether there is never more than one replica.
+        own_copies: Whether each replica has its own copy of a variable, which code of the
+            user's may write in a step.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
@@ -125,6 +127,7 @@ class Backend(ABC):
     launcher: ClassVar[str] = ""
     extra_ranks: ClassVar[int] = 0
     one_replica: ClassVar[bool] = False
+    own_copies: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
 
     elastic: bool = False

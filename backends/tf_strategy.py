@@ -22,6 +22,7 @@ from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.environment import Environment
 from collective.errors import UsageError
+from collective.replacements import suspended_where_replicas_meet
 
 # A TPU driver's files: up to v4, and from v5e on. A virtual machine's GPUs have the latter too.
 CHIPS = ("/dev/accel0", "/dev/vfio/0")
@@ -41,7 +42,8 @@ class StrategyBackend(Backend):
 
     def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Runs the step on each local replica; the first one's result."""
-        result = self.strategy.run(step, args=tuple(args))
+        with suspended_where_replicas_meet():
+            result = self.strategy.run(step, args=tuple(args))
         return self.strategy.experimental_local_results(result)[0]
 
     def replica(self) -> Any:
@@ -54,18 +56,38 @@ class StrategyBackend(Backend):
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+        try:
+            return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+        except RuntimeError as error:
+            if "merge_call" not in str(error):
+                raise
+            raise UsageError(
+                "the replicas of one process cannot sum in a branch (tf.cond), a loop "
+                "(tf.while_loop) or a tf.function of their own",
+                hint="sum outside of it; or a backend with one replica in each process, "
+                "as native, mpi, tf-multiworker",
+            ) from error
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Writes each replica's value to its own copy; all values are the same.
 
         A plain ``assign`` would apply the variable's own aggregation (a mean, an
-        error) to values that need none.
+        error) to values that need none. Of a variable that is summed where it is read,
+        as those of metrics, the first replica has the value, and the others have zero.
         """
         import tensorflow as tf
 
         if not variables:
             return
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        values = [
+            tf.where(is_first, value, tf.zeros_like(value))
+            if hasattr(variable, "values")
+            and variable.synchronization == tf.VariableSynchronization.ON_READ
+            else value
+            for variable, value in zip(variables, values, strict=True)
+        ]
 
         def write(strategy: Any, values: list[Any]) -> None:
             for variable, value in zip(variables, values, strict=True):
@@ -73,7 +95,7 @@ class StrategyBackend(Backend):
                     variable, lambda v, x: v.assign(x), args=(value,), group=False
                 )
 
-        tf.distribute.get_replica_context().merge_call(write, args=(list(values),))
+        context.merge_call(write, args=(values,))
 
 
 class LocalStrategyBackend(OneProcess, StrategyBackend):
@@ -167,6 +189,7 @@ class CentralStorageBackend(LocalStrategyBackend):
     name = "tf-central-storage"
     summary = "one process, several devices, variables on the CPU (CentralStorage)"
     takes = frozenset({"devices"})
+    own_copies = False
 
     def _strategy(self) -> Any:
         import tensorflow as tf
@@ -221,6 +244,7 @@ class TPUBackend(LocalStrategyBackend):
     name = "tf-tpu"
     summary = "one process, a replica on each TPU core (TPUStrategy); never run on one"
     takes = frozenset({"devices"})
+    own_copies = False  # there are some, but no step of a user's has run there
 
     def _strategy(self) -> Any:
         import tensorflow as tf

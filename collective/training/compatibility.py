@@ -88,6 +88,10 @@ FEATURES = {
     "devices": Feature(
         "several replicas in one process (backend {backend!r})", ONE_EACH
     ),
+    "no_own_copies": Feature(
+        "replicas that cannot each write a variable (backend {backend!r})",
+        f"tf-mirrored, or {ONE_EACH}",
+    ),
     "asynchronous": Feature(
         "workers that train on batches of their own (backend {backend!r})", ONE_EACH
     ),
@@ -178,7 +182,9 @@ NOT_BUILT = _pairs(
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
-        "own_step with devices": "a strategy forbids most assignments inside a step",
+        "own_step with no_own_copies": (
+            "it may write any variable, on each replica another value"
+        ),
         "own_step with asynchronous": "a worker would have to run the whole step",
         "virtual_replicas with sync_batch_norm, whole_layers": (
             "a rank computes its pieces one after the other, and the layer needs the rows "
@@ -186,9 +192,6 @@ NOT_BUILT = _pairs(
             "side"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
-        "devices with coupled, look_ups, sync_batch_norm": (
-            "collectives in the forward pass are for one replica in each process"
-        ),
         "tensor_parallel with coupled": (
             "the check that finds what couples rows runs on one rank, and that has shards "
             "of the layers"
@@ -208,7 +211,8 @@ NOT_BUILT = _pairs(
         ),
         "shard_optimizer with look_ups": "rows of a table are not rows of a flat shard",
         "shard_optimizer with devices": (
-            "a strategy has the whole optimizer on each device"
+            "a strategy makes each variable of the optimizer whole on every device; a "
+            "rank with one device has shards of its own"
         ),
         "hook with own_step": "a train_step sums its gradients itself",
         "hook with shard_optimizer, tensor_parallel": (
@@ -241,6 +245,7 @@ def of_backend(backend: Backend) -> set[str]:
     found = {
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,
+        "no_own_copies": not backend.own_copies and len(backend.local_replicas) > 1,
         "elastic": backend.elastic,
         "tensor_parallel": backend.tensor is not None,
         "model_parallel": bool(backend.stages),

@@ -73,8 +73,11 @@ def prepare(
         partition.check(model, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
-        shares = shard_optimizer or shards is not None
-        hooks = WithoutUpdates(model.optimizer) if shares else keras_compat.Hooks()
+        hooks = keras_compat.Hooks()
+        if shard_optimizer or shards is not None:
+            hooks = WithoutUpdates(model.optimizer)
+        elif len(backend.local_replicas) > 1:
+            hooks = building.OnlyBuilds()
         building.build(model, backend, spec, hooks)
         if shard_optimizer:  # nor has the step's own code built it
             sharded_optimizer.check(model, backend, shards is not None)

@@ -69,7 +69,6 @@ class OwnStep(keras.Model):
 
 
 def make(features: set[str]) -> keras.Model:
-    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
     given = keras.Input((FEATURES,), dtype="int32" if "look_ups" in features else None)
     x = given
@@ -103,6 +102,7 @@ def data(features: set[str]) -> tuple[Any, ...]:
 
 def stock(features: set[str]) -> list[np.ndarray]:
     """The variables after Keras' own training."""
+    keras.utils.clear_session(free_memory=False)
     model = make(features)
     size = {} if "batches" in features else {"batch_size": BATCH}
     model.fit(*data(features), epochs=EPOCHS, shuffle=False, verbose=0, **size)
@@ -124,6 +124,7 @@ def ours(features: set[str], backend: Any, folder: Path) -> list[np.ndarray]:
         words["ledger"] = folder / "rows.ledger"
 
     def run(**more: Any) -> keras.Model:
+        keras.utils.clear_session(free_memory=False)  # which ends scopes
         with backend.scope():
             model = make(features)
         train: Callable[[], Any] = lambda: collective.fit(  # noqa: E731

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
@@ -20,6 +19,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
+
+from collective.replacements import replacing
 
 
 def is_array(value: Any) -> bool:
@@ -96,7 +97,7 @@ def passes(
         shuffle: As for ``fit``.
         seed: TensorFlow's global seed.
     """
-    with tf.init_scope(), mock.patch.object(context, "global_seed", lambda: seed):
+    with tf.init_scope(), replacing(context, "global_seed", lambda: seed):
         adapter = ArrayDataAdapter(array, batch_size=batch_size, shuffle=shuffle)
         batches = adapter.get_tf_dataset()
     while True:

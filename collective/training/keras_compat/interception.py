@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -20,6 +19,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+from collective.replacements import replacing
 from collective.training.keras_compat.optimizers import core_optimizer
 
 # Functions of these packages are not the user's: they are left as they are.
@@ -92,9 +92,7 @@ def intercept(
     with contextlib.ExitStack() as stack:
 
         def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-            stack.enter_context(
-                mock.patch.object(owner, name, make(getattr(owner, name)))
-            )
+            stack.enter_context(replacing(owner, name, make(getattr(owner, name))))
 
         nested = _Nested()
         replace(tf.GradientTape, "gradient", lambda f: _gradient(f, hooks, nested))
@@ -119,7 +117,8 @@ def record_applied(
 ) -> Iterator[None]:
     """Inside, notes what reaches optimizers: name, optimizer, gradients, variables.
 
-    Used around ``intercept``, it sees what the hooks have made of the gradients.
+    Used around ``intercept``, it sees what the hooks have made of the gradients: of the
+    replicas of this process, at the first one.
 
     Args:
         update: Whether they update their variables.
@@ -128,10 +127,14 @@ def record_applied(
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = _applied_to(self, trainable_variables)
-        applied.append((self.name, self, list(grads), variables))
+        if is_first_replica():
+            # Where replicas meet, as in a LossScaleOptimizer, a gradient is those of all.
+            copies = tf.distribute.get_strategy().experimental_local_results
+            own = [copies(gradient)[0] for gradient in grads]
+            applied.append((self.name, self, own, variables))
         return original(self, grads, trainable_variables) if update else None
 
-    with mock.patch.object(BaseOptimizer, "apply", apply):
+    with replacing(BaseOptimizer, "apply", apply):
         yield
 
 
@@ -144,8 +147,16 @@ def record_differentiated(differentiated: list[Any]) -> Iterator[None]:
         differentiated.extend(filter(is_trained, tf.nest.flatten(sources)))
         return original(tape, target, sources, *args, **more)
 
-    with mock.patch.object(tf.GradientTape, "gradient", gradient):
+    with replacing(tf.GradientTape, "gradient", gradient):
         yield
+
+
+def is_first_replica() -> bool:
+    """Whether this is the first replica of this process, or where its replicas meet."""
+    replica = tf.distribute.get_replica_context()
+    return replica is None or (
+        tf.get_static_value(replica.replica_id_in_sync_group) == 0
+    )
 
 
 def is_trained(source: Any) -> bool:

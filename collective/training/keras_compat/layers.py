@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,8 @@ from keras.src.backend.common import masking, stateless_scope
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
 from tensorflow.python.eager import record
+
+from collective.replacements import replacing
 
 _KERAS_MOMENTS = keras.layers.BatchNormalization._moments
 Moments = Callable[[tf.Tensor, list[int], Any], tuple[tf.Tensor, tf.Tensor] | None]
@@ -79,8 +80,8 @@ def replace_layer_calls(
         return keras.tree.pack_sequence_as(self._outputs_struct, found)
 
     with (
-        mock.patch.object(keras.layers.Layer, "__call__", call),
-        mock.patch.object(Function, "_run_through_graph", run),
+        replacing(keras.layers.Layer, "__call__", call),
+        replacing(Function, "_run_through_graph", run),
     ):
         yield
 
@@ -102,7 +103,7 @@ def around_layer_calls(
             return plain(self, *args, **kwargs)
         return one(self, lambda *a, **k: plain(self, *a, **k), args, kwargs)
 
-    with mock.patch.object(keras.layers.Layer, "__call__", call):
+    with replacing(keras.layers.Layer, "__call__", call):
         yield
 
 
@@ -283,14 +284,14 @@ def replace_moments(moments: Moments, every_layer: bool) -> Iterator[None]:
             found = moments(inputs, list(self._reduction_axes), mask)
         return keras_moments(self, inputs, mask) if found is None else found
 
-    with mock.patch.object(layer_type, "_moments", replaced):
+    with replacing(layer_type, "_moments", replaced):
         yield
 
 
 def stock_moments() -> contextlib.AbstractContextManager[Any]:
     """Inside, batch normalization computes its statistics as Keras does."""
     layer_type = keras.layers.BatchNormalization
-    return mock.patch.object(layer_type, "_moments", _KERAS_MOMENTS)
+    return replacing(layer_type, "_moments", _KERAS_MOMENTS)
 
 
 def masked_moments(

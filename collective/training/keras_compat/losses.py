@@ -6,12 +6,13 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from keras.src.losses.losses import LossFunctionWrapper
+
+from collective.replacements import replacing
 
 LossCall = Callable[[Any, Any, Any, Any], tf.Tensor]
 
@@ -54,7 +55,7 @@ def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
         )
 
     entries = [replaced(entry) for entry in compiled._flat_losses]
-    with mock.patch.object(compiled, "_flat_losses", entries):
+    with replacing(compiled, "_flat_losses", entries):
         yield
 
 
@@ -100,8 +101,8 @@ def unreduced(loss: Any, y: Any, y_pred: Any, weight: Any) -> Unreduced | tf.Ten
         return tf.zeros([], values.dtype)
 
     with (
-        mock.patch.object(loss, "call", call),
-        mock.patch.object(keras_loss, "reduce_weighted_values", outermost),
+        replacing(loss, "call", call),
+        replacing(keras_loss, "reduce_weighted_values", outermost),
     ):
         loss(y, y_pred, weight)
     (result,) = found
@@ -157,7 +158,7 @@ def custom_loss(
     parameters = inspect.signature(model.compute_loss).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     compute = model.compute_loss if takes_all else model._compute_loss
-    with mock.patch.object(model, "_losses_override", added):
+    with replacing(model, "_losses_override", added):
         return compute(**batch, training=training)
 
 
@@ -172,7 +173,7 @@ def whole_losses() -> Iterator[None]:
         return value
 
     with (
-        mock.patch.object(keras_loss, "scale_loss_for_distribution", unchanged),
-        mock.patch.object(keras_loss, "unscale_loss_for_distribution", unchanged),
+        replacing(keras_loss, "scale_loss_for_distribution", unchanged),
+        replacing(keras_loss, "unscale_loss_for_distribution", unchanged),
     ):
         yield

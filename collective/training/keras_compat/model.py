@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from collective.errors import CollectiveError
+from collective.replacements import replacing
 from collective.training.keras_compat.optimizers import (
     core_optimizer,
     flatten_partitioned,
@@ -52,9 +52,7 @@ def build(
     built = model.optimizer.built
     model.optimizer.built = built or not optimizer
     try:
-        with mock.patch.object(
-            core, "build", lambda v: build_core(flatten_partitioned(v))
-        ):
+        with replacing(core, "build", lambda v: build_core(flatten_partitioned(v))):
             model._symbolic_build(data_batch=batch)
     finally:
         model.optimizer.built = built or optimizer
@@ -122,6 +120,12 @@ def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def with_copies(variable: tf.Variable) -> tf.Variable:
+    """The variable of a strategy of which one is a copy; others are returned as they are."""
+    whole = getattr(variable.handle, "_distributed_container", None)
+    return variable if whole is None else whole()
+
+
 def path_of(variable: keras.Variable | tf.Variable) -> str:
     """The path of a Keras variable, the name of a TensorFlow one."""
     return str(getattr(variable, "path", variable.name))
@@ -173,5 +177,5 @@ def assignments() -> Iterator[set[int]]:
         seen.add(id(self))
         return stock(self, *args, **kwargs)
 
-    with mock.patch.object(keras.Variable, "_direct_assign", noting):
+    with replacing(keras.Variable, "_direct_assign", noting):
         yield seen

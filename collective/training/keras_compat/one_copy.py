@@ -9,13 +9,42 @@ step, and nothing is summed twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from collective.replacements import replacing
+
+
+def outside_strategy(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function where no scope or replica of a strategy is entered."""
+    if not tf.distribute.has_strategy():
+        return function(*arguments)
+    with ThreadPoolExecutor(1) as thread:  # what is entered, is so in one thread
+        return thread.submit(function, *arguments).result()
+
+
+def variables_made_in(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, also in a replica of a strategy, Keras' variables are made in a scope.
+
+    In a replica, no strategy makes a variable with a copy for each replica.
+    """
+    initialize = keras.Variable._initialize
+
+    def make(variable: Any, value: Any) -> None:
+        with tf.init_scope(), scope():
+            initialize(variable, value)
+
+    def initialize_in_scope(self: Any, value: Any) -> None:
+        outside_strategy(make, self, value)
+
+    return replacing(keras.Variable, "_initialize", initialize_in_scope)
 
 
 @contextlib.contextmanager
@@ -58,5 +87,5 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in replaced:
             new = not hasattr(owner, name)
-            stack.enter_context(mock.patch.object(owner, name, value, create=new))
+            stack.enter_context(replacing(owner, name, value, new))
         yield

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from collective.replacements import replacing
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -233,7 +234,7 @@ def build_optimizer(
         slots.append((slot, reference_variable))
         return slot
 
-    with mock.patch.object(core, "add_variable_from_reference", record):
+    with replacing(core, "add_variable_from_reference", record):
         optimizer.build(variables)
     return slots
 
@@ -271,7 +272,7 @@ def replace_shapes(
     """Inside, variables accept values of these shapes in a StatelessScope."""
     with contextlib.ExitStack() as stack:
         for variable, shape in shapes:
-            stack.enter_context(mock.patch.object(variable, "_shape", shape))
+            stack.enter_context(replacing(variable, "_shape", shape))
         yield
 
 
@@ -300,5 +301,5 @@ def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
         dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
         return original(dense, trainable_variables)
 
-    with mock.patch.object(optimizer, "apply", apply):
+    with replacing(optimizer, "apply", apply):
         yield

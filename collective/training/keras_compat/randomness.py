@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
+
+from collective.replacements import replacing
 
 SEED_STATE = "seed_generator_state"
 # Keras' own name for it; up to Keras 3.12, the last for Python 3.10, not a constant.
@@ -36,7 +38,7 @@ def global_seeds(draw: Callable[[int], tf.Tensor]) -> Iterator[None]:
         def next(self, ordered: bool = True) -> tf.Tensor:
             return tf.cast(draw(next(calls)), keras.src.backend.random_seed_dtype())
 
-    with mock.patch.object(seed_generator, "global_seed_generator", Generator):
+    with replacing(seed_generator, "global_seed_generator", Generator):
         yield
 
 
@@ -118,9 +120,9 @@ def fixed_randomness() -> Iterator[list[Any]]:
     }
     with contextlib.ExitStack() as stack:
         for name, value in values.items():
-            stack.enter_context(mock.patch.object(random, name, fixed(value)))
+            stack.enter_context(replacing(random, name, fixed(value)))
         for name, value in operations.items():
-            stack.enter_context(mock.patch.object(gen_random_ops, name, value))
+            stack.enter_context(replacing(gen_random_ops, name, value))
         yield seeds
 
 
@@ -143,11 +145,18 @@ def moving_statistics(active: bool) -> Iterator[list[str]]:
         training = training and not active
         return plain(self, inputs, training=training, mask=mask)
 
-    with mock.patch.object(layer, "call", call):
+    with replacing(layer, "call", call):
         yield names
 
 
 _ROWS = -1  # in FixedNoise.shapes
+
+
+class _At(threading.local):
+    """Rows that are drawn for, and draws so far: each replica has a thread of its own."""
+
+    def __init__(self, start: int, stop: int):
+        self.start, self.stop, self.draws = start, stop, 0
 
 
 class FixedNoise:
@@ -162,23 +171,28 @@ class FixedNoise:
     """
 
     def __init__(self, start: int, stop: int, total: int):
-        self.start, self.stop, self.total = start, stop, total
+        self.total = total
         self.normalizes = False
         self.shapes: list[tuple[int, ...]] = []
-        self._draws = 0
+        self._at = _At(start, stop)
 
     def uniform(self, shape: Any) -> np.ndarray:
         """Numbers between 0 and 1."""
-        self._draws += 1
+        self._at.draws += 1
+        start, stop = self._at.start, self._at.stop
         sizes = [int(size) for size in np.asarray(shape).reshape(-1)]
-        of_rows = bool(sizes) and sizes[0] == self.stop - self.start
+        of_rows = bool(sizes) and sizes[0] == stop - start
         self.shapes.append((_ROWS, *sizes[1:]) if of_rows else tuple(sizes))
         if not of_rows:
             return np.full(sizes, 0.625)
-        table = np.random.default_rng(self._draws).uniform(
+        table = np.random.default_rng(self._at.draws).uniform(
             0.02, 0.98, (self.total, *sizes[1:])
         )
-        return table[self.start : self.stop]
+        return table[start:stop]
+
+    def move(self, start: int, stop: int) -> None:
+        """The next draws are the first ones of these rows."""
+        self._at.start, self._at.stop, self._at.draws = start, stop, 0
 
 
 _fixed: list[FixedNoise] = []
@@ -187,7 +201,7 @@ _fixed: list[FixedNoise] = []
 def move_noise(start: int, rows: int) -> None:
     """Inside ``fixed_noise``, the next draws are for these rows of the batch."""
     for noise in _fixed[-1:]:
-        noise.start, noise.stop, noise._draws = start, start + rows, 0
+        noise.move(start, start + rows)
 
 
 @contextlib.contextmanager
@@ -247,7 +261,7 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, functions in replaced.items():
             for name, function in functions.items():
-                stack.enter_context(mock.patch.object(owner, name, function))
+                stack.enter_context(replacing(owner, name, function))
         _fixed.append(noise)
         stack.callback(_fixed.pop)
         yield

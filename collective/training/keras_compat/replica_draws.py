@@ -12,7 +12,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 from tensorflow.python.ops import (
@@ -21,6 +20,8 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops,
     gen_stateless_random_ops_v2,
 )
+
+from collective.replacements import replacing
 
 # By the argument that is another on each replica.
 _COUNTER = (
@@ -63,7 +64,7 @@ def draw_as_replica(replica: int) -> Iterator[list[str]]:
 
         def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
             plain = getattr(owner, name)
-            stack.enter_context(mock.patch.object(owner, name, make(plain)))
+            stack.enter_context(replacing(owner, name, make(plain)))
 
         counted = functools.partial(
             _moved, argument="counter", place=2, replica=replica

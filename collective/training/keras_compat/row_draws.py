@@ -20,7 +20,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import tensorflow as tf
 from tensorflow.python.framework import tensor_util
@@ -31,6 +30,7 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops_v2,
 )
 
+from collective.replacements import replacing
 from collective.training.keras_compat.blocks import blocks_of
 
 #: How the message of an error begins that says that a draw is not one of rows.
@@ -76,7 +76,7 @@ def draw_rows(place: Place, by_length: bool = False) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for owner, name, make in rows.replaced():
             plain = getattr(owner, name)
-            stack.enter_context(mock.patch.object(owner, name, make(plain)))
+            stack.enter_context(replacing(owner, name, make(plain)))
         yield rows.others
 
 

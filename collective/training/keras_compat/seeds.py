@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
+from collective.replacements import replacing
 from collective.training.keras_compat.model import tf_variable
 from collective.training.keras_compat.randomness import global_seed_state, is_seed_state
 
@@ -85,7 +85,7 @@ def counted_seeds(use: SeedUse) -> Iterator[None]:
     def following(self: SeedGenerator, ordered: bool = True) -> tf.Tensor:
         return use.next(self, ordered)
 
-    with mock.patch.object(SeedGenerator, "next", following):
+    with replacing(SeedGenerator, "next", following):
         yield
 
 

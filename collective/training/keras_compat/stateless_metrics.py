@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.replacements import replacing
 from collective.training.keras_compat.model import tf_variable
 
 
@@ -60,7 +60,7 @@ def scalar_means(share: tf.Tensor) -> Iterator[None]:
                 sample_weight = tf.cast(share, self.dtype)
         update_state(self, values, sample_weight)
 
-    with mock.patch.object(keras.metrics.Mean, "update_state", update):
+    with replacing(keras.metrics.Mean, "update_state", update):
         yield
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.replacements import replacing
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
@@ -167,7 +167,7 @@ def _judged(
     """Loss and metrics of predictions, inside a scope."""
     x, y, sample_weight = batch
     # An empty list leaves ``model.losses`` as they are.
-    with mock.patch.object(model, "_losses_override", added if pieces else []):
+    with replacing(model, "_losses_override", added if pieces else []):
         parts = dict(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
         loss = model._compute_loss(**parts, training=training)
     count = count_rows(first_leaf(x))

@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 from keras.src.saving import saving_lib
+
+from collective.replacements import replacing
 
 # The attributes that Keras leaves out of a file, by kind of object. To find them Keras
 # makes an optimizer each time, and variables cannot be made in a StatelessScope.
@@ -25,7 +26,7 @@ def _skips_known() -> Iterator[None]:
     """Inside, Keras uses the attributes found before."""
     for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
         _skipped(kind)
-    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped):
+    with replacing(saving_lib, "get_attr_skipset", _skipped):
         yield
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.backends.base import Backend
+from collective.replacements import replacing
 from collective.training.input.leaves import count_rows
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
@@ -200,7 +200,7 @@ def undo_writes() -> Iterator[dict[str, Any]]:
         with contextlib.ExitStack() as stack:
             for kind, name in _WRITES:
                 method = recording(getattr(kind, name))
-                stack.enter_context(mock.patch.object(kind, name, method))
+                stack.enter_context(replacing(kind, name, method))
             yield names
     finally:
         for variable, before in written.values():

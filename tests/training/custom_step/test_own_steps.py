@@ -29,6 +29,7 @@ HERE = "tests/training/custom_step/test_own_steps.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 BATCH, EPOCHS = 10, 2
 PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
+MATRIX = pytest.mark.matrix
 RANKS = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
@@ -97,6 +98,27 @@ def assert_as_keras(result, wanted, history, rtol=1e-10):
         np.testing.assert_allclose(result.history[name], values, rtol=rtol, atol=1e-30)
 
 
+def in_scope(backend, make):
+    """As ``train``, of a model that is made in the scope of the backend."""
+    _, data = made(make)
+    keras.utils.clear_session(free_memory=False)
+
+    def model():
+        keras.utils.set_random_seed(7)
+        return make()[0]
+
+    return fit(
+        model,
+        data,
+        backend=backend,
+        global_batch_size=BATCH,
+        epochs=EPOCHS,
+        verbose=0,
+        shuffle=False,
+        check_every=1,
+    )
+
+
 # In one process, the step is Keras' own: a few show it.
 FEW = {
     "of_keras_guide",
@@ -105,6 +127,8 @@ FEW = {
     "accumulates_itself",
     "masks_and_weights",
 }
+# Those that take or apply gradients in a branch.
+BRANCHING = ("two_frequencies", "accumulates_itself")
 
 
 @pytest.mark.parametrize(
@@ -285,9 +309,36 @@ def test_all_optimizers_are_part_of_the_state():
 
 
 @PLAIN
-def test_replicas_in_threads_are_refused(backends_by_name):
-    with pytest.raises(UsageError, match="backend 'tf-mirrored'") as caught:
-        backend = backends_by_name("tf-mirrored:2")
+@pytest.mark.parametrize(
+    "backend",
+    ["tf-mirrored:2", pytest.param("tf-mirrored:3", marks=pytest.mark.matrix)],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("gan", "of_keras_guide") else [MATRIX])
+        for n in PROGRAMS
+        if n not in {*RANDOM, *BRANCHING}
+    ],
+)
+def test_replicas_of_one_process_train_what_keras_trains(
+    name, backend, backends_by_name
+):
+    result = in_scope(backends_by_name(backend), PROGRAMS[name])
+    assert_as_keras(result, *by_keras(PROGRAMS[name]))
+
+
+@PLAIN
+@pytest.mark.parametrize("name", BRANCHING)
+def test_replicas_of_one_process_cannot_meet_in_a_branch(name, backends_by_name):
+    with pytest.raises(UsageError, match="cannot sum in a branch"):
+        in_scope(backends_by_name("tf-mirrored:2"), PROGRAMS[name])
+
+
+@PLAIN
+def test_replicas_with_one_copy_of_the_variables_are_refused(backends_by_name):
+    with pytest.raises(UsageError, match="backend 'tf-central-storage'") as caught:
+        backend = backends_by_name("tf-central-storage:2")
         keras.config.set_floatx("float64")
         _, data = PROGRAMS["gan"]()
         fit(lambda: PROGRAMS["gan"]()[0], data, backend=backend)

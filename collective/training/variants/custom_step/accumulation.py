@@ -177,10 +177,12 @@ class AccumulatingStep(LocalStep):
         followed = tf.function(call_first, autograph=False)
         first = followed.get_concrete_function(rows, own, share)
         self._specs = first.structured_outputs
-        updating = tf.function(self._call, autograph=False)
-        earlier = self._earlier_of(self._specs[1])
-        last = updating.get_concrete_function(rows, own, share, earlier)
-        self._note_written(last.graph)
+        last = self._call
+        if not self.inline:
+            updating = tf.function(self._call, autograph=False)
+            earlier = self._earlier_of(self._specs[1])
+            last = updating.get_concrete_function(rows, own, share, earlier)
+            self.note_written(last.graph)
 
         def call(rows: Rows, own: Share, whole: Share, earlier: Any) -> Any:
             if earlier is None:

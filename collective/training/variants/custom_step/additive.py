@@ -10,6 +10,7 @@ of the two sums it is.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -45,9 +46,15 @@ class Additive:
         self.means: Recorded | None = None
         self.totals: Recorded | None = None
 
-    def begin(self) -> None:
-        """Before a run of the step."""
-        self.counts = Counter()
+    def begin(self) -> Additive:
+        """Before a run of the step by one replica, which counts its own numbers.
+
+        Returns:
+            The same numbers, with the counts of this run.
+        """
+        run = copy.copy(self)
+        run.counts = self.counts = Counter()
+        return run
 
     def next(self, kind: str) -> Key:
         """The key of the next number of a kind."""

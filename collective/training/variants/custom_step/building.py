@@ -26,6 +26,29 @@ def packed(rows: Rows) -> Any:
     return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))
 
 
+class OnlyBuilds(keras_compat.Hooks):
+    """Has a step apply nothing, and its optimizers built behind it.
+
+    For replicas of one process, in which no optimizer could be built.
+    """
+
+    def __init__(self) -> None:
+        self._applied: list[tuple[keras.Optimizer, Any]] = []
+
+    def update(
+        self, optimizer: keras.Optimizer, gradients: Any, variables: Any, apply: Any
+    ) -> None:
+        """Applies nothing."""
+        self._applied.append((optimizer, variables))
+
+    def build(self) -> None:
+        """In the backend's scope: as the beginning of ``optimizer.apply``."""
+        for optimizer, variables in self._applied:
+            if not optimizer.built:
+                with keras.name_scope(optimizer.name, caller=optimizer):
+                    optimizer.build(variables)
+
+
 def build(
     model: keras.Model, backend: Backend, spec: Batch, hooks: keras_compat.Hooks
 ) -> None:
@@ -35,10 +58,18 @@ def build(
         hooks: Those with which the step is traced for it.
     """
     x, y, weight, *_ = without_none(spec)
-    step = tf.function(lambda rows: model.train_step(packed(rows)), autograph=False)
+
+    def step(rows: Rows) -> None:
+        made = keras_compat.variables_made_in(backend.scope)
+        with made, keras_compat.intercept(hooks):
+            model.train_step(packed(rows))
+
+    run = tf.function(lambda rows: backend.run(step, (rows,)), autograph=False)
     try:
-        with backend.scope(), keras_compat.intercept(hooks):
-            step.get_concrete_function(Rows(x, y, weight))
+        with backend.scope():
+            run.get_concrete_function(Rows(x, y, weight))
+            if isinstance(hooks, OnlyBuilds):
+                hooks.build()
     except UsageError:
         raise
     except Exception as error:

@@ -87,7 +87,7 @@ def check_step(
     parts = step.virtual.count if step.virtual else backend.replicas
     pieces = parts * step.micro_batches
     whole = fewer(batches[0], _ROWS * pieces)
-    if step.virtual:
+    if step.virtual or len(backend.local_replicas) > 1:
         whole = _unlike(whole, parts)
     sizes, held = _cut(step, count(whole))
     normalizes = False
@@ -133,14 +133,15 @@ def _unlike(rows: Rows, pieces: int) -> Rows:
 
 def _cut(step: CustomStep, rows: int) -> tuple[list[int], range]:
     """The sizes of the pieces of some rows, and which of them this rank has."""
-    backend, own = step.backend, range(step.backend.rank, step.backend.rank + 1)
-    if step.virtual is None:
+    backend, own = step.backend, step.backend.local_replicas
+    if step.virtual is None and len(own) == 1:
         sizes = uneven(rows, backend.replicas)
         return sizes + [0] * (backend.replicas - len(sizes)), own
-    count = step.virtual.count
+    # The step cuts them itself.
+    count = step.virtual.count if step.virtual else backend.replicas
     shares = [share(rows, piece, count) for piece in range(count)]
     sizes = [stop - start for start, stop in shares]
-    return sizes, step.virtual.pieces(own, backend.replicas)
+    return sizes, step.virtual.pieces(own, backend.replicas) if step.virtual else own
 
 
 _checked: WeakKeyDictionary[keras.Model, set[Any]] = WeakKeyDictionary()
@@ -173,10 +174,7 @@ def _explained(model: keras.Model) -> Iterator[None]:
 
 def _differing(backend: Backend, variables: list[Any]) -> str:
     """The first variable whose value is not the same on all ranks; or nothing."""
-    sums = [
-        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes())
-        for v in variables
-    ]
+    sums = [zlib.crc32(np.ascontiguousarray(_array(v)).tobytes()) for v in variables]
     by_rank = gather(backend, np.array(sums, np.float64))
     differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
     return path_of(variables[differ[0]]) if differ.size else ""
@@ -268,7 +266,9 @@ def _by_keras(
     noise = keras_compat.FixedNoise(0, total, total)
     undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
     with undoing, keras_compat.fixed_noise(noise), _explained(model):
-        return run(model, state, method, step.partition is None)
+        return keras_compat.outside_strategy(
+            run, model, state, method, step.partition is None
+        )
 
 
 def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:
@@ -367,4 +367,6 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
 
 
 def _array(value: Any) -> np.ndarray:
+    if isinstance(value, tf.Variable):  # NumPy cannot read one of a strategy
+        value = tf.convert_to_tensor(value)
     return np.array(keras.ops.convert_to_numpy(value))

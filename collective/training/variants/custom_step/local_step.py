@@ -63,6 +63,9 @@ class LocalStep:
         apply_by: As of ``ReplicaHooks``.
         synchronizes: Whether layers of batch normalization have the statistics of the
             whole global batch.
+        inline: Whether the method is traced in the graph of the whole step: replicas of
+            one process cannot meet in another one. Then ``note_written`` is called with
+            that graph, and the step is traced again.
     """
 
     model: keras.Model
@@ -77,6 +80,7 @@ class LocalStep:
     others: list[str] = field(default_factory=list)
     apply_by: ApplyBy | None = None
     synchronizes: bool = False
+    inline: bool = False
     _updated: set[int] = field(default_factory=set)
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
@@ -88,11 +92,11 @@ class LocalStep:
 
         Where a model that runs eagerly trains, nothing is traced: it has been, once.
         """
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or self.inline:
             return self
         function = tf.function(self.__call__, autograph=False)
         traced = function.get_concrete_function(rows, share)
-        self._note_written(traced.graph)
+        self.note_written(traced.graph)
         return lambda rows, share: traced(rows, share)
 
     def contribution(
@@ -161,11 +165,14 @@ class LocalStep:
 
     def with_hooks(self, hooks: ReplicaHooks, rows: Rows) -> Logs:
         """The method on these rows, with these hooks."""
-        hooks.additive = self.additive
-        self.additive.begin()
+        hooks.additive = self.additive.begin()
+        if tf.executing_eagerly() and self.inline:
+            share = hooks.share
+            keras_compat.move_noise(int(share.first_row), int(share.rows))
         drawing, normalizing = hooks.drawing(rows), self._normalizing(hooks.share)
         intercepted = keras_compat.intercept(hooks, self.model.metrics)
-        with drawing as self.others, normalizing, intercepted as results:
+        whole = keras_compat.whole_losses()
+        with drawing as self.others, normalizing, whole, intercepted as results:
             logs = self.method(packed(rows))
             if not isinstance(logs, dict):
                 raise UsageError(
@@ -197,7 +204,7 @@ class LocalStep:
         with entered(replica), batch_norm.synchronized(True):
             yield
 
-    def _note_written(self, graph: Any) -> None:
+    def note_written(self, graph: Any) -> None:
         """Notes the state that a traced call writes."""
         equal = self._updated | {id(v) for v in [self.sums.order, *self.metrics]}
         written = [v for v in written_variables(graph) if id(v) not in equal]
@@ -239,4 +246,5 @@ def written_variables(graph: Any) -> list[tf.Variable]:
         written |= {handle.ref() for handle in writes}
     variables = {id(v.handle): v for v in graph.variables}
     handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
-    return [variables[handle] for handle in handles if handle in variables]
+    found = [variables[handle] for handle in handles if handle in variables]
+    return list({id(v): v for v in map(keras_compat.with_copies, found)}.values())

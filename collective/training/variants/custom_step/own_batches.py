@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
+import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
@@ -38,7 +39,8 @@ class OwnBatchHooks(ReplicaHooks):
 
     def drawing(self, rows: Any) -> contextlib.AbstractContextManager[list[str]]:
         """Numbers of its own: replica 0 draws those of one process."""
-        return keras_compat.draw_as_replica(self.backend.rank)
+        replica = int(tf.get_static_value(self.backend.replica()))
+        return keras_compat.draw_as_replica(replica)
 
     def on_loss(
         self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str

@@ -66,6 +66,8 @@ class OrderedSums:
         self, tensors: Sequence[tf.Tensor], gradients: int = 0
     ) -> list[tf.Tensor]:
         """Sums tensors of one dtype; the first ``gradients`` of them are gradients."""
+        if tf.executing_eagerly() and len(self.backend.local_replicas) > 1:
+            return self._sum_exactly(list(tensors))
         if tf.executing_eagerly():  # backends sum within a graph
             values = [tf.constant(t.numpy()) for t in tensors]  # no tape's
             specs = [tf.TensorSpec(_open(value), value.dtype) for value in values]

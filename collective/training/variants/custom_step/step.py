@@ -100,6 +100,7 @@ class CustomStep:
             step = recomputed(step, self.model)
         if jit_compile:
             step = compiled_around_collectives(step)
+        self._given_sums: list[keras.Optimizer] = []
         self.micro_batches = accumulate
         self.virtual = virtual
         call = self.model, step, self.sums
@@ -113,8 +114,11 @@ class CustomStep:
             if gather_look_ups:
                 hooks = functools.partial(LookUpHooks, set())
             self.local = LocalStep(*call, hooks)
+        self.local.inline = len(backend.local_replicas) > 1
         if self.partition is not None and method == "train_step":
             self.local.apply_by = ShardedUpdate(prepared, self.sums)
+        elif self.local.inline:
+            self.local.apply_by = self._apply_sums
         self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
@@ -123,7 +127,10 @@ class CustomStep:
 
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
         self._runs: dict[Any, Any] = {}
-        self._traced.get_concrete_function()
+        traced = self._traced.get_concrete_function()
+        if self.local.inline:
+            self.local.note_written(traced.graph)
+            self.trace_again()
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         undo.check_known(self.local.state, state, backend)
         self._state = [*state, *self._metrics]
@@ -131,7 +138,11 @@ class CustomStep:
             warn_of_draws(self.model, self.local.others)
 
     def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
-        return self.backend.run(self._replica_step, (batch, number))
+        try:
+            return self.backend.run(self._replica_step, (batch, number))
+        finally:
+            while self._given_sums:
+                keras_compat.switch_on_gradient_sum(self._given_sums.pop())
 
     @property
     def _traced(self) -> Any:
@@ -169,9 +180,11 @@ class CustomStep:
         with (
             mock.patch.object(self, "attachments", Attachments()),
             mock.patch.object(self.local, "synchronizes", False),
-            mock.patch.object(self.local, "apply_by", None),
+            mock.patch.object(
+                self.local, "apply_by", self._apply_sums if self.local.inline else None
+            ),
         ):
-            report = self.backend.run(self._replica_step, args)
+            report = self._run_replicas(*args)
         return self.layout.returned(report.numpy())
 
     def trace_again(self) -> None:
@@ -184,8 +197,10 @@ class CustomStep:
         self.model.reset_metrics()
         if sums is not None and sums[self.layout.ROWS]:
             values = self.layout.metric_values(sums)
-            for variable, value in zip(self._metric_variables, values, strict=True):
-                variable.assign(value)
+            values = [
+                tf.cast(v, m.dtype) for v, m in zip(values, self._metrics, strict=True)
+            ]
+            self.backend.run(lambda: self.backend.assign(self._metrics, values), ())
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -225,6 +240,17 @@ class CustomStep:
             self.backend.assign([*state, *self._metrics], new)
         logs = {name: values.get(name, logs[name]) for name in logs}
         return self._report(batch, logs, metrics, attached, (start, stop))
+
+    def _apply_sums(
+        self, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any
+    ) -> None:
+        """In place of ``optimizer.apply``, which sums over the replicas of a process."""
+        self._given_sums.append(optimizer)
+        keras_compat.switch_off_gradient_sum(optimizer)
+        trainable = self.model.trainable_variables
+        keras_compat.apply(
+            optimizer, gradients, variables, self.backend.assign, trainable
+        )
 
     def _report(
         self,

@@ -1,0 +1,91 @@
+"""Several replicas in one process: as stock Keras trains, and Keras is left as it was."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random import seed_generator
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
+
+from tests.training import pairs
+
+pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
+
+#: Of what a training replaces attributes.
+REPLACED = (
+    keras.layers.Layer,
+    keras.layers.BatchNormalization,
+    keras.metrics.Mean,
+    keras.optimizers.LossScaleOptimizer,
+    keras.Variable,
+    BaseOptimizer,
+    keras_loss,
+    seed_generator,
+    tf.GradientTape,
+    tf.distribute.ReplicaContext,
+    polymorphic_function.Function,
+    gen_random_ops,
+    gen_stateless_random_ops_v2,
+)
+QUICK = ("coupled sync_batch_norm", "own_step sync_batch_norm")
+OTHERS = (
+    "coupled",
+    "look_ups",
+    "sync_batch_norm",
+    "own_step",
+    "coupled accumulate",
+    "coupled look_ups",
+    "coupled recompute",
+    "coupled loss_scale",
+    "coupled jit_compile",
+    "coupled checkpoint",
+    "look_ups accumulate",
+    "own_step look_ups",
+    "own_step accumulate",
+    "own_step recompute",
+    "own_step loss_scale",
+    "own_step jit_compile",
+    "own_step checkpoint",
+    "own_step batches",
+    "own_step ledger",
+)
+
+
+def attributes() -> list[dict[str, object]]:
+    """All but those that Python makes when they are first asked for."""
+    return [
+        {name: value for name, value in vars(owner).items() if name[:2] != "__"}
+        | {"__call__": vars(owner).get("__call__")}
+        for owner in REPLACED
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["tf-mirrored:2", pytest.param("tf-mirrored:3", marks=pytest.mark.matrix)]
+)
+@pytest.mark.parametrize(
+    "features",
+    [*QUICK, *(pytest.param(f, marks=pytest.mark.matrix) for f in OTHERS)],
+)
+def test_trains_what_keras_trains_and_leaves_it_alone(
+    features, name, backends_by_name, tmp_path
+):
+    keras.config.set_floatx("float64")
+    backend, before = backends_by_name(name), attributes()
+    assert pairs.differences(set(features.split()), backend, tmp_path) == []
+    for owner, was, now in zip(REPLACED, before, attributes(), strict=True):
+        changed = [n for n in {*was, *now} if was.get(n) is not now.get(n)]
+        assert changed == [], owner
+    assert pairs.differences(set(), backend, tmp_path) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("features", ["coupled", "look_ups", "sync_batch_norm"])
+def test_one_copy_of_the_variables(features, backends_by_name, tmp_path):
+    keras.config.set_floatx("float64")
+    backend = backends_by_name("tf-central-storage:2")
+    assert pairs.differences({features}, backend, tmp_path) == []
