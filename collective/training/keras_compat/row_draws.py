@@ -17,6 +17,7 @@ Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 201
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops_v2,
 )
 
+from collective.log import log
 from collective.replacements import replacing
 from collective.training.keras_compat.blocks import blocks_of
 
@@ -206,7 +208,11 @@ class _Rows:
         sizes = _static(shape)
         shape = tf.cast(shape, tf.int64)
         if tf.executing_eagerly():
-            return shape, bool(sizes) and sizes[0] == int(self.rows)
+            known, rows = sizes[0] if sizes else None, int(self.rows)
+            multiple = known and known > rows and known % rows == 0
+            if multiple and not int(self.first):
+                _warn_of_multiple(known // rows)
+            return shape, known == rows
         if sizes[:1] == [None] or (sizes and sizes[0] == self.length):
             return shape, True
         if None in sizes and sizes[0] != 1:
@@ -260,6 +266,16 @@ def _blocks(shape: Any) -> int:
         shape, tf.__internal__.EagerTensor
     )
     return blocks_of(shape) if in_graph else 1
+
+
+@functools.cache
+def _warn_of_multiple(times: int) -> None:
+    """Once: no graph tells what stands in the draw."""
+    log.warning(
+        "a random draw of %d times the rows of the batch, in a step that runs eagerly: its "
+        "numbers are not those of one process. HINT: compile(run_eagerly=False)",
+        times,
+    )
 
 
 def _static(shape: Any) -> list[int | None]:
