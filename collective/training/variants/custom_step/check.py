@@ -87,8 +87,8 @@ def check_step(
     parts = step.virtual.count if step.virtual else backend.replicas
     pieces = parts * step.micro_batches
     whole = fewer(batches[0], _ROWS * pieces)
-    if step.virtual or len(backend.local_replicas) > 1:
-        whole = _unlike(whole, parts)
+    if _cuts(step):
+        whole = _unlike(whole, pieces)
     sizes, held = _cut(step, count(whole))
     normalizes = False
 
@@ -131,13 +131,18 @@ def _unlike(rows: Rows, pieces: int) -> Rows:
     return fewer(rows, total - 1) if total % pieces == 0 and total > pieces else rows
 
 
+def _cuts(step: CustomStep) -> bool:
+    """Whether the step cuts rows itself, and its pieces draw for the rows of that cut."""
+    in_process = len(step.backend.local_replicas)
+    return step.virtual is not None or max(in_process, step.micro_batches) > 1
+
+
 def _cut(step: CustomStep, rows: int) -> tuple[list[int], range]:
     """The sizes of the pieces of some rows, and which of them this rank has."""
     backend, own = step.backend, step.backend.local_replicas
-    if step.virtual is None and len(own) == 1:
+    if not _cuts(step):
         sizes = uneven(rows, backend.replicas)
         return sizes + [0] * (backend.replicas - len(sizes)), own
-    # The step cuts them itself.
     count = step.virtual.count if step.virtual else backend.replicas
     shares = [share(rows, piece, count) for piece in range(count)]
     sizes = [stop - start for start, stop in shares]
