@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
@@ -11,6 +12,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
+from collective.training import fit
 from tests.training import pairs
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
@@ -89,3 +91,38 @@ def test_one_copy_of_the_variables(features, backends_by_name, tmp_path):
     keras.config.set_floatx("float64")
     backend = backends_by_name("tf-central-storage:2")
     assert pairs.differences({features}, backend, tmp_path) == []
+
+
+def test_layers_keep_the_losses_of_each_replica(backends_by_name):
+    """Replicas meet in the batch normalization, behind a layer that adds a loss."""
+    keras.config.set_floatx("float64")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(23, 5)), rng.normal(size=(23, 2))
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        layers = [
+            keras.Input((5,)),
+            keras.layers.Dense(4, activity_regularizer="l2"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(2, kernel_regularizer="l2"),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    settings = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    stock = make()
+    wanted = stock.fit(x, y, **settings).history["loss"]
+    backend = backends_by_name("tf-mirrored:2")
+    with backend.scope():
+        ours = make()
+    settings |= {"backend": backend, "sync_batch_norm": True}
+    got = fit(ours, x, y, **settings).history["loss"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-10)
+    for mine, theirs in zip(ours.weights, stock.weights, strict=True):
+        np.testing.assert_allclose(_array(mine), _array(theirs), rtol=1e-9, atol=1e-12)
+
+
+def _array(variable: keras.Variable) -> np.ndarray:
+    return tf.convert_to_tensor(variable.value).numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -158,7 +159,7 @@ def custom_loss(
     parameters = inspect.signature(model.compute_loss).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     compute = model.compute_loss if takes_all else model._compute_loss
-    with replacing(model, "_losses_override", added):
+    with replacing(model, "_losses_override", added), whole_losses():
         return compute(**batch, training=training)
 
 
@@ -176,4 +177,31 @@ def whole_losses() -> Iterator[None]:
         replacing(keras_loss, "scale_loss_for_distribution", unchanged),
         replacing(keras_loss, "unscale_loss_for_distribution", unchanged),
     ):
+        yield
+
+
+class _Ids:
+    """A set that Keras does not copy where it becomes an attribute of a layer."""
+
+    def __init__(self) -> None:
+        ids: set[int] = set()
+        self.add, self.clear, self._ids = ids.add, ids.clear, ids
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._ids
+
+
+@contextlib.contextmanager
+def own_losses(model: keras.Model) -> Iterator[None]:
+    """Inside, layers of a replica keep what they ``add_loss`` apart from other replicas'.
+
+    Replicas of one process are threads that share the layers, and each clears what they
+    have kept.
+    """
+    with contextlib.ExitStack() as stack:
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            for layer in model._flatten_layers():
+                stack.enter_context(replacing(layer, "_losses", UserList()))
+                if hasattr(layer, "_loss_ids"):  # not in every Keras
+                    stack.enter_context(replacing(layer, "_loss_ids", _Ids()))
         yield

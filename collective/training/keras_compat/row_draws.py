@@ -208,11 +208,11 @@ class _Rows:
         sizes = _static(shape)
         shape = tf.cast(shape, tf.int64)
         if tf.executing_eagerly():
-            known, rows = sizes[0] if sizes else None, int(self.rows)
-            multiple = known and known > rows and known % rows == 0
-            if multiple and not int(self.first):
-                _warn_of_multiple(known // rows)
-            return shape, known == rows
+            length, rows = (sizes[0] if sizes else None) or 0, int(self.rows)
+            times = length // rows if length % rows == 0 else 0
+            if times > 1 and not int(self.first):
+                _warn_of_multiple(times)
+            return shape, times == 1
         if sizes[:1] == [None] or (sizes and sizes[0] == self.length):
             return shape, True
         if None in sizes and sizes[0] != 1:

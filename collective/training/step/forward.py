@@ -8,7 +8,7 @@ micro-batch, and they run on any replica under any strategy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -237,7 +237,7 @@ class Forward:
         training: bool,
     ) -> tuple[Any, LossSums]:
         """What metrics see, and the loss."""
-        with scope, self._scalar_means(rows, global_rows):
+        with scope, self._of_replica(rows, global_rows):
             own = self._predict(rows, training)
             added = self._added(rows, global_rows)
             return own, self._loss(own, added, global_rows, training)
@@ -353,14 +353,18 @@ class Forward:
     ) -> list[tf.Tensor]:
         """The metrics' variables, from what model and loss have made of them."""
         counted = scope.values(self._metric_variables)
-        with self._scalar_means(rows, global_rows):
+        with self._of_replica(rows, global_rows):
             return keras_compat.metric_sums(self.model, counted, *seen)
 
-    def _scalar_means(
-        self, rows: Rows, global_rows: tf.Tensor
-    ) -> contextlib.AbstractContextManager[None]:
-        """Inside, a scalar that a metric gets counts by the share of these rows."""
-        return keras_compat.scalar_means(_share(rows, global_rows))
+    @contextlib.contextmanager
+    def _of_replica(self, rows: Rows, global_rows: tf.Tensor) -> Iterator[None]:
+        """Inside, added losses are this replica's alone.
+
+        A scalar that a metric gets counts by the share of these rows.
+        """
+        means = keras_compat.scalar_means(_share(rows, global_rows))
+        with means, keras_compat.own_losses(self.model):
+            yield
 
     def _recomputed(
         self, tape: tf.GradientTape

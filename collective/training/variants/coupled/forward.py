@@ -53,7 +53,7 @@ class CoupledForward(Forward):
         training: bool,
     ) -> tuple[Predicted | WholeBatch, LossSums]:
         plan = self.plan
-        with scope, self._scalar_means(rows, global_rows):
+        with scope, self._of_replica(rows, global_rows):
             with whole_layers.computed(self.model, plan, self.replica):
                 own = self._predict(rows, training)
             added = self._added(rows, global_rows)

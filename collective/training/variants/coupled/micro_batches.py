@@ -93,7 +93,7 @@ class FirstPass(Forward):
         with (
             self.draws.tracing(place, key),
             scope,
-            self._scalar_means(rows, global_rows),
+            self._of_replica(rows, global_rows),
         ):
             y_pred = self._predict(rows, training=True).y_pred
         masks = [keras_compat.mask_of(leaf) for leaf in tf.nest.flatten(y_pred)]

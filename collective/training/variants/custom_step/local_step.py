@@ -171,8 +171,8 @@ class LocalStep:
             keras_compat.move_noise(int(share.first_row), int(share.rows))
         drawing, normalizing = hooks.drawing(rows), self._normalizing(hooks.share)
         intercepted = keras_compat.intercept(hooks, self.model.metrics)
-        whole = keras_compat.whole_losses()
-        with drawing as self.others, normalizing, whole, intercepted as results:
+        whole, kept = keras_compat.whole_losses(), keras_compat.own_losses(self.model)
+        with drawing as self.others, normalizing, whole, kept, intercepted as results:
             logs = self.method(packed(rows))
             if not isinstance(logs, dict):
                 raise UsageError(
