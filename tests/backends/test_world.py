@@ -47,5 +47,6 @@ def test_tf_multiworker_needs_no_mpi_on_one_host(name):
     assert MultiWorkerBackend.availability(here).usable
     assert not world.mpi_availability(here).usable
     found = MultiWorkerBackend.availability(apart)
-    assert not found.usable and found.hint.startswith("mpirun -np 4")
+    by_mpi = "collectiverun --mpi" if name == "collectiverun" else "mpirun -np 4"
+    assert not found.usable and found.hint.startswith(by_mpi)
     assert world.can_serve(here) and not world.can_serve(apart)

@@ -215,20 +215,6 @@ def test_a_model_that_is_not_compiled_is_refused(backend):
     refused(backend, "is not compiled", bare)
 
 
-def test_a_train_step_of_its_own_by_virtual_replicas_is_refused(backend):
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            return {}
-
-    def make():
-        return cases.compiled(
-            Own([keras.Input((6,)), keras.layers.Dense(3)]), cases.sgd()
-        )
-
-    said = "a train_step of the model's own does not work with"
-    refused(backend, said, make, virtual_replicas=4)
-
-
 def test_what_is_no_model_is_refused(backend):
     refused(backend, "a keras.Model was expected, not str", lambda: "a model")
 

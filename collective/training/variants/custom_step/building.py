@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -60,7 +61,9 @@ def build(
     x, y, weight, *_ = without_none(spec)
 
     def step(rows: Rows) -> None:
-        made = keras_compat.variables_made_in(backend.scope)
+        made: Any = contextlib.nullcontext()
+        if len(backend.local_replicas) > 1:
+            made = keras_compat.variables_made_in(backend.scope)
         with made, keras_compat.intercept(hooks):
             model.train_step(packed(rows))
 

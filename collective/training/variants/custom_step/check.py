@@ -271,9 +271,10 @@ def _by_keras(
     noise = keras_compat.FixedNoise(0, total, total)
     undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
     with undoing, keras_compat.fixed_noise(noise), _explained(model):
-        return keras_compat.outside_strategy(
-            run, model, state, method, step.partition is None
-        )
+        update = step.partition is None
+        if len(step.backend.local_replicas) == 1:
+            return run(model, state, method, update)
+        return keras_compat.outside_strategy(run, model, state, method, update)
 
 
 def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:
@@ -372,6 +373,7 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
 
 
 def _array(value: Any) -> np.ndarray:
-    if isinstance(value, tf.Variable):  # NumPy cannot read one of a strategy
-        value = tf.convert_to_tensor(value)
-    return np.array(keras.ops.convert_to_numpy(value))
+    try:
+        return np.array(keras.ops.convert_to_numpy(value))
+    except ValueError:  # one of several replicas' own values, which NumPy cannot read
+        return np.array(tf.convert_to_tensor(value))

@@ -207,7 +207,11 @@ class LocalStep:
     def note_written(self, graph: Any) -> None:
         """Notes the state that a traced call writes."""
         equal = self._updated | {id(v) for v in [self.sums.order, *self.metrics]}
-        written = [v for v in written_variables(graph) if id(v) not in equal]
+        written = written_variables(graph)
+        if self.inline:  # with one for each replica of this process
+            whole = map(keras_compat.with_copies, written)
+            written = list({id(v): v for v in whole}.values())
+        written = [v for v in written if id(v) not in equal]
         self.state = list(filter(_is_summed, written))
         self.seeds = [v for v in written if keras_compat.SEED_STATE in v.name]
 
@@ -246,5 +250,4 @@ def written_variables(graph: Any) -> list[tf.Variable]:
         written |= {handle.ref() for handle in writes}
     variables = {id(v.handle): v for v in graph.variables}
     handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
-    found = [variables[handle] for handle in handles if handle in variables]
-    return list({id(v): v for v in map(keras_compat.with_copies, found)}.values())
+    return [variables[handle] for handle in handles if handle in variables]
