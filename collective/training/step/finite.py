@@ -37,6 +37,8 @@ def ignored(yes: bool = True) -> Iterator[None]:
 
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
+    if not tensors:  # a train_step that applies nothing
+        return tf.zeros([], tf.float32)
     sums = [tf.reduce_sum(t) for t in tensors]
     flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
     place = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
