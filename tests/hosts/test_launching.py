@@ -75,7 +75,9 @@ def test_hosts_of_one_name_are_told_apart_or_refused(hosts):
         # Without our launcher only MPI could know, and its ranks wait for each other.
         rank = ["env", "COLLECTIVE_START_TIMEOUT=5", sys.executable, "-c", SUMS]
         code, printed = run(hosts.mpirun([1, 1], rank))
-    assert code == 1 and "on a host of the name node: MPI did not connect" in printed
+    # On a busy machine Open MPI may give up first, with an exit code of its own.
+    found = "on a host of the name node: MPI did not connect" in printed
+    assert code == 14 or (code == 1 and found), printed
 
 
 def test_srun_with_pmix_joins_the_hosts(hosts):
