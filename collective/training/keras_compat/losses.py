@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import UserList
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSet
 from typing import Any, NamedTuple
 
 import keras
@@ -180,15 +180,28 @@ def whole_losses() -> Iterator[None]:
         yield
 
 
-class _Ids:
+class _Ids(MutableSet[int]):
     """A set that Keras does not copy where it becomes an attribute of a layer."""
 
-    def __init__(self) -> None:
-        ids: set[int] = set()
-        self.add, self.clear, self._ids = ids.add, ids.clear, ids
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._ids = set(ids)
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: object) -> bool:
         return number in self._ids
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, value: int) -> None:
+        """As of ``set``."""
+        self._ids.add(value)
+
+    def discard(self, value: int) -> None:
+        """As of ``set``."""
+        self._ids.discard(value)
 
 
 @contextlib.contextmanager
