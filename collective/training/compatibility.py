@@ -40,6 +40,11 @@ FEATURES = {
         "a train_step of the model's own in micro-batches or pieces",
         "drop --accumulate and --virtual-replicas",
     ),
+    "gathering_pieces": Feature(
+        "--virtual-replicas of a train_step of the model's own, of a loss of the whole "
+        "batch, or with embedding_gradients='keras'",
+        "drop --virtual-replicas",
+    ),
     "per_replica": Feature(
         "per_replica (replicas with batches of their own)", "drop per_replica"
     ),
@@ -173,6 +178,9 @@ NOT_BUILT = _pairs(
             "those of each part would have to be kept beside the sums over parts, until "
             "the update"
         ),
+        "gathering_pieces with devices": (
+            "a rank gathers for all pieces that it holds, in one place"
+        ),
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
         ),
@@ -259,6 +267,9 @@ def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     present = set(features)
     if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
         present.add("cut_step")
+    gathers = {"own_step", "coupled", "look_ups"}
+    if "virtual_replicas" in present and present & gathers:
+        present.add("gathering_pieces")
     for table in (IMPOSSIBLE, NOT_BUILT):
         for pair, why in table.items():
             if pair <= present:
