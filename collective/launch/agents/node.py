@@ -95,8 +95,13 @@ async def _connect(settings: Settings) -> tuple[Link | None, str]:
     opened.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=opened)
     link = Link(reader, writer, key)
-    mine = settings
-    hello = [mine.version, socket.gethostname(), mine.slots, mine.node, mine.encrypt]
+    hello = [
+        settings.version,
+        socket.gethostname(),
+        settings.slots,
+        settings.node,
+        settings.encrypt,
+    ]
     await link.send(0, HELLO, json.dumps(hello).encode())
     answer = await link.first(_ANSWER_SECONDS)
     if answer is None or answer.kind != HELLO:

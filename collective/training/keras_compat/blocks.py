@@ -8,27 +8,30 @@ have a multiple of the rows; the operations that made a tensor tell them apart.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import tensorflow as tf
 
 
-def blocks_of(shape: tf.Tensor) -> int:
+def blocks_of(shape: tf.Tensor, single: set[Any]) -> int:
     """Of the tensor whose shape this is: 1, or how many batches it holds.
 
     Args:
         shape: In a graph, as ``tf.shape`` gives it, or made of its entries.
+        single: References of tensors behind which no batches are joined. It grows, so
+            that the draws of one graph look at each tensor once.
     """
-    found, seen, pending = 1, set(), [shape]
+    seen, pending = set(), deque([shape])
     while pending:
-        tensor = pending.pop(0)
-        if tensor.ref() in seen:
+        tensor = pending.popleft()
+        if tensor.ref() in seen or tensor.ref() in single:
             continue
         seen.add(tensor.ref())
-        found *= _joined(tensor.op)
-        if found > 1:
+        if (found := _joined(tensor.op)) > 1:
             return found
         pending += _sources(tensor)
+    single |= seen
     return 1
 
 

@@ -8,8 +8,9 @@ whole and cut.
 
 A draw belongs to the rows of the batch where its first axis has as many entries as there
 are rows, or a multiple (an axis of patches or time steps folded into that of the rows, or
-several batches one behind the other: ``blocks``). In a graph, an axis of rows is open; a draw whose first axis has a fixed length, such as noise
-on a kernel, is the same on every replica. Eagerly, lengths decide.
+several batches one behind the other: ``blocks``). In a graph, an axis of rows is open; a
+draw whose first axis has a fixed length, such as noise on a kernel, is the same on every
+replica. Eagerly, lengths decide.
 
 Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
 """
@@ -90,6 +91,7 @@ class _Rows:
         self.first, rows, self.total = (tf.cast(n, tf.int64) for n in place)
         self.rows = tf.maximum(rows, 1)
         self.others: list[str] = []
+        self._single: set[Any] = set()
 
     def replaced(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         """Modules of operations, names in them, and what replaces each."""
@@ -115,14 +117,14 @@ class _Rows:
         Args:
             counts: By how many counts a group of numbers is from the next one.
         """
+        cut = self._cut(plain)
 
         def draw(shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kw: Any):
-            given = shape
+            if self._blocks(shape) > 1:
+                return cut(shape, key, counter, alg, *args, **kw)
             shape, of_rows = self._shape(shape)
             if not of_rows:
                 return plain(shape, key, counter, alg, *args, **kw)
-            if _blocks(given) > 1:
-                return self._cut(plain)(given, key, counter, alg, *args, **kw)
             bounds = [*args, kw.get("minval")]
             dtype = tf.as_dtype(
                 kw.get("dtype") or getattr(bounds[0], "dtype", tf.float32)
@@ -148,7 +150,7 @@ class _Rows:
         """An operation that draws the global batch whole, of which rows are kept."""
 
         def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks = _blocks(shape)
+            blocks = self._blocks(shape)
             shape, of_rows = self._shape(shape)
             if not of_rows:
                 return plain(shape, *args, **kwargs)
@@ -201,6 +203,12 @@ class _Rows:
             return plain(value, *args, **kwargs)
 
         return shuffle
+
+    def _blocks(self, shape: Any) -> int:
+        """How many batches stand in a draw; eagerly and for plain numbers one."""
+        eager = isinstance(shape, tf.__internal__.EagerTensor)
+        in_graph = tf.is_tensor(shape) and not eager
+        return blocks_of(shape, self._single) if in_graph else 1
 
     def _shape(self, shape: Any) -> tuple[tf.Tensor, bool]:
         """The shape, int64, and whether its first axis is that of the rows."""
@@ -258,14 +266,6 @@ class _Rows:
         begin = tf.minimum(self.first, self.total - self.rows) * (fold // number)
         mine = each[:, begin : begin + count // number]
         return tf.reshape(mine, tf.concat([[count], rest], 0))
-
-
-def _blocks(shape: Any) -> int:
-    """How many batches stand in a draw; eagerly and for plain numbers one."""
-    in_graph = tf.is_tensor(shape) and not isinstance(
-        shape, tf.__internal__.EagerTensor
-    )
-    return blocks_of(shape) if in_graph else 1
 
 
 @functools.cache

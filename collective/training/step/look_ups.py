@@ -9,9 +9,11 @@ same either way, unless it clips.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakSet
 
 import keras
+import tensorflow as tf
 
 from collective.log import log
 from collective.training import keras_compat
@@ -23,6 +25,18 @@ def sees_each(optimizer: keras.Optimizer) -> bool:
     """Whether an update by single look-ups is another than by their sum for each row."""
     clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
     return bool(clips) or not isinstance(optimizer, keras.optimizers.SGD)
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """The numbers of a gradient: of IndexedSlices, those of each look-up."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def with_values(gradient: Any, values: tf.Tensor) -> Any:
+    """The gradient with other numbers: of IndexedSlices, for the same look-ups."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> None:

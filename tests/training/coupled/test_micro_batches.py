@@ -94,10 +94,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_trains_what_stock_keras_trains(name, backend):
     """31 rows in batches of ten, each in three parts: the last has one row."""
-    make, data, plan = CASES[name]
+    assert_trains_as_stock(CASES, name, backend, accumulate=3)
+
+
+def assert_trains_as_stock(cases, name, backend, **options):
+    make, data, plan = cases[name]
     counts = (30, 20) if name == "two-outputs" else (31, 17)
     arguments = make(), data(counts[0]), data(counts[1], 9)
-    got = planned(*arguments, backend, plan, accumulate=3)
+    got = planned(*arguments, backend, plan, **options)
     assert_same(got, stock(*arguments), 1e-10)
 
 
@@ -109,11 +113,7 @@ PIECES["counting"] = lambda: lambda: noisy(0.0), test_gathered.rows, test_gather
 @pytest.mark.parametrize("name", PIECES)
 def test_pieces_train_what_stock_keras_trains(name, backend):
     """A rank has one, or several; in the last batch some have no row."""
-    make, data, plan = PIECES[name]
-    counts = (30, 20) if name == "two-outputs" else (31, 17)
-    arguments = make(), data(counts[0]), data(counts[1], 9)
-    got = planned(*arguments, backend, plan, virtual_replicas=4)
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_trains_as_stock(PIECES, name, backend, virtual_replicas=4)
 
 
 @pytest.mark.parametrize(

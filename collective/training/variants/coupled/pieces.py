@@ -21,7 +21,7 @@ from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.forward import Sums
 from collective.training.step.found import Found
-from collective.training.step.inputs import ReplicaRows, StepInputs, process_rows
+from collective.training.step.inputs import ReplicaRows, StepInputs
 from collective.training.step.parts import ReplicaSums
 from collective.training.step.passes import TracedPass
 from collective.training.step.plan import StepPlan
@@ -35,9 +35,14 @@ from collective.training.variants.coupled.replica import (
     ReplicaContext,
     at_least_one_row,
 )
-from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.sums import SubtreeSums, SumsLayout
-from collective.training.variants.virtual.tree import BITS, Piece, sum_subtrees
+from collective.training.variants.virtual.pieces import Node, VirtualReplicas
+from collective.training.variants.virtual.sums import (
+    SubtreeSums,
+    SumsLayout,
+    replica_number,
+    rows_of_pieces,
+)
+from collective.training.variants.virtual.tree import BITS, Leaf, Piece, sum_subtrees
 
 
 def planned(plan: StepPlan) -> StepPlan:
@@ -97,14 +102,9 @@ class CoupledPieces(CoupledMicroBatches):
         self.virtual = virtual
         self.dtype = dtype
 
-    @property
-    def _held(self) -> range:
-        return self.virtual.pieces(self.backend.local_replicas, self.backend.replicas)
-
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
         """All rows of the process."""
-        first, _ = share(batch.global_rows, self._held[0], self.virtual.count)
-        return process_rows(batch, first)
+        return rows_of_pieces(self.virtual, self.backend, batch)
 
     def __call__(self, inputs: StepInputs) -> ReplicaSums:
         """Inside ``Backend.run``: the sums of this replica."""
@@ -144,13 +144,16 @@ class CoupledPieces(CoupledMicroBatches):
             return Piece([], tf.zeros([]), there)
 
         kept = [_open(t) for t in tf.nest.flatten(like)]
-        subtrees = self.virtual.subtrees(self._replica, self.backend.replicas)
-        *_, rows = sum_subtrees(leaf, self._held, subtrees, [], kept)
+        *_, rows = self._over_pieces(leaf, [], kept)
         return tf.nest.pack_sequence_as(like, rows)
 
-    @property
-    def _replica(self) -> int:
-        return self.backend.local_replicas[0]
+    def _over_pieces(
+        self, leaf: Leaf, specs: list[tf.TensorSpec], kept: list[tf.TensorSpec]
+    ) -> tuple[dict[Node, list[tf.Tensor]], tf.Tensor, list[tf.Tensor]]:
+        """As ``sum_subtrees``, over the pieces that this replica holds."""
+        virtual, backend = self.virtual, self.backend
+        subtrees = virtual.subtrees(replica_number(backend), backend.replicas)
+        return sum_subtrees(leaf, virtual.held(backend), subtrees, specs, kept)
 
     def _sums(
         self, inputs: StepInputs, holder: Holder, rows: Rows, head: Any
@@ -189,10 +192,7 @@ class CoupledPieces(CoupledMicroBatches):
             return Piece(layout.pack(sums), mark, tf.nest.flatten(slices))
 
         kept = [_open(t) for t in tf.nest.flatten(self.last.shapes[1])]
-        subtrees = self.virtual.subtrees(self._replica, self.backend.replicas)
-        vectors, mark, tensors = sum_subtrees(
-            leaf, self._held, subtrees, layout.specs, kept
-        )
+        vectors, mark, tensors = self._over_pieces(leaf, layout.specs, kept)
         slices = tf.nest.pack_sequence_as(self.last.shapes[1], tensors)
         whole = look_ups.gathered(self._look_ups(slices), holder)
         gathered = [each.slices.values for each in whole.values()]

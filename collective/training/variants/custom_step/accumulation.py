@@ -217,10 +217,13 @@ class AccumulatingStep(LocalStep):
         before: Sequence[tf.Tensor],
     ) -> Contribution:
         """Runs the step on all micro-batches; see ``LocalStep.contribution``."""
-        run = Run(call, share, before, [tf.identity(seed) for seed in self.seeds])
+        seeds = [tf.identity(seed) for seed in self.seeds]
+        return self._on_all(Run(call, share, before, seeds), rows)
+
+    def _on_all(self, run: Run, rows: Rows) -> Contribution:
         last = self.micro_batches - 1
-        earlier_sums, earlier = self._add_up(run, rows, share, last)
-        part, own = self._micro_batch(rows, share, tf.constant(last, tf.int64))
+        earlier_sums, earlier = self._add_up(run, rows, run.whole, last)
+        part, own = self._micro_batch(rows, run.whole, tf.constant(last, tf.int64))
         found, _ = self._one(run, part, own, earlier)
         return found._replace(
             sums=tf.nest.map_structure(tf.add, earlier_sums, found.sums)

@@ -146,7 +146,7 @@ def _cut(step: CustomStep, rows: int) -> tuple[list[int], range]:
     count = step.virtual.count if step.virtual else backend.replicas
     shares = [share(rows, piece, count) for piece in range(count)]
     sizes = [stop - start for start, stop in shares]
-    return sizes, step.virtual.pieces(own, backend.replicas) if step.virtual else own
+    return sizes, step.virtual.held(backend) if step.virtual else own
 
 
 _checked: WeakKeyDictionary[keras.Model, set[Any]] = WeakKeyDictionary()

@@ -10,7 +10,6 @@ pieces in the same loop, and updates from the same sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from collective.training.input import plan
 from collective.training.input.pipeline import Batch
 from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
-from collective.training.step.inputs import ReplicaRows, process_rows
+from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import Rows
 from collective.training.variants.custom_step.accumulation import (
     AccumulatingStep,
@@ -30,9 +29,12 @@ from collective.training.variants.custom_step.accumulation import (
 )
 from collective.training.variants.custom_step.additive import Key
 from collective.training.variants.custom_step.local_step import Contribution
-from collective.training.variants.custom_step.share import Share
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.sums import SumsLayout
+from collective.training.variants.virtual.sums import (
+    SumsLayout,
+    replica_number,
+    rows_of_pieces,
+)
 from collective.training.variants.virtual.tree import Piece, sum_subtrees, total
 
 
@@ -81,17 +83,7 @@ class PieceStep(AccumulatingStep):
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
         """As of ``LocalStep``."""
-        first, _ = plan.share(batch.global_rows, self._held[0], self.virtual.count)
-        return process_rows(batch, first)
-
-    @property
-    def _replica(self) -> int:
-        return self.sums.backend.local_replicas[0]
-
-    @property
-    def _held(self) -> range:
-        backend = self.sums.backend
-        return self.virtual.pieces(backend.local_replicas, backend.replicas)
+        return rows_of_pieces(self.virtual, self.sums.backend, batch)
 
     def _hooks_of(self, earlier: Gradients | None) -> type[MicroBatchHooks]:
         return PieceHooks if earlier is None else UpdateHooks
@@ -99,17 +91,10 @@ class PieceStep(AccumulatingStep):
     def _earlier_of(self, gradients: Gradients) -> Gradients:
         return [*gradients, [tf.zeros([self.sums.backend.most_replicas])]]
 
-    def contribution(
-        self,
-        call: Callable[..., Any],
-        rows: Rows,
-        share: Share,
-        before: Sequence[tf.Tensor],
-    ) -> Contribution:
-        """Runs the step on all pieces, and updates; the sums are those of all replicas."""
-        run = Run(call, share, before, [tf.identity(seed) for seed in self.seeds])
+    def _on_all(self, run: Run, rows: Rows) -> Contribution:
+        """On all pieces, and then the update; the sums are those of all replicas."""
         sums, gradients, located = self._over_pieces(run, rows)
-        none = share._replace(rows=tf.zeros_like(share.rows))
+        none = run.whole._replace(rows=tf.zeros_like(run.whole.rows))
         earlier = [*gradients, [located]]
         found, _ = self._one(run, slice_rows(rows, 0, 1), none, earlier)
         return found._replace(sums=sums)
@@ -135,13 +120,16 @@ class PieceStep(AccumulatingStep):
             sums = self._add_up(run, part, own, self.micro_batches)
             return Piece(layout.pack(sums), finite.first(tf.nest.flatten(sums[1])))
 
-        subtrees = virtual.subtrees(self._replica, backend.replicas)
-        found, mark, _ = sum_subtrees(leaf, self._held, subtrees, layout.specs)
+        replica = replica_number(backend)
+        subtrees = virtual.subtrees(replica, backend.replicas)
+        found, mark, _ = sum_subtrees(
+            leaf, virtual.held(backend), subtrees, layout.specs
+        )
         by_subtree = [found[node] for node in subtrees]
 
         def summed(by_subtree: list[list[tf.Tensor]], number: tf.Tensor) -> Any:
             sums = dict(zip(subtrees, by_subtree, strict=True))
-            return total(virtual, backend, self._replica, sums, always=number >= 0)
+            return total(virtual, backend, replica, sums, always=number >= 0)
 
         run_total = tf.function(summed, autograph=False)  # backends sum within a graph
         vectors = self.sums.in_turn(

@@ -257,7 +257,7 @@ class ReplicaHooks(Hooks):
         """Fails on every replica where one has a gradient that is not finite."""
         if not gradients:
             return []
-        gradients = [values_of(gradient) for gradient in gradients]
+        gradients = [look_ups.values_of(gradient) for gradient in gradients]
         if self.alone:
             located = self._locate(gradients, variables)
             return finite.check(located, self.share.number, self.backend)
@@ -340,11 +340,6 @@ def _dense(gradient: Any, variable: Any) -> tf.Tensor:
     if not tf.executing_eagerly():
         dense.set_shape(variable.shape)
     return dense
-
-
-def values_of(gradient: Any) -> tf.Tensor:
-    """Its numbers: of IndexedSlices, those of each look-up."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _in_scope(tensor: Any) -> bool:

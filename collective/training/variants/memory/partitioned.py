@@ -21,6 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.step.found import Found
+from collective.training.step.look_ups import values_of, with_values
 from collective.training.variants.memory.shards import Shard
 from collective.training.variants.memory.whole import ShardedVariables
 
@@ -138,7 +139,7 @@ class PartitionedVariables(ShardedVariables, ABC):
         if not scaled and not clips:
             return gradients, None
         numbers = [
-            2 * tf.nn.l2_loss(_values(g))
+            2 * tf.nn.l2_loss(values_of(g))
             if clips and self._counts_in_norm(i)
             else tf.zeros([])
             for i, g in zip(connected, gradients, strict=True)
@@ -187,22 +188,10 @@ def unless(skipped: tf.Tensor, gradients: Sequence[Any]) -> list[Any]:
     def nan_if(values: tf.Tensor) -> tf.Tensor:
         return tf.where(skipped, tf.constant(math.nan, values.dtype), values)
 
-    return [
-        tf.IndexedSlices(nan_if(g.values), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else nan_if(g)
-        for g in gradients
-    ]
+    return [with_values(g, nan_if(values_of(g))) for g in gradients]
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
     """A gradient, or each look-up in it, times a scalar."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * tf.cast(factor, gradient.dtype)
-    values = _times(gradient.values, factor)
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    """Its numbers: of look-ups, those of each, of which Keras takes the norm, too."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    values = values_of(gradient)
+    return with_values(gradient, values * tf.cast(factor, values.dtype))

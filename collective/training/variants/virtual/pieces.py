@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from collective.backends.base import Backend
 from collective.training.input.plan import share
 
 
@@ -52,6 +53,10 @@ class VirtualReplicas:
         start, _ = share(self.count, replicas[0], total)
         _, stop = share(self.count, replicas[-1], total)
         return range(start, stop)
+
+    def held(self, backend: Backend) -> range:
+        """The pieces of this process."""
+        return self.pieces(backend.local_replicas, backend.replicas)
 
     def subtrees(self, replica: int, total: int) -> list[Node]:
         """The fewest nodes that cover the pieces of a replica, and no others, in order.

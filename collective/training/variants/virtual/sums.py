@@ -73,7 +73,7 @@ class PieceSums:
         shapes = self.traced.shapes
         layout = SumsLayout(shapes, self.dtype, shapes.state, apart=one_each)
         pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
-        held = virtual.pieces(backend.local_replicas, backend.replicas)
+        held = virtual.held(backend)
         first, _ = share(inputs.global_rows, held[0], virtual.count)
         variables = len(inputs.weights.trainable)
 
@@ -96,12 +96,20 @@ def replica_number(backend: Backend) -> int:
     return int(tf.get_static_value(backend.replica()))
 
 
+def rows_of_pieces(
+    virtual: VirtualReplicas, backend: Backend, batch: Batch
+) -> ReplicaRows:
+    """All rows of a process, and the place of the first in the global batch."""
+    first, _ = share(batch.global_rows, virtual.held(backend)[0], virtual.count)
+    return process_rows(batch, first)
+
+
 def _rows_read(virtual: VirtualReplicas, backend: Backend, batch: Batch) -> Any:
     """``Batch.rows_read`` of this replica's pieces, of those of the process."""
     if len(backend.local_replicas) == 1:
         return batch.rows_read
     replica = replica_number(backend)
-    held = virtual.pieces(backend.local_replicas, backend.replicas)
+    held = virtual.held(backend)
     own = virtual.pieces(range(replica, replica + 1), backend.replicas)
     first, _ = share(batch.global_rows, held[0], virtual.count)
     start, _ = share(batch.global_rows, own[0], virtual.count)
