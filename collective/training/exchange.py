@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import TensorParallel
+from collective.training.traced import traced
 
 
 def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
@@ -25,7 +26,7 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
         else backend.all_reduce
     )
 
-    @tf.function(autograph=False)
+    @traced
     def summed(array: tf.Tensor) -> tf.Tensor:
         return backend.run(lambda a: all_reduce([a])[0], (array,))
 

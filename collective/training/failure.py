@@ -55,7 +55,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise EndedByAnotherRank(exit_code) from None
         if isinstance(backend, Elastic) and backend.is_repeated(error):
             raise
-        if _fails_alike(error, backend):
+        if fails_alike(error, backend):
             _alike[:] = [error]
             if backend.rank:
                 _when_uncaught(error, lambda: None, prints=False)
@@ -78,12 +78,14 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         raise
 
 
-def _fails_alike(error: BaseException, backend: Backend) -> bool:
+def fails_alike(error: BaseException, backend: Backend) -> bool:
     """Whether every rank has failed with this error, at the same line.
 
     After an error in the middle of a graph, parts of its sums may still be awaited by
     the backend: that is never alike. Nor is an end of memory.
     """
+    if backend.size == 1:
+        return True
     if not isinstance(error, Exception) or isinstance(error, CollectiveError):
         return False
     frames = list(traceback.walk_tb(error.__traceback__))

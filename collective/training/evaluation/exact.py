@@ -40,6 +40,7 @@ from collective.training.step.passes import TracedPass
 from collective.training.step.plan import StepPlan
 from collective.training.step.report import cut
 from collective.training.step.rows import rows_of, without_none
+from collective.training.traced import traced
 
 
 class BatchwiseEvaluation(ABC):
@@ -220,12 +221,11 @@ class Evaluation(BatchwiseEvaluation):
     def _run(self) -> Any:
         replicas = self.backend.replicas if self._sums.counts_replicas else 0
         if replicas not in self._runs:
-            self._runs[replicas] = tf.function(
+            self._runs[replicas] = traced(
                 lambda batch, metrics: self.backend.run(
                     self._replica, (batch, metrics)
                 ),
                 input_signature=self._signature,
-                autograph=False,
             )
         return self._runs[replicas]
 

@@ -42,6 +42,7 @@ from collective.training.prepare import runs_eagerly
 from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
+from collective.training.traced import traced
 from collective.training.verification import compare_settings, couples_rows, is_wanted
 from collective.training.whole_batch import run as run_whole
 
@@ -293,7 +294,7 @@ def _function(
                 else compute(batch)
             )
 
-        function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
+        function = traced(on_replicas, input_signature=(spec,))
         of_model[key] = function, used
     return of_model[key]
 

@@ -25,6 +25,7 @@ from collective.errors import CollectiveError
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
 from collective.training.step.attachments import Attachment, ReplicaStep, Total
+from collective.training.traced import traced
 from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
@@ -99,7 +100,7 @@ class DesyncAlarm(Attachment):
             rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
             return rows if tensor is None else tensor.by_rank(rows)
 
-        run = tf.function(lambda: self.backend.run(reduced, ()), autograph=False)
+        run = traced(lambda: self.backend.run(reduced, ()))
         return run().numpy()
 
     def compare(self, checksums: np.ndarray, number: int) -> None:

@@ -23,6 +23,7 @@ from collective.training.step.inputs import (
 from collective.training.step.parts import ReplicaSums
 from collective.training.step.passes import TracedPass
 from collective.training.step.rows import Rows, rows_of
+from collective.training.traced import traced
 
 _SCALAR = tf.TensorSpec([], tf.int64)
 _SCALE = tf.TensorSpec([], tf.float32)
@@ -83,10 +84,8 @@ class MicroBatches:
             *(weight_specs(self.prepared), rows_of(spec), _SCALAR, _SCALAR, _SCALE),
             *(_SCALAR, _SCALAR, _SCALAR, tf.TensorSpec([None], tf.float64)),
         )
-        self.function = tf.function(
-            self.prepared.colocated(self._add_up),
-            input_signature=(inputs,),
-            autograph=False,
+        self.function = traced(
+            self.prepared.colocated(self._add_up), input_signature=(inputs,)
         )
         self.function.get_concrete_function()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from collective.training.step.found import Found
+from collective.training.traced import traced
 
 
 class TracedPass:
@@ -41,12 +40,7 @@ class TracedPass:
                 records.append(found)
             return result
 
-        self.function = tf.function(
-            sums,
-            input_signature=signature,
-            jit_compile=jit_compile,
-            autograph=False,
-        )
+        self.function = traced(sums, input_signature=signature, jit_compile=jit_compile)
         self.concrete = self.function.get_concrete_function()
         self.found = records[0]
 

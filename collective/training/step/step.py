@@ -31,6 +31,7 @@ from collective.training.step.parts import Exchange, LocalSums, StepSums, Update
 from collective.training.step.report import Layout
 from collective.training.step.rows import without_none
 from collective.training.step.update import assign_state, global_gradients
+from collective.training.traced import traced
 from collective.training.variables import register_outside_variables
 
 
@@ -133,8 +134,8 @@ class Step:
         if self.local_sums.counts_replicas:
             key = backend.local_replicas, backend.replicas
         if key not in self._runs:
-            self._runs[key] = tf.function(
-                self._run_replicas, input_signature=self._signature, autograph=False
+            self._runs[key] = traced(
+                self._run_replicas, input_signature=self._signature
             )
         return self._runs[key]
 

@@ -83,6 +83,11 @@ def tolerance(model: keras.Model) -> float:
     """The relative difference that rounding may make in a model."""
     dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
     dtypes |= {str(v.dtype) for v in model.variables}
+    return rounding(dtypes)
+
+
+def rounding(dtypes: Collection[str]) -> float:
+    """The relative difference that rounding to these types may make."""
     for name in ("bfloat16", "float16", "float32"):
         if name in dtypes:
             return _TOLERANCES[products_of_float32() if name == "float32" else name]
@@ -127,15 +132,17 @@ def differences(
     stock: StepOutcome,
     own: StepOutcome,
     losses: Sequence[str],
+    allowed: float,
     validation: bool = False,
 ) -> Iterator[Difference]:
     """What differs, in the order in which it matters to the user.
 
     Args:
         losses: The names in ``logs`` that are losses, not metrics.
+        allowed: The relative difference that is rounding.
     """
     pairs = _pairs(prepared, stock, own, losses, validation)
-    yield from differing(pairs, tolerance(prepared.model), validation)
+    yield from differing(pairs, allowed, validation)
 
 
 def _pairs(
@@ -296,10 +303,15 @@ def outside(names: Sequence[str]) -> UsageError:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of the differences of a model whose rows are cut into pieces of these sizes."""
+    """Of the differences of a model whose rows are cut into pieces of these sizes.
+
+    Attributes:
+        allowed: The relative difference that is rounding.
+    """
 
     model: keras.Model
     sizes: Sequence[int]
+    allowed: float
 
     def failed(self, error: Exception) -> Difference:
         """The step raises an exception for a piece of the rows."""
@@ -309,7 +321,7 @@ class Explanation:
 
     def cause(self, difference: Difference, outcomes: Outcomes) -> UsageError:
         """The error for a difference that gathering predictions does not remove."""
-        allowed, gathered = tolerance(self.model), outcomes.gathered
+        allowed, gathered = self.allowed, outcomes.gathered
         where, seen = difference.where, self._seen(difference)
         if not same_predictions(outcomes, allowed):
             return _refusal(

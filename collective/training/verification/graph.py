@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,13 @@ class Traced:
             code, which is never seen.
         draws: Random operations of TensorFlow that keep a state of their own.
         outside: Scalar float variables that it reads and that are not in ``known``.
+        rounds_to: The floating types to which it casts wider numbers.
     """
 
     digest: str | None
     draws: tuple[str, ...]
     outside: tuple[tf.Variable, ...]
+    rounds_to: frozenset[str] = frozenset()
 
 
 def trace(
@@ -75,7 +77,16 @@ def trace(
         if id(v) not in own and v.dtype.is_floating and v.shape.num_elements() == 1
     )
     draws = tuple(sorted(filter(_DRAWS.match, operations)))
-    return Traced(digest, draws, outside)
+    return Traced(digest, draws, outside, frozenset(_rounded(nodes)))
+
+
+def _rounded(nodes: Iterable[Any]) -> Iterator[str]:
+    """The types of casts that drop digits."""
+    for node in nodes:
+        if node.op == "Cast":
+            source, to = (tf.as_dtype(node.attr[key].type) for key in ("SrcT", "DstT"))
+            if source.is_floating and to.is_floating and to.size < source.size:
+                yield to.name
 
 
 def _texts(nodes: Any, graph: Any) -> Iterator[str]:

@@ -85,6 +85,22 @@ def test_one_of_two_outputs_couples_rows():
     assert verified(model, (x, (y, y))).gather_loss
 
 
+@pytest.mark.parametrize("where", ["loss", "added"])
+def test_parts_in_float32_may_round_in_a_float64_model(where):
+    """As a CTC loss, whose operation has no other type."""
+    keras.config.set_dtype_policy("float64")
+
+    def rounded(values):
+        return ops.cast(ops.mean(ops.cast(values, "float32")), "float64")
+
+    def loss(y, p):
+        return rounded((y - p) ** 2) if where == "loss" else (y - p) ** 2
+
+    more = [Penalty(lambda x: rounded(x))] if where == "added" else []
+    plan = verified(network(*more, loss=loss))
+    assert plan == StepPlan()
+
+
 class Average(keras.losses.Loss):
     """A loss that calls another one."""
 

@@ -18,6 +18,7 @@ from collective.errors import CollectiveError
 from collective.training import keras_compat
 from collective.training.failure import guarded
 from collective.training.step import layer_state
+from collective.training.traced import traced
 from collective.training.unedited.job import LOOP, Job
 from collective.training.unedited.loops import rows
 from collective.training.unedited.loops.hooks import (
@@ -98,7 +99,7 @@ class RowStep:
 
     def __post_init__(self) -> None:
         self.sums = OrderedSums(self.job.backend)
-        self._traced = tf.function(self._in_graph, autograph=False)
+        self._traced = traced(self._in_graph)
 
     def __call__(self, inputs: Any) -> Any:
         """Runs it on this rank's rows; the outputs are those of the whole batch."""
@@ -166,16 +167,14 @@ class RowStep:
             )
             return [leaf if _is_tensor(leaf) else () for leaf in self._run.leaves]
 
-        traced = tf.function(local, autograph=False).get_concrete_function(
-            own, piece.share
-        )
+        in_graph = traced(local).get_concrete_function(own, piece.share)
         run = self._run
-        written = written_variables(traced.graph)
+        written = written_variables(in_graph.graph)
         variables = [v for v in written if _is_summed(v, run.updated, self.sums)]
         before = [tf.identity(v) for v in variables]
         with tf.control_dependencies(before):
             own = [tf.identity(t) for t in own]
-        found = traced(own, piece.share)
+        found = in_graph(own, piece.share)
         after = [tf.identity(v) for v in variables]
         fingerprint = rows.fingerprint(leaves, plan.rows)
         return self.reduce(found, run, variables, before, after, piece, fingerprint)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import compatibility, keras_compat
+from collective.training import compatibility, failure, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
@@ -162,18 +162,19 @@ def check_once(step: CustomStep, inputs: Input | Batches) -> None:
 
 
 @contextlib.contextmanager
-def _explained(model: keras.Model) -> Iterator[None]:
+def _explained(step: CustomStep) -> Iterator[None]:
     """Says that it is the check that failed, which runs the step eagerly."""
     try:
         yield
     except CollectiveError:
         raise
     except Exception as error:
+        first = (str(error).strip() or "no message").split("\n")[0][:300]
         raise UsageError(
-            f"the train_step of model {model.name!r} could not be run eagerly, to "
-            f"compare it before it trains: {type(error).__name__}: {error}",
+            f"the train_step of model {step.model.name!r} could not be run eagerly, to "
+            f"compare it before it trains: {type(error).__name__}: {first}",
             hint=f"{own_batches.HINT}; or verify=False trains without the comparison",
-            everywhere=False,
+            everywhere=failure.fails_alike(error, step.backend),
         ) from error
 
 
@@ -204,7 +205,7 @@ def _in_pieces(
     mine: Rows = slice_rows(whole, *place)
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
-        with keras_compat.fixed_noise(noise), _explained(model):
+        with keras_compat.fixed_noise(noise), _explained(step):
             ours = run(
                 model, state, lambda: step.try_on(batch), update=step.partition is None
             )
@@ -270,7 +271,7 @@ def _by_keras(
 
     noise = keras_compat.FixedNoise(0, total, total)
     undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
-    with undoing, keras_compat.fixed_noise(noise), _explained(model):
+    with undoing, keras_compat.fixed_noise(noise), _explained(step):
         update = step.partition is None
         if len(step.backend.local_replicas) == 1:
             return run(model, state, method, update)

@@ -26,7 +26,8 @@ from collective.training.variants.custom_step.replica import ReplicaHooks
 CHOICES = (False, True, "batch")
 #: What the errors of the check say.
 HINT = (
-    "per_replica=True (--set per_replica=True): each replica's rows are a batch of their "
+    "whole_batch=True (--set whole_batch=True): rank 0 computes whole batches alone, the "
+    "same numbers; or per_replica=True: each replica's rows are a batch of their "
     "own, which trains another model than one process; per_replica='batch', where the "
     "code knows the number of rows of a batch"
 )

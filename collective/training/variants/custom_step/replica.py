@@ -41,6 +41,7 @@ from collective.training.keras_compat import Hooks
 from collective.training.step import finite, look_ups
 from collective.training.step.reduction import is_small, sum_tensors
 from collective.training.step.rows import Rows
+from collective.training.traced import traced
 from collective.training.variants.coupled.replica import ReplicaContext
 from collective.training.variants.custom_step.additive import Additive, Key
 from collective.training.variants.custom_step.share import Share
@@ -60,7 +61,7 @@ class OrderedSums:
         self.backend = backend
         with tf.device("CPU"):
             self.order = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._in_graph = tf.function(self._sum_exactly, autograph=False)
+        self._in_graph = traced(self._sum_exactly)
 
     def __call__(
         self, tensors: Sequence[tf.Tensor], gradients: int = 0

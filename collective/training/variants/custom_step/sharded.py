@@ -17,6 +17,7 @@ from collective.errors import UsageError
 from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.step.found import Found
+from collective.training.traced import traced
 from collective.training.variants.custom_step.replica import OrderedSums
 from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
 
@@ -53,7 +54,7 @@ class ShardedUpdate:
         self.sums = sums
         trainable = map(keras_compat.tf_variable, prepared.trainable)
         self._indices = {id(v): i for i, v in enumerate(trainable)}
-        self._function = tf.function(self._apply, autograph=False)
+        self._function = traced(self._apply)
         overwritten = map(keras_compat.is_overwritten, prepared.trainable)
         self.shards.check(
             Found(overwritten=tuple(i for i, yes in enumerate(overwritten) if yes))

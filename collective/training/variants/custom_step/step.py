@@ -35,6 +35,7 @@ from collective.training.step.draws import explained as explained_draw
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
+from collective.training.traced import traced
 from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
@@ -151,8 +152,8 @@ class CustomStep:
         if self.local.synchronizes or self.virtual is not None:
             key = self.backend.local_replicas, self.backend.replicas
         if key not in self._runs:
-            self._runs[key] = tf.function(
-                self._run_replicas, input_signature=self._signature, autograph=False
+            self._runs[key] = traced(
+                self._run_replicas, input_signature=self._signature
             )
         return self._runs[key]
 

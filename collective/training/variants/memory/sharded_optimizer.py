@@ -25,6 +25,7 @@ from collective.buckets import by_dtype
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import join
+from collective.training.traced import traced
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import (
     PartitionedVariables,
@@ -72,9 +73,7 @@ class ShardedOptimizer(PartitionedVariables):
     def __init__(self, model: keras.Model, backend: Backend):
         assert isinstance(backend, ShardCollectives)
         all_gather = backend.all_gather
-        self._gather = tf.function(
-            lambda shard: backend.run(all_gather, (shard,)), autograph=False
-        )
+        self._gather = traced(lambda shard: backend.run(all_gather, (shard,)))
         variables = list(model.trainable_variables)
         self._cuts = [FlatShard(v.shape, backend, self._all_gather) for v in variables]
         with backend.scope():
@@ -142,9 +141,7 @@ class ShardedOptimizer(PartitionedVariables):
             return
         with self.backend.scope():
             core.finalize_variable_values(self.own)
-        run = tf.function(
-            lambda: self.backend.run(self._gather_weights, ()), autograph=False
-        )
+        run = traced(lambda: self.backend.run(self._gather_weights, ()))
         run()
 
     def _clip(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
