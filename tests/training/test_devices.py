@@ -124,5 +124,31 @@ def test_layers_keep_the_losses_of_each_replica(backends_by_name):
         np.testing.assert_allclose(_array(mine), _array(theirs), rtol=1e-9, atol=1e-12)
 
 
+def test_callbacks_predict_and_evaluate_fewer_rows_than_devices(backends_by_name):
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
+    y = x[:, :2]
+    seen: list[list[np.ndarray]] = [[], []]
+
+    def train(seen: list[np.ndarray], **settings: object) -> None:
+        def look(epoch: int, logs: dict[str, float]) -> None:
+            seen.append(model.predict(x[:1], verbose=0))
+            seen.append(model.evaluate(x[:1], y[:1], verbose=0))
+
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=look)
+        settings |= {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        run = keras.Model.fit if "backend" not in settings else fit
+        run(model, x, y, callbacks=[callback], **settings)
+
+    train(seen[0])
+    backend = backends_by_name("tf-mirrored:2")
+    with backend.scope():
+        train(seen[1], backend=backend)
+    for mine, theirs in zip(*seen, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
 def _array(variable: keras.Variable) -> np.ndarray:
     return tf.convert_to_tensor(variable.value).numpy()

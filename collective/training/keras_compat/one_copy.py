@@ -9,23 +9,49 @@ step, and nothing is summed twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from collective.replacements import replacing
 
 
-def outside_strategy(function: Callable[..., Any], *arguments: Any) -> Any:
+def outside_strategy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function where no scope or replica of a strategy is entered."""
     if not tf.distribute.has_strategy():
-        return function(*arguments)
+        return function(*args, **kwargs)
     with ThreadPoolExecutor(1) as thread:  # what is entered, is so in one thread
-        return thread.submit(function, *arguments).result()
+        return thread.submit(function, *args, **kwargs).result()
+
+
+@contextlib.contextmanager
+def on_one_device() -> Iterator[None]:
+    """Inside, Keras' own ``evaluate`` and ``predict`` run a strategy's model on one device.
+
+    On several they cut a batch, and fail where it has fewer rows than there are devices.
+    """
+    model, default = keras.Model, outside_strategy(tf.distribute.get_strategy)
+    one = property(lambda _: default)
+    with (
+        replacing(TensorFlowTrainer, "distribute_strategy", one),
+        replacing(model, "evaluate", _outside_strategy(model.evaluate)),
+        replacing(model, "predict", _outside_strategy(model.predict)),
+    ):
+        yield
+
+
+def _outside_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return outside_strategy(method, *args, **kwargs)
+
+    return call
 
 
 def variables_made_in(

@@ -32,7 +32,9 @@ NAMES: Mapping[str, str] = {
     ),
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
     "backend.tensorflow.trainer": "TFEpochIterator",
-    "backend.tensorflow.trainer:TensorFlowTrainer": "make_train_function",
+    "backend.tensorflow.trainer:TensorFlowTrainer": (
+        "distribute_strategy make_train_function"
+    ),
     "distribution.distribution_lib": "Distribution",
     "layers.layer:Layer": (
         "_flatten_layers _get_own_losses _loss_ids _losses _losses_override _metrics "

@@ -9,6 +9,7 @@ wait for ranks that do not call it; it raises instead.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -184,6 +185,12 @@ class Hooks:
         error = self._run(hook, args)
         return host_random.drawn_since(before), False, error
 
+    def _on_one_device(self) -> contextlib.AbstractContextManager[None]:
+        """Around hooks, where a strategy has the model on several devices."""
+        if getattr(self.backend, "strategy", None) is None:
+            return contextlib.nullcontext()
+        return keras_compat.on_one_device()
+
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
 
@@ -194,6 +201,7 @@ class Hooks:
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
             self._shards.whole(),
+            self._on_one_device(),
         ):
             try:
                 if hook == "on_train_begin":
