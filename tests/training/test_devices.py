@@ -93,6 +93,18 @@ def test_one_copy_of_the_variables(features, backends_by_name, tmp_path):
     assert pairs.differences({features}, backend, tmp_path) == []
 
 
+class AddsMean(keras.layers.Layer):
+    """Adds a loss of Keras', which it divides by the replicas of a strategy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = keras.losses.MeanSquaredError()
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.add_loss(self.loss(tf.zeros_like(x), x))
+        return x
+
+
 def test_layers_keep_the_losses_of_each_replica(backends_by_name):
     """Replicas meet in the batch normalization, behind a layer that adds a loss."""
     keras.config.set_floatx("float64")
@@ -105,6 +117,7 @@ def test_layers_keep_the_losses_of_each_replica(backends_by_name):
             keras.Input((5,)),
             keras.layers.Dense(4, activity_regularizer="l2"),
             keras.layers.BatchNormalization(),
+            AddsMean(),
             keras.layers.Dense(2, kernel_regularizer="l2"),
         ]
         model = keras.Sequential(layers)

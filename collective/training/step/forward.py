@@ -358,12 +358,13 @@ class Forward:
 
     @contextlib.contextmanager
     def _of_replica(self, rows: Rows, global_rows: tf.Tensor) -> Iterator[None]:
-        """Inside, added losses are this replica's alone.
+        """Inside, added losses are this replica's alone, and means over its rows.
 
         A scalar that a metric gets counts by the share of these rows.
         """
         means = keras_compat.scalar_means(_share(rows, global_rows))
-        with means, keras_compat.own_losses(self.model):
+        own, whole = keras_compat.own_losses(self.model), keras_compat.whole_losses()
+        with means, own, whole:
             yield
 
     def _recomputed(

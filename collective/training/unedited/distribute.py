@@ -28,8 +28,7 @@ from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
-from collective.training.unedited.loops import distribute_loops
-from collective.training.unedited.loops.notice import warn_of_gradients, warn_of_updates
+from collective.training.unedited.loops import distribute_loops, notice
 from collective.training.unedited.private_ranks import (
     follow_tuners,
     use_private_files,
@@ -58,12 +57,14 @@ class Distribution:
         replace_calls(job, options)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
+        if hasattr(backend, "strategy"):
+            notice.refuse_gradients(job)
         if backend.size > 1:
             if loops:
                 distribute_loops(job)
-                warn_of_gradients(job)
+                notice.warn_of_gradients(job)
             else:
-                warn_of_updates(job)
+                notice.warn_of_updates(job)
             replace_savers(job)
             replace_checkpoint_writer(job)
             replace_mkdir(job)

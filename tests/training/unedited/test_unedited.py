@@ -449,3 +449,17 @@ def test_a_failure_shows_the_lines_of_the_script_only(main, tmp_path, capsys):
         text = capsys.readouterr().err
         assert text.count('  File "') == 1 and f'"{path}"' in text, text
         assert last in text
+
+
+def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_by_name):
+    """TensorFlow would say that a variable has no handle."""
+    found = distribute_keras(backends_by_name("tf-mirrored:2"))
+    try:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(np.ones((6, 4))) ** 2)
+        with pytest.raises(UsageError, match="outside of the replicas") as caught:
+            tape.gradient(loss, model.trainable_variables)
+        assert "--loops" in caught.value.hint
+    finally:
+        found.undo()

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.unedited.job import Job
 from collective.training.unedited.loops.step import is_running
@@ -58,6 +59,28 @@ def warn_of_gradients(job: Job) -> None:
         known = job.inside or is_running() or _sums_itself()
         if not known and any(map(keras_compat.is_trained, tf.nest.flatten(sources))):
             job.warn_once(f"the training step at {_place()}", NOT_CUT, job.backend.size)
+        return stock(self, target, sources, *args, **more)
+
+    job.replace(tf.GradientTape, "gradient", gradient)
+
+
+def refuse_gradients(job: Job) -> None:
+    """From now on, a loop outside of the replicas of a strategy is refused by name.
+
+    TensorFlow would only say that a variable has no handle there.
+    """
+    stock = tf.GradientTape.gradient
+
+    @functools.wraps(stock)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        outside = not job.inside and tf.distribute.in_cross_replica_context()
+        if outside and any(map(keras_compat.is_trained, tf.nest.flatten(sources))):
+            raise UsageError(
+                f"the training loop at {_place()} computes gradients outside of the "
+                f"replicas of backend {job.backend.name!r}",
+                hint="collectiverun -np 2 --keras --loops script.py, which cuts the batches "
+                "of its steps; or strategy.run(step, args=...) in the script",
+            )
         return stock(self, target, sources, *args, **more)
 
     job.replace(tf.GradientTape, "gradient", gradient)
