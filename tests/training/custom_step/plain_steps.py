@@ -386,3 +386,38 @@ def noise_and_dropout() -> Program:
 
 #: Those whose numbers depend on the number of replicas by nature.
 RANDOM = {"noise_and_dropout"}
+
+
+@program
+def moving_average() -> Program:
+    """Keeps a moving average of its weights, as networks of diffusion do.
+
+    And counts: its steps, and what rows add up to after the update.
+    """
+
+    class Averaging(Plain):
+        def __init__(self):
+            super().__init__()
+            self.average = mlp(FEATURES, 1)
+            self.average.trainable = False
+            self.steps = self.add_weight(name="steps", trainable=False)
+            self.rows = self.add_weight(name="rows", trainable=False)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            weights = self.net.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            for mean, weight in zip(
+                self.average.weights, self.net.weights, strict=True
+            ):
+                mean.assign(0.7 * mean + 0.3 * weight)
+            self.steps.assign_add(1.0)
+            self.rows.assign(0.5 * self.rows + ops.mean(x))
+            return {"loss": loss}
+
+    model = Averaging()
+    model.compile(keras.optimizers.SGD(0.3), loss="mse")
+    x, _, y = rows()
+    return model, (x, y)

@@ -46,8 +46,15 @@ def test_a_second_optimizer_is_not_sharded(backend):
         train(backend, PROGRAMS["gan"], shard_optimizer=True)
 
 
-#: With metrics, gradients that the step clips or scales, noise that is drawn by rows.
-CUT = ["clips_itself", "of_keras_guide", "vae", "sum_by_hand", "loss_scaling"]
+#: With metrics, gradients that the step clips or scales, noise that is drawn by rows, state.
+CUT = [
+    "clips_itself",
+    "of_keras_guide",
+    "vae",
+    "sum_by_hand",
+    "loss_scaling",
+    "moving_average",
+]
 PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
 
 

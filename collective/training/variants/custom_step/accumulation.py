@@ -143,13 +143,13 @@ class Run(NamedTuple):
         call: As of ``LocalStep.trace``.
         whole: The replica's share of the batch.
         before: As of ``LocalStep.contribution``: what each of them begins with.
-        seeds: Values of the random generators, as well.
+        alike: Values of ``LocalStep.alike``, as well.
     """
 
     call: Callable[..., Any]
     whole: Share
     before: Sequence[tf.Tensor]
-    seeds: Sequence[tf.Tensor]
+    alike: Sequence[tf.Tensor]
 
 
 @dataclass(eq=False)
@@ -217,8 +217,8 @@ class AccumulatingStep(LocalStep):
         before: Sequence[tf.Tensor],
     ) -> Contribution:
         """Runs the step on all micro-batches; see ``LocalStep.contribution``."""
-        seeds = [tf.identity(seed) for seed in self.seeds]
-        return self._on_all(Run(call, share, before, seeds), rows)
+        alike = [tf.identity(variable) for variable in self.alike]
+        return self._on_all(Run(call, share, before, alike), rows)
 
     def _on_all(self, run: Run, rows: Rows) -> Contribution:
         last = self.micro_batches - 1
@@ -251,8 +251,8 @@ class AccumulatingStep(LocalStep):
         self, run: Run, rows: Rows, own: Share, earlier: Gradients | None
     ) -> tuple[Contribution, Gradients]:
         """Runs the step on one micro-batch."""
-        variables = [*self.state, *self.metrics, *self.seeds]
-        values = [*run.before, *run.seeds]
+        variables = [*self.state, *self.metrics, *self.alike]
+        values = [*run.before, *run.alike]
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         if tf.executing_eagerly():

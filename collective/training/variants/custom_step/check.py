@@ -198,7 +198,7 @@ def _in_pieces(
         What it has done, what it leaves other than on other ranks, and whether a layer
         has normalized by its batch.
     """
-    backend, model, state = step.backend, step.model, step.local.state
+    backend, model, state = step.backend, step.model, step.local.written
     cut = [0, *np.cumsum(sizes).tolist()]
     place = cut[held.start], cut[held.stop]
     noise = keras_compat.FixedNoise(*place, cut[-1])
@@ -243,7 +243,7 @@ def _found_sums(
         if step.backend.rank == 0:
             noting = NotingHooks()
             before = [_array(v) for v in step.local.state]
-            with undone(step.model, step.local.state):
+            with undone(step.model, step.local.written):
                 stock = _by_keras(step, whole, noting, keep=True)
                 after = [_array(v) for v in step.local.state]
             for name, value in stock.values["log"].items():
@@ -263,7 +263,7 @@ def _by_keras(
     step: CustomStep, whole: Rows, hooks: keras_compat.Hooks, keep: bool = False
 ) -> Trial:
     """The method on all rows, as Keras calls it; undone afterwards unless kept."""
-    model, state, total = step.model, step.local.state, count(whole)
+    model, state, total = step.model, step.local.written, count(whole)
 
     def method() -> dict[str, Any]:
         with keras_compat.intercept(hooks):

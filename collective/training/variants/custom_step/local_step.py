@@ -20,6 +20,7 @@ from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import entered
 from collective.training.variants.custom_step.additive import Additive
 from collective.training.variants.custom_step.building import packed
+from collective.training.variants.custom_step.following import following
 from collective.training.variants.custom_step.replica import (
     ApplyBy,
     OrderedReplica,
@@ -58,7 +59,8 @@ class LocalStep:
         paths: See ``ReplicaHooks.paths``.
         state: The variables that the method writes, other than those of optimizers and
             metrics: each replica may have another value afterwards.
-        seeds: The states of random generators that it writes.
+        alike: What it writes and every replica writes alike: states of random generators,
+            and what ``following`` finds.
         others: What is drawn otherwise than in one process, a few words each.
         apply_by: As of ``ReplicaHooks``.
         synchronizes: Whether layers of batch normalization have the statistics of the
@@ -76,7 +78,7 @@ class LocalStep:
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
-    seeds: list[tf.Variable] = field(default_factory=list)
+    alike: list[tf.Variable] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     apply_by: ApplyBy | None = None
     synchronizes: bool = False
@@ -212,8 +214,16 @@ class LocalStep:
             whole = map(keras_compat.with_copies, written)
             written = list({id(v): v for v in whole}.values())
         written = [v for v in written if id(v) not in equal]
-        self.state = list(filter(_is_summed, written))
-        self.seeds = [v for v in written if keras_compat.SEED_STATE in v.name]
+        self.alike = [v for v in written if keras_compat.SEED_STATE in v.name]
+        if not self.inline:  # there other graphs inside this one run the method
+            self.alike += following(graph, written, self._updated)
+        alike = {id(v) for v in self.alike}
+        self.state = [v for v in written if id(v) not in alike and _is_summed(v)]
+
+    @property
+    def written(self) -> list[tf.Variable]:
+        """What the method writes, other than variables of optimizers and metrics."""
+        return [*self.state, *self.alike]
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,10 +238,9 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_summed(variable: tf.Variable) -> bool:
-    """Seeds advance alike on every replica; texts and handles have no sum."""
-    is_seed = keras_compat.SEED_STATE in variable.name
+    """Texts and handles have no sum."""
     dtype = variable.dtype
-    return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def written_variables(graph: Any) -> list[tf.Variable]:

@@ -133,7 +133,7 @@ class CustomStep:
             self.local.note_written(traced.graph)
             self.trace_again()
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
-        undo.check_known(self.local.state, state, backend)
+        undo.check_known(self.local.written, state, backend)
         self._state = [*state, *self._metrics]
         if backend.rank == 0:
             warn_of_draws(self.model, self.local.others)
