@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -137,15 +139,16 @@ def test_layers_keep_the_losses_of_each_replica(backends_by_name):
         np.testing.assert_allclose(_array(mine), _array(theirs), rtol=1e-9, atol=1e-12)
 
 
-def test_callbacks_predict_and_evaluate_fewer_rows_than_devices(backends_by_name):
+def test_callbacks_read_predict_and_evaluate_as_on_one_device(backends_by_name):
     x = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
     y = x[:, :2]
-    seen: list[list[np.ndarray]] = [[], []]
+    seen: list[list[Any]] = [[], []]
 
-    def train(seen: list[np.ndarray], **settings: object) -> None:
+    def train(seen: list[Any], **settings: object) -> None:
         def look(epoch: int, logs: dict[str, float]) -> None:
             seen.append(model.predict(x[:1], verbose=0))
             seen.append(model.evaluate(x[:1], y[:1], verbose=0))
+            seen.append(float(model.optimizer.learning_rate))
 
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])

@@ -35,6 +35,7 @@ def on_one_device() -> Iterator[None]:
     """Inside, Keras' own ``evaluate`` and ``predict`` run a strategy's model on one device.
 
     On several they cut a batch, and fail where it has fewer rows than there are devices.
+    Variables are read as those of one device, too.
     """
     model, default = keras.Model, outside_strategy(tf.distribute.get_strategy)
     one = property(lambda _: default)
@@ -42,6 +43,8 @@ def on_one_device() -> Iterator[None]:
         replacing(TensorFlowTrainer, "distribute_strategy", one),
         replacing(model, "evaluate", _outside_strategy(model.evaluate)),
         replacing(model, "predict", _outside_strategy(model.predict)),
+        replacing(keras.Variable, "__float__", number_of(float)),
+        replacing(keras.Variable, "__int__", number_of(int)),
     ):
         yield
 
@@ -52,6 +55,14 @@ def _outside_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         return outside_strategy(method, *args, **kwargs)
 
     return call
+
+
+def number_of(kind: type[Any]) -> Callable[[keras.Variable], Any]:
+    """``Variable.__float__`` or ``__int__``, also where each device has a copy.
+
+    Keras' own raises a TypeError there, as for ``float(optimizer.learning_rate)``.
+    """
+    return lambda variable: kind(tf.convert_to_tensor(variable.value).numpy())
 
 
 def variables_made_in(

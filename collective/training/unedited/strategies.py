@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from collective.distribute.strategy import Strategy
 from collective.errors import UsageError
+from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
 
@@ -46,6 +47,9 @@ def replace_strategies(job: Job) -> None:
     """Has the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
+        for kind in (float, int):
+            read = keras_compat.number_of(kind)
+            job.replace(keras.Variable, f"__{kind.__name__}__", read)
         return
     for kind, one_host in _kinds().items():
         job.replace(kind, "__init__", _becomes_ours(job, one_host))
