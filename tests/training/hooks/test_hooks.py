@@ -129,6 +129,21 @@ if not launch.launched():
             np.load(tmp_path / "losses.npy"), wanted.losses, rtol=1e-9
         )
 
+    @pytest.mark.launches
+    @pytest.mark.matrix
+    def test_a_rank_is_killed_with_its_errors(tmp_path):
+        """The step that the other one had begun is repeated with the errors before it."""
+        script = str(Path(__file__).with_name("ranks_elastic.py"))
+        before = [*launch.command("native", 2), "--min-np", "1"]
+        line = [*before, sys.executable, script, str(tmp_path), "killed"]
+        code, printed = launch.run(line, launch.environment(), 100)
+        assert code == 0, printed
+        assert f"1 rank continues from step {TOLD_AT} " in printed
+        wanted = linear.reference(2, ALL, changes={TOLD_AT: lambda errors: errors[1:]})
+        np.testing.assert_allclose(
+            np.load(tmp_path / "losses.npy"), wanted.losses, rtol=1e-9
+        )
+
     def test_it_learns_what_the_whole_gradients_teach(backend):
         """With error feedback, rank 1 finds the optimum of 120 numbers."""
         x, y, _ = linear.data()
