@@ -43,8 +43,11 @@ from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
+from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.verification import compare_settings, couples_rows, is_wanted
+from collective.training.verification.pieces import undo_writes
 from collective.training.whole_batch import run as run_whole
+from collective.training.written import following, written_variables
 
 
 def predict(
@@ -115,6 +118,7 @@ class _Prediction:
         self.inputs, self.steps = inputs, steps
         self.spec = without_none(inputs.spec)
         self.whole = False  # whether every rank predicts all rows
+        self._writes = False  # whether that writes variables
         self._function, self._used = _function(model, backend, self.spec)
         # Which replicas each rank has; several ranks may hold one together.
         own = [backend.local_replicas[0], backend.local_replicas[-1]]
@@ -174,7 +178,7 @@ class _Prediction:
     def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
-            with self.backend.scope():
+            with self.backend.scope(), undo_writes():
                 spec = self.inputs.spec.x
                 self.model(tf.nest.map_structure(_one_row, spec))
         use_weights_of_rank_zero(self.model, self.backend)
@@ -182,14 +186,17 @@ class _Prediction:
     def _is_coupled(self) -> bool:
         """Whether what the model predicts for a row depends on the rows beside it."""
         backend, name = self.backend, self.model.name
-        if backend.replicas == 1 or not couples_rows(
-            self.model, backend, self.inputs, is_wanted()
-        ):
+        if backend.replicas == 1:
             return False
-        words = (
-            f"model {name!r} couples the rows of a batch: what it predicts for a row "
-            "depends on the rows beside it"
-        )
+        if couples_rows(self.model, backend, self.inputs, is_wanted()):
+            words = (
+                f"model {name!r} couples the rows of a batch: what it predicts for a row "
+                "depends on the rows beside it"
+            )
+        elif path := self._written_by_rows():
+            words = f"model {name!r} writes {path!r} by the rows that it predicts"
+        else:
+            return False
         strategy = getattr(backend, "strategy", None) is not None
         if isinstance(self.inputs, Batches) or strategy:
             raise UsageError(
@@ -201,9 +208,27 @@ class _Prediction:
             log.warning("%s; every rank predicts all rows", words)
         return True
 
+    def _written_by_rows(self) -> str:
+        """What predicting writes, if rows have a part in it; notes whether it writes."""
+        if self.model.run_eagerly or len(self.backend.local_replicas) > 1:
+            return ""  # not known; and copies on devices are the strategy's
+        graph = self._function.get_concrete_function().graph
+        seeds = keras_compat.SEED_STATE
+        written = [v for v in written_variables(graph) if seeds not in v.name]
+        self._writes = bool(written)
+        alike = set(map(id, following(graph, written, ())))
+        by_rows = [v.name for v in written if id(v) not in alike]
+        return by_rows[0] if by_rows else ""
+
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
-        if not int(count_rows(first_leaf(batch.x))):
+        count = count_rows(first_leaf(batch.x))
+        if not int(count) and self._writes:
+            batch = without_none(batch)
+            x, y, weight = at_least_one_row(batch[:3], count)
+            self._function(batch._replace(x=x, y=y, sample_weight=weight))
+            return None
+        if not int(count):
             if keras_compat.has_seeds(self.model):
                 self._function.get_concrete_function()  # finds those that are asked
                 self._used[-1].advance(self.backend.assign)

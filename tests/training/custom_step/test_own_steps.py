@@ -366,7 +366,7 @@ def test_a_step_that_returns_no_dict_is_refused(backend):
 @PLAIN
 def test_writes_are_found_in_branches():
     """In the order of use, which is the same on every rank."""
-    from collective.training.variants.custom_step.local_step import written_variables
+    from collective.training.written import written_variables
 
     read, third, first, second = (tf.Variable(float(i)) for i in range(4))
 

@@ -152,3 +152,35 @@ def test_rank_zero_alone_prints(backend, capfd):
     collective.evaluate(made, x, y, backend=backend, verbose=2)
     first, *others = gather(backend, capfd.readouterr().out)
     assert others == [""] * (backend.size - 1) and "accuracy" in first
+
+
+class Counts(keras.layers.Layer):
+    """Writes what follows from itself, and if asked, what follows from the rows."""
+
+    def __init__(self, by_rows):
+        super().__init__()
+        self.by_rows = by_rows
+
+    def build(self, shape):
+        words = {"shape": (), "initializer": "ones", "trainable": False}
+        self.calls, self.mean = (self.add_weight(**words) for _ in range(2))
+
+    def call(self, x):
+        self.calls.assign(1.5 * self.calls + 1)
+        if self.by_rows:
+            self.mean.assign(0.5 * self.mean + keras.ops.mean(x))
+        return x
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("count", [1, 7])
+def test_what_predicting_writes(backend, by_rows, count):
+    if hasattr(backend, "strategy"):
+        pytest.skip("each device writes a copy")
+    ours, alone = (keras.Sequential([Counts(by_rows)]) for _ in range(2))
+    for _ in range(2):
+        got = collective.predict(ours, X[:count], 4, backend=backend, verbose=0)
+        equal(backend, got, alone.predict(X[:count], 4, verbose=0))
+    wanted = [float(v) for v in alone.variables]
+    for found in gather(backend, [float(v) for v in ours.variables]):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -27,9 +27,9 @@ from collective.training.unedited.loops.hooks import (
 )
 from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.writes import live_metrics, recorded_writes
-from collective.training.variants.custom_step.local_step import written_variables
 from collective.training.variants.custom_step.replica import OrderedSums
 from collective.training.variants.custom_step.share import Share
+from collective.training.written import written_variables
 
 OTHER_DRAWS = "%s has %s: its numbers are not those of one process"
 # What becomes of a value that leaves a step: by which it is that of the whole batch.

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
 from collective.errors import UsageError
 from collective.training import keras_compat
@@ -20,7 +19,6 @@ from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import entered
 from collective.training.variants.custom_step.additive import Additive
 from collective.training.variants.custom_step.building import packed
-from collective.training.variants.custom_step.following import following
 from collective.training.variants.custom_step.replica import (
     ApplyBy,
     OrderedReplica,
@@ -28,6 +26,7 @@ from collective.training.variants.custom_step.replica import (
     ReplicaHooks,
 )
 from collective.training.variants.custom_step.share import Share
+from collective.training.written import following, written_variables
 
 Logs = dict[str, tf.Tensor]
 #: From the sums, the share of the replica, and what applies gradients.
@@ -241,22 +240,3 @@ def _is_summed(variable: tf.Variable) -> bool:
     """Texts and handles have no sum."""
     dtype = variable.dtype
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def written_variables(graph: Any) -> list[tf.Variable]:
-    """The variables of others that a function writes.
-
-    Args:
-        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
-
-    Returns:
-        In the order in which the function first uses them: the same on every rank,
-        unlike that of ``graph.variables``.
-    """
-    written = set()
-    for operation in graph.get_operations():
-        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-        written |= {handle.ref() for handle in writes}
-    variables = {id(v.handle): v for v in graph.variables}
-    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
-    return [variables[handle] for handle in handles if handle in variables]

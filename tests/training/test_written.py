@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from collective.training.variants.custom_step.following import following
+from collective.training.written import following
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""What a step writes from the model's variables alone, as a moving average of its weights.
+"""What a traced function writes, and whether rows of the batch have a part in it.
 
-Every replica computes it from the same values and needs no sum. Of micro-batches only the
-last one's counts: it sees the updated weights.
+What is computed from the model's variables alone, as a moving average of its weights, is
+the same on every replica and needs no sum. Of micro-batches only the last one's counts: it
+sees the updated weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,25 @@ from tensorflow.python.framework import auto_control_deps_utils
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _READ = "ReadVariableOp"
 _OTHERWISE = None
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """The variables of others that a function writes.
+
+    Args:
+        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
+
+    Returns:
+        In the order in which the function first uses them: the same on every rank,
+        unlike that of ``graph.variables``.
+    """
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {handle.ref() for handle in writes}
+    variables = {id(v.handle): v for v in graph.variables}
+    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
+    return [variables[handle] for handle in handles if handle in variables]
 
 
 def following(
