@@ -8,6 +8,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
+from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.data import Data, default_batch_size
 from collective.training.input.pipeline import Input
@@ -49,4 +50,6 @@ def open_inputs(
     if isinstance(data, Source):
         rows = batch_size or default_batch_size(data, steps)
         return Input(data, rows, shuffle=False)
+    if steps is not None:
+        keras_compat.limit_generator(data, steps)
     return Batches(data, backend, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -153,6 +154,27 @@ def test_a_generator_that_ends(backend):
             yield X[start : start + 4], Y[start : start + 4]
 
     both(backend, lambda: (twelve(),), sgd, steps_per_epoch=5, epochs=4)
+
+
+def test_passes_over_a_generator_read_nothing_ahead(backend):
+    """What they had read ahead would be lost for the next, on each rank another part."""
+
+    def counting():
+        for number in itertools.count():
+            yield X[:6] + number, Y[:6]
+
+    with backend.scope():
+        model = sgd()
+    words = {"backend": backend, "verbose": 0}
+    batches = counting()
+    collective.evaluate(model, batches, steps=3, **words)
+    collective.predict(model, batches, steps=4, **words)
+    assert next(batches)[0][0, 0] == X[0, 0] + 7
+    validation = counting()
+    words |= {"validation_data": validation, "validation_steps": 3}
+    collective.fit(model, X, Y, batch_size=10, epochs=3, **words)
+    # Keras begins each pass with the two batches that it has looked at.
+    assert next(validation)[0][0, 0] == X[0, 0] + 5
 
 
 def test_data_that_can_be_read_once_end_the_training(backend):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
@@ -122,6 +124,17 @@ def tensorflow_draws_unchanged() -> Iterator[None]:
         yield
     finally:
         generator.setstate(before)
+
+
+def limit_generator(data: DataAdapter, batches: int) -> None:
+    """Has a pass over a Python generator take so many batches, and none ahead.
+
+    Pipelines read ahead as far as they come. The next pass would begin with other batches
+    on each rank; with Keras alone it does so from run to run.
+    """
+    if isinstance(data, GeneratorDataAdapter):
+        endless = data.generator
+        data.generator = lambda: itertools.islice(endless(), batches)
 
 
 class EpochIterator:

@@ -74,6 +74,8 @@ NAMES: Mapping[str, str] = {
         "_compile_loss _compile_metrics _compute_loss _loss_tracker _should_eval "
         "_symbolic_build _flatten_metrics_in_order"
     ),
+    "trainers.data_adapters.generator_data_adapter": "GeneratorDataAdapter",
+    "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter": "generator",
     "utils.file_utils": "get_file",
 }
 
