@@ -38,7 +38,7 @@ class ElasticSupervisor(Supervisor):
     membership: MembershipFile
     # Of interest where the job may restart; see MpirunSupervisor for the other values.
     grows_by_itself = True
-    finishing = lost_host = over_limit = False
+    finishing = lost_host = over_limit = has_handed_over = False
     lost_ranks: frozenset[int] = frozenset()
 
     def __init__(
@@ -76,6 +76,12 @@ class ElasticSupervisor(Supervisor):
         self.not_before, self.pause = 0.0, self.cooldown[0]
         self.reset_limit, self.resets = options.reset_limit, 0
         self.restart_requested = self.restarts = False
+
+    @property
+    def training(self) -> bool:
+        """Whether the ranks may end for the next generation."""
+        states = map(self.membership.read, set(self.slots) - self.joining)
+        return membership_file.TRAINS in states
 
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread."""

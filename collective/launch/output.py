@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from collective.elastic import generations
 from collective.errors import printable
 from collective.running_time import Deadline
 
@@ -168,7 +169,9 @@ def _files_in(folder: Path, names: Sequence[str]) -> list[IO[str]]:
     try:
         if os.fstat(inside).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it is another user's", str(folder))
-        flags |= os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        if not generations.number():  # else generations before have written to them
+            flags |= os.O_TRUNC
         files: list[IO[str]] = []
         for name in names:
             try:

@@ -38,6 +38,7 @@ from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5
+_TOLD = {membership_file.READY: "ready", membership_file.TRAINS: "trains"}
 
 
 class RankSupervisor(Supervisor):
@@ -76,9 +77,11 @@ class RankSupervisor(Supervisor):
         """
         reported, activity, still = 0.0, 0, Lasting(self.timeout)
         stops = Stops()
+        told = b""
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
             now = stops.look()
+            told = self._tell_state(told)
             if self.report is None:
                 continue
             waits = self.report.waits()
@@ -93,12 +96,26 @@ class RankSupervisor(Supervisor):
                 reported = waits
         self._end(signal.SIGTERM)
 
+    def _tell_state(self, told: bytes) -> bytes:
+        """Tells the launcher of a rank that is ready, or trains, once; returns which."""
+        assert self.membership is not None
+        state = self.membership.read(0)
+        if state == told or state not in _TOLD:
+            return told
+        self._print(_TOLD[state])
+        return state
+
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.
 
         One that has been at work for less than the time-out may just have been awaited,
         and is not to blame. To the launcher, the answer shows that this host runs.
+
+        The launcher sends the same signal to let a rank continue that is ready.
         """
+        assert self.membership is not None
+        if self.membership.release(0):
+            return
         self._print("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
         if self.ending or not hangs:

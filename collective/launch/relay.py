@@ -20,7 +20,7 @@ from collective.launch.output import (
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
 _MESSAGE = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|ready|trains|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
@@ -82,6 +82,10 @@ class Relay(RankOutput):
             collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
         )
         self.started: dict[int, str] = {}  # rank: host
+        self.ready: set[int] = (
+            set()
+        )  # of a generation that is ahead: wait for the state
+        self.training: set[int] = set()  # may end for the next generation
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
@@ -144,6 +148,12 @@ class Relay(RankOutput):
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":
             self.started[rank] = host
+            return False
+        if what == "ready":
+            self.ready.add(rank)
+            return False
+        if what == "trains":
+            self.training.add(rank)
             return False
         if what == "waits":
             self._on_wait()

@@ -302,6 +302,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             )
         if session.is_joining():
             basics.enter()
+        generations.await_turn()
         if not basics.entered():  # else the others are past it
             state._resume_generation()
         with _preemption if MIN_NP in os.environ else contextlib.nullcontext():

@@ -26,6 +26,7 @@ from collective.elastic import generations
 
 slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
 collective.init()
+generations.await_turn()
 if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
     slots.with_suffix(".part").rename(slots)

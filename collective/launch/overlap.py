@@ -1,0 +1,121 @@
+"""The next generation of a job, made ready while the present one trains.
+
+Its ranks start, load, build and trace beside those that train, and wait for the state
+(``collective.elastic.generations.await_turn``). When all are ready, the present ones are
+asked to end, and the next continue at once. Whatever goes wrong before that ends the next
+generation only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from collective.hosts import Host
+from collective.launch.elastic import ElasticSupervisor
+from collective.launch.mpirun import MpirunSupervisor
+from collective.running_time import Deadline
+
+_POLL_SECONDS = 0.02
+
+
+class Overlap:
+    """What is made ready beside one generation.
+
+    A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
+    starts processes, does the rest: ``look``, ``take``, ``end``.
+
+    Args:
+        seconds: How long a generation may take until it is ready and has its turn.
+
+    Attributes:
+        job: The next generation, if there is one.
+        placed: Where it runs, as of ``hosts.place``.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self.job: MpirunSupervisor | None = None
+        self.placed: Sequence[Host] = ()
+        self._failed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next generation waits for the state, or was let continue."""
+        job = self.job
+        if job is None or job.interrupted:
+            return False
+        return job.released or (job.ready and not job.ending)
+
+    @property
+    def late(self) -> bool:
+        """Whether it has not had its turn in time."""
+        job = self.job
+        if job is None or job.released or self._unwanted:
+            return False
+        return self._deadline.passed()
+
+    def prepare(self, job: MpirunSupervisor, placed: Sequence[Host]) -> None:
+        """Has a generation started, whose hosts were checked."""
+        self._deadline = Deadline(self._seconds)
+        self._started = self._unwanted = False
+        self.placed, self.job = placed, job
+
+    def failed(self) -> bool:
+        """Whether the next generation has failed before its turn; says so once."""
+        failed, self._failed = self._failed, False
+        return failed
+
+    def cancel(self) -> None:
+        """Has the next generation ended, unless it was let continue."""
+        self._unwanted = True
+
+    def look(self, present: ElasticSupervisor | MpirunSupervisor) -> None:
+        """Does what is due; to be called many times a second while the present one runs."""
+        job = self.job
+        if job is None:
+            return
+        if not self._started:
+            self._started = True
+            job.start(has_threads=True)
+        job.look()
+        if present.ending and present.processes:
+            job.cancel()
+        elif job.released:
+            return  # it is the job now
+        elif self._unwanted:
+            job.cancel()
+        elif _has_lost_ranks(job):
+            job.give_up()
+        elif present.has_handed_over and job.ready:
+            job.release()
+        if not job.processes:
+            job.finish()
+            self.job, self._failed = None, not job.interrupted
+
+    def take(self) -> MpirunSupervisor | None:
+        """The generation that is ready, when the present one has ended for it."""
+        job = self.job
+        if job is None or not self.ready:
+            self.end()
+            return None
+        job.release()
+        self.job = None
+        return job
+
+    def end(self) -> None:
+        """Ends the next generation, unless it was taken, and waits for it."""
+        job = self.job
+        if job is None or not self._started:
+            return
+        job.cancel()
+        while job.processes:
+            job.look()
+            time.sleep(_POLL_SECONDS)
+        job.finish()
+        self.job = None
+
+
+def _has_lost_ranks(job: MpirunSupervisor) -> bool:
+    """A rank has ended, however: the job could not begin with all of its ranks."""
+    return bool(job.relay.ends or job.relay.left)
