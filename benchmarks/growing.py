@@ -18,10 +18,10 @@ from pathlib import Path
 from workloads import ROOT
 
 sys.path.insert(0, str(ROOT))
-from tests import launch  # noqa: E402
-from tests.hosts import lab  # noqa: E402
-from tests.hosts.ranks_ahead import ANNOUNCED_AT  # noqa: E402
-from tests.hosts.ranks_renewed import announce  # noqa: E402
+from tests import launch
+from tests.hosts import lab
+from tests.hosts.ranks_ahead import ANNOUNCED_AT
+from tests.hosts.ranks_renewed import announce
 
 
 def main() -> None:

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from collective.hosts import Host
 from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
-from collective.running_time import Deadline
+from collective.running_time import Deadline, Lasting
 
 _POLL_SECONDS = 0.02
+# Ranks end that were connected to one that has; it may be reported after them.
+_CAUSE_SECONDS = 2.0
 
 
 class Overlap:
@@ -45,7 +47,7 @@ class Overlap:
         job = self.job
         if job is None or job.interrupted:
             return False
-        return job.released or (job.ready and not job.ending)
+        return job.released or (job.ready and not job.ending and not job.relay.ends)
 
     @property
     def late(self) -> bool:
@@ -58,6 +60,7 @@ class Overlap:
     def prepare(self, job: MpirunSupervisor, placed: Sequence[Host]) -> None:
         """Has a generation started, whose hosts were checked."""
         self._deadline = Deadline(self._seconds)
+        self._incomplete = Lasting(_CAUSE_SECONDS)
         self._started = self._unwanted = False
         self.placed, self.job = placed, job
 
@@ -85,9 +88,9 @@ class Overlap:
             return  # it is the job now
         elif self._unwanted:
             job.cancel()
-        elif _has_lost_ranks(job):
+        elif self._incomplete.since(bool(job.relay.ends)):
             job.give_up()
-        elif present.has_handed_over and job.ready:
+        elif present.has_handed_over and self.ready:
             job.release()
         if not job.processes:
             job.finish()
@@ -114,8 +117,3 @@ class Overlap:
             time.sleep(_POLL_SECONDS)
         job.finish()
         self.job = None
-
-
-def _has_lost_ranks(job: MpirunSupervisor) -> bool:
-    """A rank has ended, however: the job could not begin with all of its ranks."""
-    return bool(job.relay.ends or job.relay.left)
