@@ -83,6 +83,11 @@ def await_turn(make_ready: Callable[[], None] = lambda: None) -> None:
     membership_file.write(membership_file.TRAINS)
 
 
+def note_handed_over() -> None:
+    """This rank has closed all files of the training: the next generation may begin."""
+    membership_file.write(membership_file.HANDED_OVER)
+
+
 def restart_requested() -> bool:
     """Whether this rank is asked to end for the next generation."""
     return may_restart() and membership_file.read() == membership_file.RESTART

@@ -24,10 +24,12 @@ JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
 # Written by a rank of a job that may restart (``collective.elastic.generations``): it has all
 # but the state of the generation before, and waits for it; its training may be handed on.
 READY, TRAINS = b"p", b"t"
+# Written by such a rank: the state is kept for the next generation, and this rank ends.
+HANDED_OVER = b"h"
 IN_JOB = (JOINED, TRAINS)
 # Written by a rank that was in the job: its interpreter ends.
 EXITING = b"x"
-OVER = (LEFT, DONE, EXITING)
+OVER = (LEFT, DONE, EXITING, HANDED_OVER)
 # Written by the launcher for other ranks (``native/rendezvous/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"

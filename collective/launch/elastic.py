@@ -38,7 +38,7 @@ class ElasticSupervisor(Supervisor):
     membership: MembershipFile
     # Of interest where the job may restart; see MpirunSupervisor for the other values.
     grows_by_itself = True
-    finishing = lost_host = over_limit = has_handed_over = False
+    finishing = lost_host = over_limit = False
     lost_ranks: frozenset[int] = frozenset()
 
     def __init__(
@@ -82,6 +82,12 @@ class ElasticSupervisor(Supervisor):
         """Whether the ranks may end for the next generation."""
         states = map(self.membership.read, set(self.slots) - self.joining)
         return membership_file.TRAINS in states
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether no rank trains any more, and the next generation may begin."""
+        states = [self.membership.read(rank) for rank in self.slots]
+        return bool(states) and set(states) == {membership_file.HANDED_OVER}
 
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread."""

@@ -235,9 +235,9 @@ class MpirunSupervisor(Supervisor):
 
     @property
     def has_handed_over(self) -> bool:
-        """Whether all ranks have ended for the next generation."""
-        codes = self.relay.codes
-        return generations.EXIT_CODE in codes and not self.relay.unfinished
+        """Whether no rank trains any more, and the next generation may begin."""
+        handed_over = self.relay.handed_over
+        return bool(handed_over) and handed_over >= set(self.relay.unfinished)
 
     @property
     def lost_ranks(self) -> set[int]:

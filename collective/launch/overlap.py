@@ -50,6 +50,11 @@ class Overlap:
         return job.released or (job.ready and not job.ending and not job.relay.ends)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the next generation was let continue; the present one ends."""
+        return self.ready and self.job is not None and self.job.released
+
+    @property
     def late(self) -> bool:
         """Whether it has not had its turn in time."""
         job = self.job

@@ -38,7 +38,12 @@ from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5
-_TOLD = {membership_file.READY: "ready", membership_file.TRAINS: "trains"}
+# What the launcher is told at once.
+_TOLD = {
+    membership_file.READY: "ready",
+    membership_file.TRAINS: "trains",
+    membership_file.HANDED_OVER: "handed over",
+}
 
 
 class RankSupervisor(Supervisor):
@@ -49,6 +54,7 @@ class RankSupervisor(Supervisor):
     report: WaitReport | None = None
     timeout = math.inf  # for how long it waits before the launcher hears of it
     works = 0.0  # for how long it has not waited, while this process ran
+    told = b""  # the state of which the launcher was told last
     stands_still = False  # no thread of it has run for longer than the time-out
 
     def start_watch(self) -> None:
@@ -77,11 +83,9 @@ class RankSupervisor(Supervisor):
         """
         reported, activity, still = 0.0, 0, Lasting(self.timeout)
         stops = Stops()
-        told = b""
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
             now = stops.look()
-            told = self._tell_state(told)
             if self.report is None:
                 continue
             waits = self.report.waits()
@@ -96,14 +100,13 @@ class RankSupervisor(Supervisor):
                 reported = waits
         self._end(signal.SIGTERM)
 
-    def _tell_state(self, told: bytes) -> bytes:
-        """Tells the launcher of a rank that is ready, or trains, once; returns which."""
+    def _look_after(self) -> None:
+        super()._look_after()
         assert self.membership is not None
         state = self.membership.read(0)
-        if state == told or state not in _TOLD:
-            return told
-        self._print(_TOLD[state])
-        return state
+        if state != self.told and state in _TOLD:
+            self._print(_TOLD[state])
+            self.told = state
 
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.

@@ -20,7 +20,7 @@ from collective.launch.output import (
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
 _MESSAGE = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|ready|trains|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|ready|trains|handed over|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
@@ -86,6 +86,7 @@ class Relay(RankOutput):
             set()
         )  # of a generation that is ahead: wait for the state
         self.training: set[int] = set()  # may end for the next generation
+        self.handed_over: set[int] = set()  # have ended for it, or are about to
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
@@ -149,11 +150,13 @@ class Relay(RankOutput):
         if what == "started":
             self.started[rank] = host
             return False
-        if what == "ready":
-            self.ready.add(rank)
-            return False
-        if what == "trains":
-            self.training.add(rank)
+        of_generation = {
+            "ready": self.ready,
+            "trains": self.training,
+            "handed over": self.handed_over,
+        }
+        if what in of_generation:
+            of_generation[what].add(rank)
             return False
         if what == "waits":
             self._on_wait()

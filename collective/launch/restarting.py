@@ -98,7 +98,9 @@ class RestartingLauncher:
                 print_message(str(error))  # a host may have gone since it answered
                 time.sleep(POLL_SECONDS)
                 code = generations.EXIT_CODE
-            if lost_host:
+            if self.overlap.has_begun:
+                pass  # whatever became of the ranks that have handed over
+            elif lost_host:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )

@@ -132,6 +132,7 @@ class State:
             except OSError:
                 kept = False
         if allgather(np.array([kept]), name="kept").any():
+            generations.note_handed_over()
             raise NextGeneration(generations.EXIT_CODE)
 
     def _resume_generation(self) -> None:

@@ -7,13 +7,17 @@ After a few steps rank 0 has the discovery script print HOSTS, and trains on, sl
 ``hands over``: it waits with the last steps until it is asked to end. ``fails``: rank 1 of
 the next generation exits while it is made ready, each time; the training ends when that
 has happened twice. ``ends first``: it ends while the next generation is made ready.
+``killed``: rank 1 of the present generation kills itself meanwhile. ``stays``: it trains
+until it gets SIGTERM.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -54,17 +58,30 @@ class Slow(keras.callbacks.Callback):
         needed = {"fails": FAILURES, "ends first": 1}
         if self.mode in needed:
             return tries >= needed[self.mode]
+        if self.mode == "stays":
+            return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         return generations.restart_requested()
+
+
+def end_meanwhile(folder: Path) -> None:
+    while not list(folder.glob("try-*")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(mode: str, folder: str, hosts: str) -> None:
     keras.config.set_floatx("float64")
     backend = backends.get("native", backends.Options(min_np=1))
-    if generations.is_ahead() and backend.rank == 1 and mode != "hands over":
+    if backend.rank == 1 and generations.is_ahead():
         Path(folder, f"try-{os.getpid()}").touch()
         if mode == "fails":
             os._exit(3)
-        time.sleep(1000)
+        if mode in ("ends first", "stays"):
+            time.sleep(1000)
+    elif backend.rank == 1 and mode == "killed" and not generations.number():
+        threading.Thread(
+            target=end_meanwhile, args=(Path(folder),), daemon=True
+        ).start()
     result = train(
         backend,
         steps=STEPS,

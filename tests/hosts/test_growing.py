@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from tests import launch
 from tests.hosts.lab import NETWORK
 from tests.hosts.ranks_ahead import ANNOUNCED_AT, FAILURES
 from tests.hosts.ranks_renewed import STEPS, announce
+from tests.hosts.test_launching import is_launcher
 from tests.training.small import everything, rows, train
 
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
@@ -123,6 +126,39 @@ def test_the_job_trains_while_the_next_generation_starts(
     assert began > ANNOUNCED_AT + 1, "no step was made meanwhile"
     pause = steps[began][2] - steps[began - 1][2]
     assert pause < 5, f"{pause:.1f} s\n{printed}"
+
+
+def test_a_rank_dies_while_the_next_generation_starts(hosts, undisturbed, tmp_path):
+    """The others continue; the next generation has its place again."""
+    first = f"{ONE},{TWO}"
+    command = AHEAD, "killed", str(tmp_path), f"{first},{THREE}"
+    printed = start(hosts, tmp_path, first, *command)
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    found = check(tmp_path / "ledger")
+    assert found.faults == []
+    assert [run.replicas for run in found.runs] == [2, 1, 3], printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_both_generations_end_with_the_launcher(number, hosts, tmp_path):
+    announce(tmp_path, ONE)
+    words = ["--min-np", "1", "--max-np", "3"]
+    words += ["--host-discovery-script", f"cat {tmp_path / 'hosts'}", sys.executable]
+    words += [AHEAD, "stays", str(tmp_path), f"{ONE},{TWO}"]
+    command = hosts.ours("collective.launch", *words)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(launch.run, command, launch.environment(), 60)
+        try:
+            launch.await_that(lambda: list(tmp_path.glob("try-*")) or ended.done())
+            (launcher,) = [p for p in hosts.processes() if is_launcher(p)]
+            os.kill(launcher, number)
+            code, printed = ended.result()
+            launch.await_that(lambda: not hosts.processes())
+        finally:
+            hosts.end_all()
+    assert code != 0, printed
+    assert "has failed" not in printed, printed
 
 
 @pytest.mark.parametrize("mode", ["fails", "ends first"])

@@ -141,8 +141,12 @@ class Membership(Observer):
         generations.await_turn(loop.step.trace)
         if change is None:
             self._find_start()
-        with self.messages.preemption, contextlib.closing(loop):
-            repeat_on_change(self.backend, self._attempt, change)
+        try:
+            with self.messages.preemption, contextlib.closing(loop):
+                repeat_on_change(self.backend, self._attempt, change)
+        except NextGeneration:
+            generations.note_handed_over()
+            raise
 
     def _find_start(self) -> None:
         """Reads the state to start from, where there is one."""
