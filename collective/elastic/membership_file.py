@@ -65,12 +65,9 @@ class MembershipFile:
         if self.read(rank) in IN_JOB:
             os.pwrite(self._file, RESTART, len(HEADER) + rank)
 
-    def release(self, rank: int) -> bool:
-        """Lets a rank that is ready continue; says whether it was."""
-        ready = self.read(rank) == READY
-        if ready:
-            os.pwrite(self._file, JOINED, len(HEADER) + rank)
-        return ready
+    def release(self, rank: int) -> None:
+        """Lets a rank continue that is ready."""
+        os.pwrite(self._file, JOINED, len(HEADER) + rank)
 
     def note_exit(self, rank: int) -> None:
         """Reports to the other ranks that one has exited."""

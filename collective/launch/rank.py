@@ -24,7 +24,7 @@ from collective.elastic.wait_report import WaitReport
 from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
-from collective.launch import cores, horovod_settings, processes
+from collective.launch import cores, horovod_settings, memory_kills, processes
 from collective.launch.options import LaunchOptions
 from collective.launch.output import (
     OutputStyle,
@@ -54,6 +54,7 @@ class RankSupervisor(Supervisor):
     report: WaitReport | None = None
     timeout = math.inf  # for how long it waits before the launcher hears of it
     works = 0.0  # for how long it has not waited, while this process ran
+    score = "0"  # before memory_kills.victim
     told = b""  # the state of which the launcher was told last
     stands_still = False  # no thread of it has run for longer than the time-out
 
@@ -117,7 +118,10 @@ class RankSupervisor(Supervisor):
         The launcher sends the same signal to let a rank continue that is ready.
         """
         assert self.membership is not None
-        if self.membership.release(0):
+        if self.membership.read(0) == membership_file.READY:
+            for process in ("self", *self.processes):
+                memory_kills.victim(process, self.score)
+            self.membership.release(0)
             return
         self._print("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
@@ -201,6 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
+    if generations.is_ahead():  # those that train are not to be killed for its sake
+        job.score = memory_kills.victim("self", "1000") or job.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
         signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
