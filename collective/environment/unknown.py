@@ -11,6 +11,7 @@ KNOWN = frozenset(
     [
         "AGENT_PYTHON",
         "AGENT_SOCKET",
+        "AHEAD",
         "BOARD",
         "BUILD_CORE",
         "CONTAINED",

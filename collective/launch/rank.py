@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         not options.no_prefix,
         options.timestamp,
         options.directory,
+        generations.number() > 0,
         options.plain_stdout,
     )
     job = RankSupervisor(

@@ -11,6 +11,7 @@ the next one is started (``collective.elastic.generations``).
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import os
 import signal
@@ -166,6 +167,8 @@ class RestartingLauncher:
         if job is None and self._needs_mpi(self.placed):
             job = MpirunSupervisor(options, self.placed, variables)
         elif job is None:
+            style = dataclasses.replace(options.style, appends=number > 0)
+            options = dataclasses.replace(options, style=style)
             job = single_host.job(options, size, variables, self._local_slots)
         assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
         if options.dry_run:
