@@ -2,9 +2,9 @@
 
     python benchmarks/growing.py --runs 5
 
-In turns, with the next generation made ready meanwhile and with ``--no-overlap``: from the
+In turns, with the next generation prepared meanwhile and with ``--no-overlap``: from the
 end of the last step on one host to the end of the first step on two, and how many steps
-were made meanwhile. The training is that of tests/hosts/ranks_ahead.py.
+were made meanwhile. The training is that of tests/hosts/ranks_overlapping.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads import ROOT
 sys.path.insert(0, str(ROOT))
 from tests import launch
 from tests.hosts import lab
-from tests.hosts.ranks_ahead import ANNOUNCED_AT
+from tests.hosts.ranks_overlapping import ANNOUNCED_AT
 from tests.hosts.ranks_renewed import announce
 
 
@@ -50,7 +50,7 @@ def run(hosts: lab.Lab, first: int, way: str) -> tuple[float, int]:
         words = ["--min-np", "1", "--max-np", "9"]
         words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
         words += ["--no-overlap"] if way == "no-overlap" else []
-        program = [str(ROOT / "tests/hosts/ranks_ahead.py"), "hands over", name]
+        program = [str(ROOT / "tests/hosts/ranks_overlapping.py"), "hands over", name]
         command = [*words, sys.executable, *program, ",".join(places)]
         whole = hosts.ours("collective.launch", *command)
         code, printed = launch.run(whole, launch.environment(), 300)

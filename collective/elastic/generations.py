@@ -4,8 +4,8 @@ Ranks cannot join a running job on several hosts, for MPI cannot add processes. 
 restarts on the present hosts, as its next generation: all ranks are asked to end after the
 step under way, each host keeps the state, and the next generation continues from it.
 
-It may be started ahead: then it is made ready while the present one trains, up to the point
-where it needs the state (``await_turn``), and nobody waits for it to start.
+It may overlap the present one: it is prepared while that one trains, up to the point
+where it needs the state (``wait_for_previous``), and nobody waits for it to start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collective.net import private_files
 
 # A name that cannot be guessed, the same in all generations; and the number of this one.
 JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
-# Set in a generation that is started ahead of the end of the one before.
-AHEAD = "COLLECTIVE_AHEAD"
-VARIABLES = (JOB_VARIABLE, NUMBER_VARIABLE, AHEAD)
+# Set in a generation that starts before the one before has ended.
+OVERLAPS = "COLLECTIVE_OVERLAPS"
+VARIABLES = (JOB_VARIABLE, NUMBER_VARIABLE, OVERLAPS)
 # Set where no generation follows, but the whole job is started again from its checkpoint.
 REQUEUE = "COLLECTIVE_REQUEUE"
 # Of a rank that has ended for the next generation.
@@ -51,27 +51,27 @@ def from_checkpoint() -> bool:
     return REQUEUE in os.environ
 
 
-def is_ahead() -> bool:
-    """Whether this generation is started ahead, and its turn has not come yet."""
-    return AHEAD in os.environ
+def overlaps() -> bool:
+    """Whether the generation before may still train."""
+    return OVERLAPS in os.environ
 
 
-def await_turn(make_ready: Callable[[], None] = lambda: None) -> None:
+def wait_for_previous(prepare: Callable[[], None] = lambda: None) -> None:
     """Returns when this generation may take the state and train.
 
     To be called by each rank, when it has done what it can without the state. Until then
     the generation before writes its files.
 
     Args:
-        make_ready: What else can be done meanwhile, by a generation that is ahead.
+        prepare: What else can be done meanwhile, by a generation that overlaps.
 
     Raises:
         CollectiveError: If the launcher has ended.
     """
     if not may_restart():
         return
-    if is_ahead():
-        make_ready()
+    if overlaps():
+        prepare()
         membership_file.write(membership_file.READY)
         while (state := membership_file.read()) == membership_file.READY:
             time.sleep(_POLL_SECONDS)
@@ -79,11 +79,11 @@ def await_turn(make_ready: Callable[[], None] = lambda: None) -> None:
             raise CollectiveError(
                 "the launcher has ended", hint="start the job again", everywhere=False
             )
-        del os.environ[AHEAD]
+        del os.environ[OVERLAPS]
     membership_file.write(membership_file.TRAINS)
 
 
-def note_handed_over() -> None:
+def report_handed_over() -> None:
     """This rank has closed all files of the training: the next generation may begin."""
     membership_file.write(membership_file.HANDED_OVER)
 

@@ -11,7 +11,6 @@ KNOWN = frozenset(
     [
         "AGENT_PYTHON",
         "AGENT_SOCKET",
-        "AHEAD",
         "BOARD",
         "BUILD_CORE",
         "CONTAINED",
@@ -28,6 +27,7 @@ KNOWN = frozenset(
         "MAX_NP",
         "MIN_NP",
         "OUTPUT",
+        "OVERLAPS",
         "PORTABLE",
         "PROBE",
         "QUIET",

@@ -22,7 +22,7 @@ def count() -> int:
     return 0
 
 
-def victim(process: object, score: str) -> str:
+def set_oom_score(process: object, score: str) -> str:
     """Says how soon the kernel kills a process where memory runs out.
 
     Args:

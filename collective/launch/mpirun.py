@@ -143,7 +143,7 @@ class MpirunSupervisor(Supervisor):
                 0,
                 words,
                 slurm_job.for_mpirun(os.environ),
-                takes_input=generations.AHEAD not in self.given,
+                takes_input=generations.OVERLAPS not in self.given,
                 hidden=slurm_job.hidden(os.environ),
             )
         ]

@@ -1,7 +1,7 @@
-"""The next generation of a job, made ready while the present one trains.
+"""The next generation of a job, prepared while the present one trains.
 
 Its ranks start, load, build and trace beside those that train, and wait for the state
-(``collective.elastic.generations.await_turn``). When all are ready, the present ones are
+(``collective.elastic.generations.wait_for_previous``). When all are ready, the present ones are
 asked to end, and the next continue at once. Whatever goes wrong before that ends the next
 generation only.
 """
@@ -22,13 +22,13 @@ _CAUSE_SECONDS = 2.0
 
 
 class Overlap:
-    """What is made ready beside one generation.
+    """What is prepared beside one generation.
 
     A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
     starts processes, does the rest: ``look``, ``take``, ``end``.
 
     Args:
-        seconds: How long a generation may take until it is ready and has its turn.
+        seconds: How long it may take until the next generation is released.
 
     Attributes:
         job: The next generation, if there is one.
@@ -43,7 +43,7 @@ class Overlap:
 
     @property
     def ready(self) -> bool:
-        """Whether the next generation waits for the state, or was let continue."""
+        """Whether the next generation waits for the state, or was released."""
         job = self.job
         if job is None or job.interrupted:
             return False
@@ -51,12 +51,12 @@ class Overlap:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the next generation was let continue; the present one ends."""
+        """Whether the next generation was released; the present one ends."""
         return self.ready and self.job is not None and self.job.released
 
     @property
     def late(self) -> bool:
-        """Whether it has not had its turn in time."""
+        """Whether it was not released in time."""
         job = self.job
         if job is None or job.released or self._unwanted:
             return False
@@ -70,12 +70,12 @@ class Overlap:
         self.placed, self.job = placed, job
 
     def failed(self) -> bool:
-        """Whether the next generation has failed before its turn; says so once."""
+        """Whether the next generation has failed before that; says so once."""
         failed, self._failed = self._failed, False
         return failed
 
     def cancel(self) -> None:
-        """Has the next generation ended, unless it was let continue."""
+        """Has the next generation ended, unless it was released."""
         self._unwanted = True
 
     def look(self, present: ElasticSupervisor | MpirunSupervisor) -> None:

@@ -38,8 +38,8 @@ from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5
-# What the launcher is told at once.
-_TOLD = {
+# States that the launcher learns of at once.
+_REPORTED = {
     membership_file.READY: "ready",
     membership_file.TRAINS: "trains",
     membership_file.HANDED_OVER: "handed over",
@@ -54,8 +54,8 @@ class RankSupervisor(Supervisor):
     report: WaitReport | None = None
     timeout = math.inf  # for how long it waits before the launcher hears of it
     works = 0.0  # for how long it has not waited, while this process ran
-    score = "0"  # before memory_kills.victim
-    told = b""  # the state of which the launcher was told last
+    score = "0"  # before memory_kills.set_oom_score
+    reported_state = b""  # the last that the launcher knows of
     stands_still = False  # no thread of it has run for longer than the time-out
 
     def start_watch(self) -> None:
@@ -105,9 +105,9 @@ class RankSupervisor(Supervisor):
         super()._look_after()
         assert self.membership is not None
         state = self.membership.read(0)
-        if state != self.told and state in _TOLD:
-            self._print(_TOLD[state])
-            self.told = state
+        if state != self.reported_state and state in _REPORTED:
+            self._print(_REPORTED[state])
+            self.reported_state = state
 
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.
@@ -120,7 +120,7 @@ class RankSupervisor(Supervisor):
         assert self.membership is not None
         if self.membership.read(0) == membership_file.READY:
             for process in ("self", *self.processes):
-                memory_kills.victim(process, self.score)
+                memory_kills.set_oom_score(process, self.score)
             self.membership.release(0)
             return
         self._print("answers")
@@ -206,8 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
-    if generations.is_ahead():  # those that train are not to be killed for its sake
-        job.score = memory_kills.victim("self", "1000") or job.score
+    if generations.overlaps():  # those that train are not to be killed for its sake
+        job.score = memory_kills.set_oom_score("self", "1000") or job.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
         signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))

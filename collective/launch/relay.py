@@ -82,9 +82,7 @@ class Relay(RankOutput):
             collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
         )
         self.started: dict[int, str] = {}  # rank: host
-        self.ready: set[int] = (
-            set()
-        )  # of a generation that is ahead: wait for the state
+        self.ready: set[int] = set()  # wait for the state of the generation before
         self.training: set[int] = set()  # may end for the next generation
         self.handed_over: set[int] = set()  # have ended for it, or are about to
         self.ends: dict[int, RankEnd] = {}

@@ -4,8 +4,9 @@ Without ``max_np`` it is restarted only where a host has fallen silent, without 
 mpirun has ended all ranks then.
 
 On one host ranks join and leave within a generation (``collective.launch.elastic``). Where
-they belong on other hosts than they are, the ranks of this generation are asked to end, and
-the next one is started (``collective.elastic.generations``).
+they belong on other hosts than they are, the next generation is prepared there
+(``overlap``), and the ranks of this one are asked to end; or it is started when they have
+(``collective.elastic.generations``).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class RestartingLauncher:
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
         self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
-        self.lost = 0
+        self.lost = self.number = 0
         self.cooldown = options.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
         self.overlap = Overlap(options.elastic_timeout)
@@ -206,7 +207,7 @@ class RestartingLauncher:
             if overlap.late:  # the ranks that train do not end, or these are not ready
                 self.may_overlap = False
                 print_message(
-                    f"generation {self.number + 1} has had no turn within "
+                    f"generation {self.number + 1} has not begun to train within "
                     f"{self.options.elastic_timeout} s: it is ended\n"
                     "HINT: --elastic-timeout SECONDS gives it more time"
                 )
@@ -219,7 +220,7 @@ class RestartingLauncher:
         wanted = self._wanted()
         if overlap.failed():
             print_message(
-                f"generation {self.number + 1} has failed while it was made ready; the "
+                f"generation {self.number + 1} has failed while it was prepared; the "
                 f"job continues as it is, and it is tried again in {self.pause:g} s"
             )
             self._wait_longer()
@@ -234,7 +235,7 @@ class RestartingLauncher:
         return overlap.job is None and not self._prepare(overlap, wanted)
 
     def _overlaps(self, wanted: Sequence[Host]) -> bool:
-        """Whether the next generation is made ready while this one trains.
+        """Whether the next generation is prepared while this one trains.
 
         Not where ranks are to leave a host: they do so at once.
         """
@@ -248,9 +249,9 @@ class RestartingLauncher:
         )
 
     def _prepare(self, overlap: Overlap, wanted: Sequence[Host]) -> bool:
-        """Has the next generation made ready; False if it must wait for the end of this."""
+        """Has the next generation prepared; False if it must wait for the end of this."""
         number = self.number + 1
-        variables = {**self._variables(number), generations.AHEAD: "1"}
+        variables = {**self._variables(number), generations.OVERLAPS: "1"}
         try:
             job = MpirunSupervisor(self.options, wanted, variables)
             job.check()
@@ -267,7 +268,7 @@ class RestartingLauncher:
             return False
         where = ", ".join(f"{host.login}:{host.slots}" for host in wanted)
         print_message(
-            f"generation {number} is made ready, on {where}; the job trains meanwhile"
+            f"generation {number} is prepared, on {where}; the job trains meanwhile"
         )
         overlap.prepare(job, wanted)
         return True

@@ -20,13 +20,13 @@ from collective import backends
 from collective.training.observers.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
-from tests.hosts.ranks_ahead import ANNOUNCED_AT, FAILURES
+from tests.hosts.ranks_overlapping import ANNOUNCED_AT, FAILURES
 from tests.hosts.ranks_renewed import STEPS, announce
 from tests.hosts.test_launching import is_launcher
 from tests.training.small import everything, rows, train
 
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
-AHEAD = str(Path(__file__).with_name("ranks_ahead.py"))
+OVERLAPPING = str(Path(__file__).with_name("ranks_overlapping.py"))
 ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
 
 
@@ -113,7 +113,9 @@ def test_the_job_trains_while_the_next_generation_starts(
     first, hosts, undisturbed, tmp_path
 ):
     after = f"{first},{THREE}"
-    printed = start(hosts, tmp_path, first, AHEAD, "hands over", str(tmp_path), after)
+    printed = start(
+        hosts, tmp_path, first, OVERLAPPING, "hands over", str(tmp_path), after
+    )
     steps = made(tmp_path)
     assert [number for number, _, _ in steps] == list(range(1, STEPS + 1)), printed
     results = json.loads((tmp_path / "result.json").read_text())
@@ -131,7 +133,7 @@ def test_the_job_trains_while_the_next_generation_starts(
 def test_a_rank_dies_while_the_next_generation_starts(hosts, undisturbed, tmp_path):
     """The others continue; the next generation has its place again."""
     first = f"{ONE},{TWO}"
-    command = AHEAD, "killed", str(tmp_path), f"{first},{THREE}"
+    command = OVERLAPPING, "killed", str(tmp_path), f"{first},{THREE}"
     printed = start(hosts, tmp_path, first, *command)
     results = json.loads((tmp_path / "result.json").read_text())
     np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
@@ -145,7 +147,7 @@ def test_both_generations_end_with_the_launcher(number, hosts, tmp_path):
     announce(tmp_path, ONE)
     words = ["--min-np", "1", "--max-np", "3"]
     words += ["--host-discovery-script", f"cat {tmp_path / 'hosts'}", sys.executable]
-    words += [AHEAD, "stays", str(tmp_path), f"{ONE},{TWO}"]
+    words += [OVERLAPPING, "stays", str(tmp_path), f"{ONE},{TWO}"]
     command = hosts.ours("collective.launch", *words)
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(launch.run, command, launch.environment(), 60)
@@ -166,13 +168,13 @@ def test_a_training_ends_without_the_next_generation(
     mode, hosts, undisturbed, tmp_path
 ):
     after = f"{ONE},{TWO}"
-    printed = start(hosts, tmp_path, ONE, AHEAD, mode, str(tmp_path), after)
+    printed = start(hosts, tmp_path, ONE, OVERLAPPING, mode, str(tmp_path), after)
     results = json.loads((tmp_path / "result.json").read_text())
     np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
     assert results["size"] == 1
     assert [run.replicas for run in check(tmp_path / "ledger").runs] == [1]
     failures = FAILURES if mode == "fails" else 0
-    assert printed.count("has failed while it was made ready") >= failures - 1, printed
+    assert printed.count("has failed while it was prepared") >= failures - 1, printed
     assert printed.count("on lab2 ended with exit code 3") >= failures, printed
     assert hosts.processes() == []
 

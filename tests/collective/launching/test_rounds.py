@@ -31,7 +31,7 @@ slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
 collective.init()
 score = Path("/proc/self/oom_score_adj")
 scores = [score.read_text()]
-generations.await_turn()
+generations.wait_for_previous()
 scores.append(score.read_text())
 if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
@@ -69,8 +69,8 @@ def test_a_job_restarts(overlaps, tmp_path):
         [*command, sys.executable, "-c", PROGRAM, str(slots)], env, 60
     )
     assert code == 0 and "[0] 1 2 state\n" in printed, printed
-    ahead = "generation 1 is made ready, on localhost:2; the job trains meanwhile\n"
-    assert (ahead in printed) == (overlaps == "yes"), printed
+    prepared = "generation 1 is prepared, on localhost:2; the job trains meanwhile\n"
+    assert (prepared in printed) == (overlaps == "yes"), printed
     assert printed.count("elsewhere.invalid is left out: cannot reach") == 1
     assert "generation 1: 2 ranks, on localhost:2\n" in printed
     assert not list(tmp_path.glob("collective-*"))

@@ -138,14 +138,14 @@ class Membership(Observer):
         """
         self.loop = loop
         change = join(self.backend) if self.backend.joins else None
-        generations.await_turn(loop.step.trace)
+        generations.wait_for_previous(loop.step.trace)
         if change is None:
             self._find_start()
         try:
             with self.messages.preemption, contextlib.closing(loop):
                 repeat_on_change(self.backend, self._attempt, change)
         except NextGeneration:
-            generations.note_handed_over()
+            generations.report_handed_over()
             raise
 
     def _find_start(self) -> None:

@@ -1,12 +1,12 @@
-"""A training beside which the next generation is made ready; run by ``test_growing``.
+"""A training beside which the next generation is prepared; run by ``test_growing``.
 
-    ranks_ahead.py MODE FOLDER HOSTS
+    ranks_overlapping.py MODE FOLDER HOSTS
 
 After a few steps rank 0 has the discovery script print HOSTS, and trains on, slowly.
 
 ``hands over``: it waits with the last steps until it is asked to end. ``fails``: rank 1 of
-the next generation exits while it is made ready, each time; the training ends when that
-has happened twice. ``ends first``: it ends while the next generation is made ready.
+the next generation exits while it is prepared, each time; the training ends when that
+has happened twice. ``ends first``: it ends while the next generation is prepared.
 ``killed``: rank 1 of the present generation kills itself meanwhile. ``stays``: it trains
 until it gets SIGTERM.
 """
@@ -72,7 +72,7 @@ def end_meanwhile(folder: Path) -> None:
 def main(mode: str, folder: str, hosts: str) -> None:
     keras.config.set_floatx("float64")
     backend = backends.get("native", backends.Options(min_np=1))
-    if backend.rank == 1 and generations.is_ahead():
+    if backend.rank == 1 and generations.overlaps():
         Path(folder, f"try-{os.getpid()}").touch()
         if mode == "fails":
             os._exit(3)
