@@ -202,7 +202,9 @@ class MpirunSupervisor(Supervisor):
 
         On a host that stands still as a whole no supervisor answers; it is given up.
         """
-        if not self.ending:
+        if self.relay.ready and not self.released:
+            self.give_up()  # it cannot become ready; the signal would release ranks
+        elif not self.ending:
             for rank in self.relay.unfinished:
                 self.asked.setdefault(rank, time.monotonic())
             self._to_ranks(signal.SIGUSR2)

@@ -15,6 +15,7 @@ from collective.environment import gpus
 from collective.errors import CollectiveError
 from collective.hosts import Host
 from collective.launch import restarting
+from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.options import LaunchOptions
 from collective.launch.overlap import Overlap
 from tests import launch
@@ -136,6 +137,16 @@ def test_two_generations_do_not_share_gpus(launcher, monkeypatch, capfd):
     assert not launcher._prepare(overlap, HERE) and overlap.job is None
     assert "this host: the memory of GPUs does not suffice" in capfd.readouterr().err
     assert not launcher._overlaps(HERE)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_a_rank_that_hangs_does_not_release_ranks_that_are_ready(launcher):
+    """The signal that asks whether ranks hang would."""
+    job = MpirunSupervisor(launcher.options, HERE, {generations.OVERLAPS: "1"})
+    job.relay.started.update({0: "a", 1: "a"})
+    job.relay.ready.add(0)
+    job._end_hanging()
+    assert job.ending and not job.asked
 
 
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capfd):
