@@ -3,6 +3,9 @@
 Ranks cannot join a running job on several hosts, for MPI cannot add processes. Such a job
 restarts on the present hosts, as its next generation: all ranks are asked to end after the
 step under way, each host keeps the state, and the next generation continues from it.
+
+It may overlap the present one: it is prepared while that one trains, up to the point
+where it needs the state (``wait_for_previous``), and nobody waits for it to start.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from collective.elastic import membership_file
@@ -21,10 +26,14 @@ from collective.net import private_files
 
 # A name that cannot be guessed, the same in all generations; and the number of this one.
 JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
+# Set in a generation that starts before the one before has ended.
+OVERLAPS = "COLLECTIVE_OVERLAPS"
+VARIABLES = (JOB_VARIABLE, NUMBER_VARIABLE, OVERLAPS)
 # Set where no generation follows, but the whole job is started again from its checkpoint.
 REQUEUE = "COLLECTIVE_REQUEUE"
 # Of a rank that has ended for the next generation.
 EXIT_CODE = 75
+_POLL_SECONDS = 0.005
 
 
 def may_restart() -> bool:
@@ -40,6 +49,43 @@ def number() -> int:
 def from_checkpoint() -> bool:
     """Whether the next generation begins from a checkpoint, not from what hosts keep."""
     return REQUEUE in os.environ
+
+
+def overlaps() -> bool:
+    """Whether the generation before may still train."""
+    return OVERLAPS in os.environ
+
+
+def wait_for_previous(prepare: Callable[[], None] = lambda: None) -> None:
+    """Returns when this generation may take the state and train.
+
+    To be called by each rank, when it has done what it can without the state. Until then
+    the generation before writes its files.
+
+    Args:
+        prepare: What else can be done meanwhile, by a generation that overlaps.
+
+    Raises:
+        CollectiveError: If the launcher has ended.
+    """
+    if not may_restart():
+        return
+    if overlaps():
+        prepare()
+        membership_file.write(membership_file.READY)
+        while (state := membership_file.read()) == membership_file.READY:
+            time.sleep(_POLL_SECONDS)
+        if not state:
+            raise CollectiveError(
+                "the launcher has ended", hint="start the job again", everywhere=False
+            )
+        del os.environ[OVERLAPS]
+    membership_file.write(membership_file.TRAINS)
+
+
+def report_handed_over() -> None:
+    """This rank has closed all files of the training: the next generation may begin."""
+    membership_file.write(membership_file.HANDED_OVER)
 
 
 def restart_requested() -> bool:

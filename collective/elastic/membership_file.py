@@ -21,9 +21,15 @@ VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank redoes what fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
+# Written by a rank of a job that may restart (``collective.elastic.generations``): it has all
+# but the state of the generation before, and waits for it; its training may be handed on.
+READY, TRAINS = b"p", b"t"
+# Written by such a rank: the state is kept for the next generation, and this rank ends.
+HANDED_OVER = b"h"
+IN_JOB = (JOINED, TRAINS)
 # Written by a rank that was in the job: its interpreter ends.
 EXITING = b"x"
-OVER = (LEFT, DONE, EXITING)
+OVER = (LEFT, DONE, EXITING, HANDED_OVER)
 # Written by the launcher for other ranks (``native/rendezvous/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
@@ -56,8 +62,12 @@ class MembershipFile:
 
     def ask_to_restart(self, rank: int) -> None:
         """Asks a rank to end for the next generation, if it is in the job now."""
-        if self.read(rank) == JOINED:
+        if self.read(rank) in IN_JOB:
             os.pwrite(self._file, RESTART, len(HEADER) + rank)
+
+    def release(self, rank: int) -> None:
+        """Lets a rank continue that is ready."""
+        os.pwrite(self._file, JOINED, len(HEADER) + rank)
 
     def note_exit(self, rank: int) -> None:
         """Reports to the other ranks that one has exited."""
@@ -121,7 +131,7 @@ def read() -> bytes:
 @functools.cache  # once
 def _note_end(process: int) -> None:
     def note() -> None:
-        if os.getpid() == process and read() == JOINED:  # not in a fork
+        if os.getpid() == process and read() in IN_JOB:  # not in a fork
             write(EXITING)
 
     atexit.register(note)

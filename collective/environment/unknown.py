@@ -27,6 +27,7 @@ KNOWN = frozenset(
         "MAX_NP",
         "MIN_NP",
         "OUTPUT",
+        "OVERLAPS",
         "PORTABLE",
         "PROBE",
         "QUIET",

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     """Imports late what one host does not need."""
-    for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
+    for name in generations.VARIABLES:
         os.environ.pop(name, None)  # of a job within which this one is started
     if options.agent:
         from collective.launch.agents import command

@@ -232,6 +232,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rank-timeout", type=float, metavar="SECONDS",
         help="with --min-np, a rank for which others wait so long counts as dead "
         "(half of COLLECTIVE_TIMEOUT: 300)")  # fmt: skip
+    add("--no-overlap", action="store_true",
+        help="when hosts change, end the ranks before others start: needs less memory")  # fmt: skip
     add("--requeue-on", default="", metavar="SIGNAL",
         help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")  # fmt: skip
     add("--blacklist-cooldown-range", dest="cooldown", type=int, nargs=2,

@@ -77,6 +77,18 @@ class ElasticSupervisor(Supervisor):
         self.reset_limit, self.resets = options.reset_limit, 0
         self.restart_requested = self.restarts = False
 
+    @property
+    def training(self) -> bool:
+        """Whether the ranks may end for the next generation."""
+        states = map(self.membership.read, set(self.slots) - self.joining)
+        return membership_file.TRAINS in states
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether no rank trains any more, and the next generation may begin."""
+        states = [self.membership.read(rank) for rank in self.slots]
+        return bool(states) and set(states) == {membership_file.HANDED_OVER}
+
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread."""
         self.restart_requested = True

@@ -30,6 +30,7 @@ from collective.running_time import Lasting, Stops
 
 NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
+_AGAIN_SECONDS = 1.0  # until ranks are signalled again that have not reacted
 # How long mpirun may live after the first failure. Open MPI ends the other ranks itself,
 # at once, but its mpirun may stay; MPICH leaves the other ranks if one has just exited.
 _STAY_SECONDS = 2.0
@@ -70,8 +71,8 @@ class MpirunSupervisor(Supervisor):
         )
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
-        given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
-        self.words = _command(self.mpi, options, hosts, given)
+        self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
+        self.words = _command(self.mpi, options, hosts, self.given)
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
@@ -88,6 +89,8 @@ class MpirunSupervisor(Supervisor):
         self.start_seconds: float = options.start_timeout or START_SECONDS
         self.late_start = Lasting(self.start_seconds)
         self.interrupted = self.lost_host = False
+        self.released, self.release_at = False, 0.0
+        self.have_gpus: Sequence[str] = ()  # names of hosts
         self.silent: list[int] = []  # ranks whose hosts stand still
         self.still_hosts: set[str] = set()  # names of those that were given up
 
@@ -105,10 +108,25 @@ class MpirunSupervisor(Supervisor):
             CollectiveError: If a host does not answer, has other versions, or has the
                 name of another.
         """
+        if not self.specs:
+            self.check()
+        return super().run(on_started)
+
+    def start(self, has_threads: bool = False) -> None:
+        """As of ``Supervisor``; prints the command first."""
+        print_message(self.commands())
+        super().start(has_threads)
+
+    def check(self) -> None:
+        """Checks the hosts, and writes the command of mpirun; ``run`` does so, too.
+
+        Raises:
+            CollectiveError: As of ``run``.
+        """
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
+        self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1
         self.words[program:program] = host_names.options(self.mpi, answers.names)
-        print_message(self.commands())
         self.cut_off = answers.cut_off
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
@@ -125,11 +143,10 @@ class MpirunSupervisor(Supervisor):
                 0,
                 words,
                 slurm_job.for_mpirun(os.environ),
-                takes_input=True,
+                takes_input=generations.OVERLAPS not in self.given,
                 hidden=slurm_job.hidden(os.environ),
             )
         ]
-        return super().run(on_started)
 
     def _look_after(self) -> None:
         super()._look_after()
@@ -140,6 +157,9 @@ class MpirunSupervisor(Supervisor):
         now = self.stops.look()
         if self.asked and not self.ending:
             self._give_up_still_hosts(now)
+        if self.released and now >= self.release_at and not self.training:
+            self.release_at = now + _AGAIN_SECONDS
+            self._to_ranks(signal.SIGUSR2)
 
     def _give_up_still_hosts(self, now: float) -> None:
         """Mpirun itself gives up only a host whose kernel does not answer any more."""
@@ -162,12 +182,29 @@ class MpirunSupervisor(Supervisor):
         if not (self.not_started or self.ending):
             self._to_ranks(signal.SIGUSR1)
 
+    def release(self) -> None:
+        """Lets the ranks continue, which are ready: the generation before has ended."""
+        self.released = True
+
+    def cancel(self) -> None:
+        """Ends all ranks, which nobody needs any more; nothing is reported."""
+        if not self.ending:
+            self.interrupted = True
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Ends all ranks, as one has failed."""
+        if not self.ending:
+            self._end(signal.SIGTERM)
+
     def _end_hanging(self) -> None:
         """A rank waits too long: ends those for which it may wait (``rank.py``).
 
         On a host that stands still as a whole no supervisor answers; it is given up.
         """
-        if not self.ending:
+        if self.relay.ready and not self.released:
+            self.give_up()  # it cannot become ready; the signal would release ranks
+        elif not self.ending:
             for rank in self.relay.unfinished:
                 self.asked.setdefault(rank, time.monotonic())
             self._to_ranks(signal.SIGUSR2)
@@ -186,6 +223,23 @@ class MpirunSupervisor(Supervisor):
         """Whether a rank has succeeded, or failed by itself: it would fail again."""
         ends = list(self.relay.ends.values())
         return any(not end.failed for end in ends) or bool(self.relay.gave_up)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all ranks wait for the state of the generation before."""
+        return len(self.relay.ready) == self.size
+
+    @property
+    def training(self) -> bool:
+        """Whether all ranks that are left may end for the next generation."""
+        left = set(range(self.size)) - set(self.relay.ends) - self.relay.left
+        return bool(left) and left <= self.relay.training
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether no rank trains any more, and the next generation may begin."""
+        handed_over = self.relay.handed_over
+        return bool(handed_over) and handed_over >= set(self.relay.unfinished)
 
     @property
     def lost_ranks(self) -> set[int]:

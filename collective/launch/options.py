@@ -59,6 +59,8 @@ class LaunchOptions:
     elastic_timeout: int = 600
     # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
+    # Whether the next generation starts only when the one before has ended.
+    no_overlap: bool = False
     # Signal at which ranks save a checkpoint, and Slurm starts the job again.
     requeue_on: str = ""
     # Seconds after which a rank for which others wait, and that waits for none, counts

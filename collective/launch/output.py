@@ -56,6 +56,7 @@ class OutputStyle:
     timestamp: bool = False  # it begins with the time, too
     # Where rank.NN/stdout and stderr go instead of the screen.
     directory: Path | None = None
+    appends: bool = False  # to files that generations before have written
     # Ranks write to our own standard output, as it is: one rank alone writes there, and
     # draws bars if it is a terminal.
     plain_stdout: bool = False
@@ -88,7 +89,7 @@ class RankOutput:
         if style.directory is not None:
             width = len(str(max(size - 1, 0)))
             folder = style.directory / f"rank.{rank:0{width}}"
-            self._files = _files_in(folder, ("stdout", "stderr"))
+            self._files = _files_in(folder, ("stdout", "stderr"), style.appends)
 
     def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
         """Takes the pipes of the rank's process; ``start`` begins to read them."""
@@ -156,7 +157,7 @@ class RankOutput:
         return now.isoformat(" ", "milliseconds") + " "
 
 
-def _files_in(folder: Path, names: Sequence[str]) -> list[IO[str]]:
+def _files_in(folder: Path, names: Sequence[str], appends: bool) -> list[IO[str]]:
     """Opens files for writing, also where others can write beside the folder.
 
     Raises:
@@ -168,7 +169,8 @@ def _files_in(folder: Path, names: Sequence[str]) -> list[IO[str]]:
     try:
         if os.fstat(inside).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it is another user's", str(folder))
-        flags |= os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags |= 0 if appends else os.O_TRUNC
         files: list[IO[str]] = []
         for name in names:
             try:

@@ -274,7 +274,7 @@ class Watchdog:
     """Ends what children have started when this process itself is killed.
 
     A process that outlives this one by a moment: each child leads a process group, and
-    it kills the groups that still exist. To be made before any thread.
+    it kills the groups that still exist. It holds no other file of this process open.
     """
 
     def __init__(self) -> None:
@@ -282,7 +282,10 @@ class Watchdog:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                os.close(self._writing)
+                # Else it holds what another thread, which starts a process, waits to see
+                # closed.
+                os.closerange(3, reading)
+                os.closerange(max(3, reading + 1), os.sysconf("SC_OPEN_MAX"))
                 _watch(reading)
             finally:
                 os._exit(0)

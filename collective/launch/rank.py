@@ -24,7 +24,7 @@ from collective.elastic.wait_report import WaitReport
 from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
-from collective.launch import cores, horovod_settings, processes
+from collective.launch import cores, horovod_settings, memory_kills, processes
 from collective.launch.options import LaunchOptions
 from collective.launch.output import (
     OutputStyle,
@@ -38,6 +38,12 @@ from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5
+# States that the launcher learns of at once.
+_REPORTED = {
+    membership_file.READY: "ready",
+    membership_file.TRAINS: "trains",
+    membership_file.HANDED_OVER: "handed over",
+}
 
 
 class RankSupervisor(Supervisor):
@@ -48,6 +54,8 @@ class RankSupervisor(Supervisor):
     report: WaitReport | None = None
     timeout = math.inf  # for how long it waits before the launcher hears of it
     works = 0.0  # for how long it has not waited, while this process ran
+    score = "0"  # before memory_kills.set_oom_score
+    reported_state = b""  # the last that the launcher knows of
     stands_still = False  # no thread of it has run for longer than the time-out
 
     def start_watch(self) -> None:
@@ -93,12 +101,28 @@ class RankSupervisor(Supervisor):
                 reported = waits
         self._end(signal.SIGTERM)
 
+    def _look_after(self) -> None:
+        super()._look_after()
+        assert self.membership is not None
+        state = self.membership.read(0)
+        if state != self.reported_state and state in _REPORTED:
+            self._print(_REPORTED[state])
+            self.reported_state = state
+
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.
 
         One that has been at work for less than the time-out may just have been awaited,
         and is not to blame. To the launcher, the answer shows that this host runs.
+
+        The launcher sends the same signal to let a rank continue that is ready.
         """
+        assert self.membership is not None
+        if self.membership.read(0) == membership_file.READY:
+            for process in ("self", *self.processes):
+                memory_kills.set_oom_score(process, self.score)
+            self.membership.release(0)
+            return
         self._print("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
         if self.ending or not hangs:
@@ -167,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         not options.no_prefix,
         options.timestamp,
         options.directory,
+        generations.number() > 0,
         options.plain_stdout,
     )
     job = RankSupervisor(
@@ -181,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
+    if generations.overlaps():  # those that train are not to be killed for its sake
+        job.score = memory_kills.set_oom_score("self", "1000") or job.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
         signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))

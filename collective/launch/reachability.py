@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from collective.environment import gpus
 from collective.errors import CollectiveError
 from collective.hosts import Host, is_local
 from collective.launch import host_names, mpi, remote_shell, versions
@@ -42,10 +43,12 @@ class Answers:
         cut_off: Hosts that cannot open a connection to this one, each with the reason.
             This alone ends no job: mpirun may know a way that this check does not.
         names: What each host calls itself, as of ``host_names.own``, this one included.
+        have_gpus: Hosts with GPUs that the ranks may use.
     """
 
     cut_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
     names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    have_gpus: Sequence[str] = ()
 
 
 def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers:
@@ -58,8 +61,9 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers
             that differ.
     """
     others = [host for host in hosts if not is_local(host)]
+    have_gpus = ["this host"] if gpus.granted() else []
     if not others:
-        return Answers()
+        return Answers(have_gpus=have_gpus)
     key = shared_secret.generate()
     seconds = options.start_timeout or ANSWER_SECONDS
     with (
@@ -91,7 +95,8 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers
     if mine or host_names.own() not in names.values():  # else reached by ssh, as user@
         names[mine or "this host"] = host_names.own()
     cut_off = {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
-    return Answers(cut_off, names)
+    have_gpus += [name for name, answer in found.items() if answer["gpus"]]
+    return Answers(cut_off, names, have_gpus)
 
 
 def _compare(reported: Mapping[str, Mapping[str, str]]) -> None:
@@ -200,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "name": host_names.own(),
         "versions": _local_versions(options.mpirun),
         "cut_off": why_cut_off(options.addresses, shared_secret.from_stdin()),
+        "gpus": gpus.granted(),
     }
     print(json.dumps(found))
     return 0

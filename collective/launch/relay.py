@@ -20,7 +20,7 @@ from collective.launch.output import (
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
 _MESSAGE = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|ready|trains|handed over|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
@@ -82,6 +82,9 @@ class Relay(RankOutput):
             collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
         )
         self.started: dict[int, str] = {}  # rank: host
+        self.ready: set[int] = set()  # wait for the state of the generation before
+        self.training: set[int] = set()  # may end for the next generation
+        self.handed_over: set[int] = set()  # have ended for it, or are about to
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
@@ -144,6 +147,14 @@ class Relay(RankOutput):
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":
             self.started[rank] = host
+            return False
+        of_generation = {
+            "ready": self.ready,
+            "trains": self.training,
+            "handed over": self.handed_over,
+        }
+        if what in of_generation:
+            of_generation[what].add(rank)
             return False
         if what == "waits":
             self._on_wait()

@@ -4,13 +4,15 @@ Without ``max_np`` it is restarted only where a host has fallen silent, without 
 mpirun has ended all ranks then.
 
 On one host ranks join and leave within a generation (``collective.launch.elastic``). Where
-they belong on other hosts than they are, the ranks of this generation are asked to end, and
-the next one is started (``collective.elastic.generations``).
+they belong on other hosts than they are, the next generation is prepared there
+(``overlap``), and the ranks of this one are asked to end; or it is started when they have
+(``collective.elastic.generations``).
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import os
 import signal
@@ -27,6 +29,7 @@ from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
+from collective.launch.overlap import Overlap
 from collective.launch.requeue import Requeue, signal_of
 from collective.launch.supervisor import SIGNALS, Supervisor
 from collective.running_time import Deadline
@@ -61,9 +64,11 @@ class RestartingLauncher:
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
         self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
-        self.lost = 0
+        self.lost = self.number = 0
         self.cooldown = options.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
+        self.overlap = Overlap(options.elastic_timeout)
+        self.may_overlap = not options.no_overlap
 
     def run(self, placed: Sequence[Host] = ()) -> int:
         """Runs the job, at first where ``hosts.place`` has placed its ranks, if it has.
@@ -79,6 +84,7 @@ class RestartingLauncher:
         try:
             return self._generations(placed or self._wait_for_hosts(least))
         finally:
+            self.overlap.end()
             self._remove_kept_state()
 
     def _generations(self, placed: Sequence[Host]) -> int:
@@ -94,11 +100,14 @@ class RestartingLauncher:
                 print_message(str(error))  # a host may have gone since it answered
                 time.sleep(POLL_SECONDS)
                 code = generations.EXIT_CODE
-            if lost_host:
+            if self.overlap.has_begun:
+                pass  # whatever became of the ranks that have handed over
+            elif lost_host:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
                 self.placed = ()  # every host is asked again
+                self.overlap.end()  # it was to run there, too
                 self._leave_out(self.job)
             elif not self.grows or code != generations.EXIT_CODE:
                 return self.requeue.finish(code) if self.requeue else code
@@ -111,7 +120,10 @@ class RestartingLauncher:
                 return 1
             for each in SIGNALS:
                 signal.signal(each, _exit)  # until the next generation takes them over
-            placed = self._wait_for_hosts(self.min_np)
+            if self.overlap.ready:
+                placed = self.overlap.placed
+            else:
+                placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
 
     def _leave_out(self, job: ElasticSupervisor | MpirunSupervisor | None) -> None:
@@ -151,20 +163,21 @@ class RestartingLauncher:
             where = ", ".join(f"{host.login}:{host.slots}" for host in self.placed)
             print_message(f"generation {number}: {size} ranks, on {where}")
         self.logins.update({host.login: host for host in self.placed})
-        options = self.options
-        variables = {
-            generations.JOB_VARIABLE: self.name,
-            generations.NUMBER_VARIABLE: str(number),
-        }
-        if options.use_mpi or not all(map(hosts.is_local, self.placed)):
-            job: Supervisor = MpirunSupervisor(options, self.placed, variables)
-        else:
+        options, variables = self.options, self._variables(number)
+        job: Supervisor | None = self.overlap.take()
+        if job is None and self._needs_mpi(self.placed):
+            job = MpirunSupervisor(options, self.placed, variables)
+        elif job is None:
+            style = dataclasses.replace(options.style, appends=number > 0)
+            options = dataclasses.replace(options, style=style)
             job = single_host.job(options, size, variables, self._local_slots)
         assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
         if options.dry_run:
             print(job.commands())
             return 0
-        self.job = job
+        self.job, self.number = job, number
+        self.overlap = overlap = Overlap(options.elastic_timeout)
+        job.meanwhile = lambda: overlap.look(job)
         if self.requeue:
             self.requeue.listen()
         watches = self.grows or self.requeue
@@ -175,31 +188,110 @@ class RestartingLauncher:
         finally:
             ended.set()
 
-    def _watch(self, ended: threading.Event) -> None:
-        due = False
-        while not ended.wait(POLL_SECONDS):
-            due = due or self._restart_is_due()
-            if due and self.job is not None:
-                self.job.request_restart()
+    def _variables(self, number: int) -> dict[str, str]:
+        return {
+            generations.JOB_VARIABLE: self.name,
+            generations.NUMBER_VARIABLE: str(number),
+        }
 
-    def _restart_is_due(self) -> bool:
-        """Whether the ranks should be on other hosts than they are."""
+    def _needs_mpi(self, placed: Sequence[Host]) -> bool:
+        return self.options.use_mpi or not all(map(hosts.is_local, placed))
+
+    def _watch(self, ended: threading.Event) -> None:
         assert self.job is not None
+        job, overlap, due = self.job, self.overlap, False
+        while not ended.wait(POLL_SECONDS):
+            due = due or self._is_due(overlap)
+            if due:
+                job.request_restart()
+            if overlap.late:  # the ranks that train do not end, or these are not ready
+                self.may_overlap = False
+                print_message(
+                    f"generation {self.number + 1} has not begun to train within "
+                    f"{self.options.elastic_timeout} s: it is ended\n"
+                    "HINT: --elastic-timeout SECONDS gives it more time"
+                )
+                overlap.cancel()
+
+    def _is_due(self, overlap: Overlap) -> bool:
+        """Whether the ranks are to end now for the next generation."""
         if self.requeue:
             return self.requeue.requested
         wanted = self._wanted()
-        if slots_of(wanted) < self.min_np:
+        if overlap.failed():
+            print_message(
+                f"generation {self.number + 1} has failed while it was prepared; the "
+                f"job continues as it is, and it is tried again in {self.pause:g} s"
+            )
+            self._wait_longer()
+        if overlap.job is not None:
+            if _covers(wanted, overlap.placed):
+                return overlap.ready
+            overlap.cancel()
+        if not self._restart_is_due(wanted):
+            return False
+        if not self._overlaps(wanted):
+            return True
+        return overlap.job is None and not self._prepare(overlap, wanted)
+
+    def _overlaps(self, wanted: Sequence[Host]) -> bool:
+        """Whether the next generation is prepared while this one trains.
+
+        Not where ranks are to leave a host: they do so at once.
+        """
+        limit = self.options.reset_limit
+        stay = self._running().items()
+        return (
+            self.may_overlap
+            and self._needs_mpi(wanted)
+            and (limit is None or self.number < limit)
+            and all(_slots_by_login(wanted).get(login, 0) >= n for login, n in stay)
+        )
+
+    def _prepare(self, overlap: Overlap, wanted: Sequence[Host]) -> bool:
+        """Has the next generation prepared; False if it must wait for the end of this."""
+        number = self.number + 1
+        variables = {**self._variables(number), generations.OVERLAPS: "1"}
+        try:
+            job = MpirunSupervisor(self.options, wanted, variables)
+            job.check()
+        except CollectiveError as error:
+            print_message(str(error))
+            self._wait_longer()
+            return True
+        if job.have_gpus:
+            self.may_overlap = False
+            print_message(
+                f"{', '.join(job.have_gpus)}: the memory of GPUs does not suffice for two "
+                "generations; the next one starts when the ranks have ended"
+            )
+            return False
+        where = ", ".join(f"{host.login}:{host.slots}" for host in wanted)
+        print_message(
+            f"generation {number} is prepared, on {where}; the job trains meanwhile"
+        )
+        overlap.prepare(job, wanted)
+        return True
+
+    def _wait_longer(self) -> None:
+        self.not_before = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, self.cooldown[1])
+
+    def _restart_is_due(self, wanted: Sequence[Host]) -> bool:
+        """Whether the ranks should be on other hosts than they are."""
+        assert self.job is not None
+        if slots_of(wanted) < self.min_np or not self.job.training:
             return False
         if self.job.grows_by_itself:
-            return not all(map(hosts.is_local, wanted))
+            moves = not all(map(hosts.is_local, wanted))
+            return moves and time.monotonic() >= self.not_before
         if self.job.finishing:
             return False
         lost = len(self.job.lost_ranks)
         if lost > self.lost:
             self.lost = lost
-            self.not_before = time.monotonic() + self.pause
-            self.pause = min(2 * self.pause, self.cooldown[1])
-        moves = {host.login: host.slots for host in wanted} != self._running()
+            self._wait_longer()
+        moves = _slots_by_login(wanted) != self._running()
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
@@ -241,6 +333,16 @@ class RestartingLauncher:
 
     def _local_slots(self) -> int:
         return slots_of(host for host in self.present() if hosts.is_local(host))
+
+
+def _slots_by_login(placed: Sequence[Host]) -> dict[str, int]:
+    return {host.login: host.slots or 0 for host in placed}
+
+
+def _covers(wanted: Sequence[Host], placed: Sequence[Host]) -> bool:
+    """Whether all that is placed is wanted."""
+    found = _slots_by_login(wanted)
+    return all(found.get(host.login, 0) >= (host.slots or 0) for host in placed)
 
 
 def _exit(number: int, frame: object) -> None:

@@ -95,6 +95,8 @@ class Supervisor:
         self.memory_kills = memory_kills.count()
         self.grace = Lasting(GRACE_SECONDS)
         self.lingering = membership and Lingering(membership, end_seconds)
+        # Called many times a second while the job runs.
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def commands(self) -> str:
         """What would be started, as shell commands."""
@@ -108,7 +110,7 @@ class Supervisor:
         return "\n".join(lines)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Starts the processes and waits for them.
+        """Starts the processes, unless they were started, and waits for them.
 
         Args:
             on_started: Called when all are started. Threads begin here: a process that
@@ -122,30 +124,66 @@ class Supervisor:
             signal.signal(number, self._forward)
         if self.contains:
             signal.signal(signal.SIGTSTP, self._suspend)
-        self.watchdog = processes.Watchdog()
+        if not self.outputs:
+            self.start()
         try:
-            for spec in self.specs:
-                self._start(spec)
-            never_block()
-            for output in self.outputs.values():
-                output.start()
             if on_started is not None:
                 on_started()
             self._wait()
         except OSError as error:
-            print_message(_why_not_started(error, self.specs[0].command[0]))
-            self.exit_code = 2
+            self._note_not_started(error)
         finally:
-            self._signal_all(signal.SIGKILL)
-            if self.contains:
-                containment.kill(self.marks.job, GRACE_SECONDS)
-            deadline = Deadline(GRACE_SECONDS)
-            for output in self.outputs.values():
-                output.finish(deadline)
-            self.undead.report(GRACE_SECONDS)
-            self.watchdog.close()
+            self.close()
         self._report()
         return self.exit_code
+
+    def start(self, has_threads: bool = False) -> None:
+        """Starts the processes.
+
+        Args:
+            has_threads: As for ``processes.start``.
+
+        If one cannot be started, it prints why, and the others are killed.
+        """
+        self.watchdog = processes.Watchdog()
+        try:
+            for spec in self.specs:
+                self._start(spec, has_threads)
+        except OSError as error:
+            self._note_not_started(error)
+        never_block()
+        for output in self.outputs.values():
+            output.start()
+
+    def _note_not_started(self, error: OSError) -> None:
+        print_message(_why_not_started(error, self.specs[0].command[0]))
+        self.exit_code, self.ending = 2, True
+        self._signal_all(signal.SIGKILL)
+
+    def look(self) -> None:
+        """Notes what has ended, and does what is due; to be called many times a second."""
+        # Not waitpid(-1): host discovery has children of its own.
+        for pid in list(self.processes):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._reap(pid, os.waitstatus_to_exitcode(status))
+        self._look_after()
+
+    def finish(self) -> None:
+        """As the end of ``run``, of a job that was started and looked after by another."""
+        self.close()
+        self._report()
+
+    def close(self) -> None:
+        """Kills what still runs, and shows the rest of the output."""
+        self._signal_all(signal.SIGKILL)
+        if self.contains:
+            containment.kill(self.marks.job, GRACE_SECONDS)
+        deadline = Deadline(GRACE_SECONDS)
+        for output in self.outputs.values():
+            output.finish(deadline)
+        self.undead.report(GRACE_SECONDS)
+        self.watchdog.close()
 
     def _start(self, spec: ProcessSpec, has_threads: bool = False) -> None:
         output = self._output(spec.rank)
@@ -188,12 +226,8 @@ class Supervisor:
 
     def _wait(self) -> None:
         while self.processes:
-            # Not waitpid(-1): host discovery has children of its own.
-            for pid in list(self.processes):
-                found, status = os.waitpid(pid, os.WNOHANG)
-                if found:
-                    self._reap(pid, os.waitstatus_to_exitcode(status))
-            self._look_after()
+            self.look()
+            self.meanwhile()
             time.sleep(_POLL_SECONDS)
 
     def _look_after(self) -> None:

@@ -132,6 +132,7 @@ class State:
             except OSError:
                 kept = False
         if allgather(np.array([kept]), name="kept").any():
+            generations.report_handed_over()
             raise NextGeneration(generations.EXIT_CODE)
 
     def _resume_generation(self) -> None:
@@ -302,6 +303,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             )
         if session.is_joining():
             basics.enter()
+        generations.wait_for_previous()
         if not basics.entered():  # else the others are past it
             state._resume_generation()
         with _preemption if MIN_NP in os.environ else contextlib.nullcontext():

@@ -37,7 +37,9 @@ def attach_observers(
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
 ) -> tuple[list[Observer], Membership | None]:
-    """The observers that were asked for, innermost first, and the state to start from.
+    """The observers that were asked for, innermost first.
+
+    The state to start from is read, too; in an elastic job the membership reads it.
 
     A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
     has what they changed, and so has the state with which a rank leaves.
@@ -72,9 +74,8 @@ def attach_observers(
         observers.append(checkpoint)
     if backend.elastic:
         membership = Membership(position, inputs, plan, checkpoint, common)
-        membership.handoff.find()
         observers.append(membership)
-    if checkpoint is not None:
+    elif checkpoint is not None:
         checkpoint.find_start()
     prepared = get_prepared(position.model)
     beside = steps_beside(options.verify, backend)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -18,10 +20,13 @@ from collective import backends
 from collective.training.observers.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
+from tests.hosts.ranks_overlapping import ANNOUNCED_AT, FAILURES
 from tests.hosts.ranks_renewed import STEPS, announce
+from tests.hosts.test_launching import is_launcher
 from tests.training.small import everything, rows, train
 
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
+OVERLAPPING = str(Path(__file__).with_name("ranks_overlapping.py"))
 ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
 
 
@@ -95,6 +100,83 @@ def test_hosts_come_and_go(
     assert [n for i, n in enumerate(had) if had[i - 1 : i] != [n]] == replicas, printed
     assert f"collective: generation {len(then)}: {replicas[-1]} rank" in printed
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
+
+
+def made(folder: Path) -> list[tuple[int, int, float]]:
+    """Each step that was made: its number, the generation, and when."""
+    lines = (folder / "steps").read_text().splitlines()
+    return [(int(s), int(g), float(t)) for s, g, t in map(str.split, lines)]
+
+
+@pytest.mark.parametrize("first", [ONE, f"{ONE},{TWO}"], ids=["one", "two"])
+def test_the_job_trains_while_the_next_generation_starts(
+    first, hosts, undisturbed, tmp_path
+):
+    after = f"{first},{THREE}"
+    printed = start(
+        hosts, tmp_path, first, OVERLAPPING, "hands over", str(tmp_path), after
+    )
+    steps = made(tmp_path)
+    assert [number for number, _, _ in steps] == list(range(1, STEPS + 1)), printed
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    found = check(tmp_path / "ledger")
+    assert found.faults == []
+    replicas = after.count(",") + 1
+    assert [run.replicas for run in found.runs] == [replicas - 1, replicas], printed
+    began = next(i for i, (_, generation, _) in enumerate(steps) if generation == 1)
+    assert began > ANNOUNCED_AT + 1, "no step was made meanwhile"
+    pause = steps[began][2] - steps[began - 1][2]
+    assert pause < 5, f"{pause:.1f} s\n{printed}"
+
+
+def test_a_rank_dies_while_the_next_generation_starts(hosts, undisturbed, tmp_path):
+    """The others continue; the next generation has its place again."""
+    first = f"{ONE},{TWO}"
+    command = OVERLAPPING, "killed", str(tmp_path), f"{first},{THREE}"
+    printed = start(hosts, tmp_path, first, *command)
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    found = check(tmp_path / "ledger")
+    assert found.faults == []
+    assert [run.replicas for run in found.runs] == [2, 1, 3], printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_both_generations_end_with_the_launcher(number, hosts, tmp_path):
+    announce(tmp_path, ONE)
+    words = ["--min-np", "1", "--max-np", "3"]
+    words += ["--host-discovery-script", f"cat {tmp_path / 'hosts'}", sys.executable]
+    words += [OVERLAPPING, "stays", str(tmp_path), f"{ONE},{TWO}"]
+    command = hosts.ours("collective.launch", *words)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(launch.run, command, launch.environment(), 60)
+        try:
+            launch.await_that(lambda: list(tmp_path.glob("try-*")) or ended.done())
+            (launcher,) = [p for p in hosts.processes() if is_launcher(p)]
+            os.kill(launcher, number)
+            code, printed = ended.result()
+            launch.await_that(lambda: not hosts.processes())
+        finally:
+            hosts.end_all()
+    assert code != 0, printed
+    assert "has failed" not in printed, printed
+
+
+@pytest.mark.parametrize("mode", ["fails", "ends first"])
+def test_a_training_ends_without_the_next_generation(
+    mode, hosts, undisturbed, tmp_path
+):
+    after = f"{ONE},{TWO}"
+    printed = start(hosts, tmp_path, ONE, OVERLAPPING, mode, str(tmp_path), after)
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    assert results["size"] == 1
+    assert [run.replicas for run in check(tmp_path / "ledger").runs] == [1]
+    failures = FAILURES if mode == "fails" else 0
+    assert printed.count("has failed while it was prepared") >= failures - 1, printed
+    assert printed.count("on lab2 ended with exit code 3") >= failures, printed
+    assert hosts.processes() == []
 
 
 def test_an_elastic_function_goes_on_in_the_next_round(hosts, tmp_path):

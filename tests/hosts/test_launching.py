@@ -118,7 +118,7 @@ def test_nothing_outlives_the_launcher(number, hosts):
     try:
         for _ in range(3):
             assert b"here" in job.stdout.readline()
-        (started,) = [p for p in hosts.processes() if _is_launcher(p)]
+        (started,) = [p for p in hosts.processes() if is_launcher(p)]
         os.kill(started, number)
         job.wait(launch.PATIENCE_SECONDS)
         launch.await_that(lambda: not hosts.processes())
@@ -128,7 +128,8 @@ def test_nothing_outlives_the_launcher(number, hosts):
         job.wait(launch.PATIENCE_SECONDS)
 
 
-def _is_launcher(process: int) -> bool:
+def is_launcher(process: int) -> bool:
+    """Whether a process is the launcher on the first host."""
     try:
         words = psutil.Process(process).cmdline()
         parent = psutil.Process(process).parent()

@@ -41,6 +41,10 @@ class TrainingStep(Protocol):
         """Metrics begin at zero, or continue an epoch from sums over its steps."""
         ...
 
+    def trace(self) -> None:
+        """Traces what the first call would trace; nothing runs."""
+        ...
+
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
         ...

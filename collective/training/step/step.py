@@ -123,6 +123,10 @@ class Step:
         else:
             self._metrics = state.reset()
 
+    def trace(self) -> None:
+        """Traces the whole step, which its first call would do."""
+        self._run.get_concrete_function()
+
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
         self.update.finish()

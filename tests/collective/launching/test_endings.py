@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -81,6 +82,18 @@ def test_a_command_may_leave_a_daemon_behind():
     assert found == processes.Result(3, "to stdout\n", "to stderr")
     hangs = processes.run(["sh", "-c", "setsid sleep 30 & sleep 30"], 0.5)
     assert found != hangs == processes.Result(None, error="no answer in 0.5 s")
+
+
+def test_the_watchdog_holds_no_other_file_open():
+    """Another thread may be starting a process, and wait for its pipe to be closed."""
+    reading, writing = os.pipe()
+    watchdog = processes.Watchdog()
+    try:
+        os.close(writing)
+        assert select.select([reading], [], [], 10)[0]
+    finally:
+        os.close(reading)
+        watchdog.close()
 
 
 def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
 import errno
 import os
 import re
@@ -76,6 +77,18 @@ def test_numbers_of_files_are_as_wide_as_the_largest(tmp_path):
     made = output.RankOutput(3, 11, output.OutputStyle(directory=tmp_path))
     made.finish(Deadline(0))
     assert (tmp_path / "rank.03" / "stderr").exists()
+
+
+def test_a_next_generation_appends_to_files(tmp_path):
+    style = output.OutputStyle(directory=tmp_path)
+    first = output.RankOutput(0, 1, style)
+    first._files[0].write("first\n")
+    first._files[0].flush()
+    second = output.RankOutput(0, 1, dataclasses.replace(style, appends=True))
+    for made, text in ((second, "second\n"), (first, "last\n")):  # they overlap
+        made._files[0].write(text)
+        made._files[0].flush()
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "first\nsecond\nlast\n"
 
 
 def test_where_no_file_can_be_written(tmp_path):

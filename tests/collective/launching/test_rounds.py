@@ -11,12 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from collective.elastic import generations
+from collective.environment import gpus
 from collective.errors import CollectiveError
 from collective.hosts import Host
 from collective.launch import restarting
+from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.options import LaunchOptions
+from collective.launch.overlap import Overlap
 from tests import launch
 
+HERE = [Host("localhost", 2)]
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -26,13 +30,20 @@ from collective.elastic import generations
 
 slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
 collective.init()
+score = Path("/proc/self/oom_score_adj")
+scores = [score.read_text()]
+generations.wait_for_previous()
+scores.append(score.read_text())
 if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
     slots.with_suffix(".part").rename(slots)
     while not generations.restart_requested() and time.monotonic() < give_up:
         time.sleep(0.01)
     (generations.make_state_folder() / "kept").write_text("state")
+    slots.with_suffix(".score").write_text(scores[0])
     sys.exit(generations.EXIT_CODE)
+if os.environ["OVERLAPS"] == "yes":  # in want of memory, the kernel kills it first
+    assert scores == ["1000\\n", slots.with_suffix(".score").read_text()], scores
 kept = collective.allgather(np.array([generations.kept_state() is not None]))
 collective.barrier()
 if collective.rank() == 0:
@@ -45,17 +56,22 @@ collective.barrier()
 @pytest.mark.launches
 @launch.NEEDS_CORE
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
-def test_a_job_restarts(tmp_path):
+@pytest.mark.parametrize("overlaps", ["yes", "no"])
+def test_a_job_restarts(overlaps, tmp_path):
     slots = tmp_path / "slots"
     slots.write_text("localhost:1\nelsewhere.invalid:8")
     command = [sys.executable, "-m", "collective.launch", "--mpi"]
     command += ["--min-np", "1", "--max-np", "3"]
     command += ["--host-discovery-script", f"cat {slots}"]
-    env = launch.environment(TMPDIR=str(tmp_path))
+    if overlaps == "no":
+        command += ["--no-overlap"]
+    env = launch.environment(TMPDIR=str(tmp_path), OVERLAPS=overlaps)
     code, printed = launch.run(
         [*command, sys.executable, "-c", PROGRAM, str(slots)], env, 60
     )
     assert code == 0 and "[0] 1 2 state\n" in printed, printed
+    prepared = "generation 1 is prepared, on localhost:2; the job trains meanwhile\n"
+    assert (prepared in printed) == (overlaps == "yes"), printed
     assert printed.count("elsewhere.invalid is left out: cannot reach") == 1
     assert "generation 1: 2 ranks, on localhost:2\n" in printed
     assert not list(tmp_path.glob("collective-*"))
@@ -85,6 +101,52 @@ def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
     generations.state_folder("name").symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
         generations.make_state_folder()
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Of a job that trains with two ranks here."""
+    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    options = LaunchOptions(
+        ["train.py"], min_np=1, max_np=8, reset_limit=3, use_mpi=True
+    )
+    made = restarting.RestartingLauncher(options, lambda: HERE)
+    made.placed, made.number = HERE, 0
+    made.job = SimpleNamespace(lost_ranks=set())
+    return made
+
+
+def test_ranks_that_are_to_leave_a_host_do_not_wait(launcher):
+    assert launcher._overlaps([Host("localhost", 3)])
+    assert launcher._overlaps([*HERE, Host("other", 1)])
+    assert not launcher._overlaps([Host("localhost", 1), Host("other", 4)])
+    launcher.job.lost_ranks = {1}
+    assert launcher._overlaps([Host("localhost", 1), Host("other", 4)])
+    launcher.number = 3
+    assert not launcher._overlaps(HERE)  # --reset-limit allows no more
+
+
+@launch.NEEDS_CORE
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_two_generations_do_not_share_gpus(launcher, monkeypatch, capfd):
+    monkeypatch.setattr(gpus, "granted", lambda: [])
+    overlap = Overlap(60)
+    assert launcher._prepare(overlap, HERE) and overlap.job is not None
+    monkeypatch.setattr(gpus, "granted", lambda: ["0"])
+    overlap = Overlap(60)
+    assert not launcher._prepare(overlap, HERE) and overlap.job is None
+    assert "this host: the memory of GPUs does not suffice" in capfd.readouterr().err
+    assert not launcher._overlaps(HERE)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_a_rank_that_hangs_does_not_release_ranks_that_are_ready(launcher):
+    """The signal that asks whether ranks hang would."""
+    job = MpirunSupervisor(launcher.options, HERE, {generations.OVERLAPS: "1"})
+    job.relay.started.update({0: "a", 1: "a"})
+    job.relay.ready.add(0)
+    job._end_hanging()
+    assert job.ending and not job.asked
 
 
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capfd):

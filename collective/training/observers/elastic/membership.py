@@ -138,8 +138,21 @@ class Membership(Observer):
         """
         self.loop = loop
         change = join(self.backend) if self.backend.joins else None
-        with self.messages.preemption, contextlib.closing(loop):
-            repeat_on_change(self.backend, self._attempt, change)
+        generations.wait_for_previous(loop.step.trace)
+        if change is None:
+            self._find_start()
+        try:
+            with self.messages.preemption, contextlib.closing(loop):
+                repeat_on_change(self.backend, self._attempt, change)
+        except NextGeneration:
+            generations.report_handed_over()
+            raise
+
+    def _find_start(self) -> None:
+        """Reads the state to start from, where there is one."""
+        self.handoff.find()
+        if self.checkpoint is not None:
+            self.checkpoint.find_start()
 
     def repeat(self, action: Callable[[], T]) -> T:
         """Runs an action after the training, again when a rank dies meanwhile.

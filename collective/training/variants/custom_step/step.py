@@ -203,6 +203,9 @@ class CustomStep:
             ]
             self.backend.run(lambda: self.backend.assign(self._metrics, values), ())
 
+    def trace(self) -> None:
+        """The step was traced when it was made."""
+
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
         if self.partition is not None:

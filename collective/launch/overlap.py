@@ -1,0 +1,124 @@
+"""The next generation of a job, prepared while the present one trains.
+
+Its ranks start, load, build and trace beside those that train, and wait for the state
+(``collective.elastic.generations.wait_for_previous``). When all are ready, the present ones are
+asked to end, and the next continue at once. Whatever goes wrong before that ends the next
+generation only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from collective.hosts import Host
+from collective.launch.elastic import ElasticSupervisor
+from collective.launch.mpirun import MpirunSupervisor
+from collective.running_time import Deadline, Lasting
+
+_POLL_SECONDS = 0.02
+# Ranks end that were connected to one that has; it may be reported after them.
+_CAUSE_SECONDS = 2.0
+
+
+class Overlap:
+    """What is prepared beside one generation.
+
+    A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
+    starts processes, does the rest: ``look``, ``take``, ``end``.
+
+    Args:
+        seconds: How long it may take until the next generation is released.
+
+    Attributes:
+        job: The next generation, if there is one.
+        placed: Where it runs, as of ``hosts.place``.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self.job: MpirunSupervisor | None = None
+        self.placed: Sequence[Host] = ()
+        self._failed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next generation waits for the state, or was released."""
+        job = self.job
+        if job is None or job.interrupted:
+            return False
+        return job.released or (job.ready and not job.ending and not job.relay.ends)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the next generation was released; the present one ends."""
+        return self.ready and self.job is not None and self.job.released
+
+    @property
+    def late(self) -> bool:
+        """Whether it was not released in time."""
+        job = self.job
+        if job is None or job.released or self._unwanted:
+            return False
+        return self._deadline.passed()
+
+    def prepare(self, job: MpirunSupervisor, placed: Sequence[Host]) -> None:
+        """Has a generation started, whose hosts were checked."""
+        self._deadline = Deadline(self._seconds)
+        self._incomplete = Lasting(_CAUSE_SECONDS)
+        self._started = self._unwanted = False
+        self.placed, self.job = placed, job
+
+    def failed(self) -> bool:
+        """Whether the next generation has failed before that; says so once."""
+        failed, self._failed = self._failed, False
+        return failed
+
+    def cancel(self) -> None:
+        """Has the next generation ended, unless it was released."""
+        self._unwanted = True
+
+    def look(self, present: ElasticSupervisor | MpirunSupervisor) -> None:
+        """Does what is due; to be called many times a second while the present one runs."""
+        job = self.job
+        if job is None:
+            return
+        if not self._started:
+            self._started = True
+            job.start(has_threads=True)
+        job.look()
+        if present.ending and present.processes:
+            job.cancel()
+        elif job.released:
+            return  # it is the job now
+        elif self._unwanted:
+            job.cancel()
+        elif self._incomplete.since(bool(job.relay.ends)):
+            job.give_up()
+        elif present.has_handed_over and self.ready:
+            job.release()
+        if not job.processes:
+            job.finish()
+            self.job, self._failed = None, not job.interrupted
+
+    def take(self) -> MpirunSupervisor | None:
+        """The generation that is ready, when the present one has ended for it."""
+        job = self.job
+        if job is None or not self.ready:
+            self.end()
+            return None
+        job.release()
+        self.job = None
+        return job
+
+    def end(self) -> None:
+        """Ends the next generation, unless it was taken, and waits for it."""
+        job = self.job
+        if job is None or not self._started:
+            return
+        job.cancel()
+        while job.processes:
+            job.look()
+            time.sleep(_POLL_SECONDS)
+        job.finish()
+        self.job = None

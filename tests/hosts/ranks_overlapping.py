@@ -1,0 +1,101 @@
+"""A training beside which the next generation is prepared; run by ``test_growing``.
+
+    ranks_overlapping.py MODE FOLDER HOSTS
+
+After a few steps rank 0 has the discovery script print HOSTS, and trains on, slowly.
+
+``hands over``: it waits with the last steps until it is asked to end. ``fails``: rank 1 of
+the next generation exits while it is prepared, each time; the training ends when that
+has happened twice. ``ends first``: it ends while the next generation is prepared.
+``killed``: rank 1 of the present generation kills itself meanwhile. ``stays``: it trains
+until it gets SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+
+from collective import backends
+from collective.elastic import generations
+from collective.training import Checkpoint
+from tests.hosts.ranks_renewed import STEPS, announce
+from tests.training.small import everything, rows, train
+
+ANNOUNCED_AT, WAITS_AT, STEP_SECONDS = 3, 14, 0.2
+FAILURES = 2
+
+
+class Slow(keras.callbacks.Callback):
+    """Notes when each step was made, and by which generation."""
+
+    def __init__(self, mode: str, folder: Path, hosts: str):
+        super().__init__()
+        self.mode, self.folder, self.hosts = mode, folder, hosts
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        done, number = int(self.model.optimizer.iterations), generations.number()
+        with (self.folder / "steps").open("a") as file:
+            file.write(f"{done} {number} {time.time()}\n")
+        if number:
+            return
+        if done == ANNOUNCED_AT:
+            announce(self.folder, self.hosts)
+        if done > ANNOUNCED_AT and not generations.restart_requested():
+            time.sleep(STEP_SECONDS)
+        while done == WAITS_AT and not self.goes_on():
+            time.sleep(0.01)
+
+    def goes_on(self) -> bool:
+        tries = len(list(self.folder.glob("try-*")))
+        needed = {"fails": FAILURES, "ends first": 1}
+        if self.mode in needed:
+            return tries >= needed[self.mode]
+        if self.mode == "stays":
+            return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        return generations.restart_requested()
+
+
+def end_meanwhile(folder: Path) -> None:
+    while not list(folder.glob("try-*")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(mode: str, folder: str, hosts: str) -> None:
+    keras.config.set_floatx("float64")
+    backend = backends.get("native", backends.Options(min_np=1))
+    if backend.rank == 1 and generations.overlaps():
+        Path(folder, f"try-{os.getpid()}").touch()
+        if mode == "fails":
+            os._exit(3)
+        if mode in ("ends first", "stays"):
+            time.sleep(1000)
+    elif backend.rank == 1 and mode == "killed" and not generations.number():
+        threading.Thread(
+            target=end_meanwhile, args=(Path(folder),), daemon=True
+        ).start()
+    result = train(
+        backend,
+        steps=STEPS,
+        model=everything(),
+        data=rows(),
+        callbacks=[Slow(mode, Path(folder), hosts)],
+        checkpoint=Checkpoint(Path(folder, "runs"), every=2),
+        ledger=Path(folder, "ledger"),
+    )
+    if backend.rank == 0:
+        results = {"losses": result.losses, "size": backend.size}
+        Path(folder, "result.json").write_text(json.dumps(results))
+    backend.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
