@@ -25,6 +25,41 @@ def fails() -> None:
         raise ValueError("of rank 1")
 
 
+def trains(folder: str, slow: float, epochs: int = 1000) -> list[float]:
+    """Trains until there is a file ``stop``; returns the losses of the epochs.
+
+    Each epoch adds a line to the file ``progress``.
+    """
+    import time
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import collective
+
+    Path(folder).mkdir(exist_ok=True)
+
+    class Progress(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            size = collective.size() if collective.is_initialized() else 1
+            with Path(folder, "progress").open("a") as file:
+                file.write(f"epoch {epoch} on {size} ranks\n")
+            time.sleep(slow)
+            self.model.stop_training = Path(folder, "stop").exists()
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(4, "softmax")])
+    model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
+    x = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
+    y = x[:, :4].argmax(axis=1)
+    result = collective.fit(
+        model, x, y, batch_size=32, epochs=epochs, verbose=0, callbacks=[Progress()],
+        checkpoint=collective.Checkpoint(f"{folder}/checkpoint", resume=True),
+    )  # fmt: skip
+    return result.history["loss"]
+
+
 def report(what: str, call) -> None:
     try:
         print(what, call(), flush=True)

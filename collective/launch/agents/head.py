@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.launch.agents import guard
+from collective.launch.agents import guard, slots
 from collective.launch.agents.link import Frame, Link, keep_alive
 from collective.launch.agents.settings import NO_HEAD, Settings, print_agent
 from collective.launch.agents.shell import (
@@ -292,12 +292,20 @@ class Head:
         return address
 
     def listed(self) -> str:
-        """``host:slots`` of each node, in the order of their numbers: ranks follow it."""
-        nodes = sorted(self.nodes.values(), key=lambda node: node.number)
-        pairs = [(self.address, self.settings.slots)]
-        pairs += [(node.address, node.slots) for node in nodes]
-        names = [(f"[{host}]" if ":" in host else host, slots) for host, slots in pairs]
-        return "".join(f"{name}:{slots}\n" for name, slots in names)
+        """``host:slots`` of each node, in the order of their numbers: ranks follow it.
+
+        Where Ray holds the slots, it says how many each node has now.
+        """
+        found = {0: (self.address, self.settings.slots)}
+        for node in sorted(self.nodes.values(), key=lambda node: node.number):
+            found[node.number] = (node.address, node.slots)
+        held = slots.read(self.settings.folder)
+        lines = []
+        for number, (host, own) in found.items():
+            name = f"[{host}]" if ":" in host else host
+            count = own if held is None else held.get(number, 0)
+            lines += [f"{name}:{count}\n"] if count else []
+        return "".join(lines)
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
