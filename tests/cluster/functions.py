@@ -60,6 +60,29 @@ def trains(folder: str, slow: float, epochs: int = 1000) -> list[float]:
     return result.history["loss"]
 
 
+def loses_a_rank(once: str) -> int:
+    """Rank 1 is killed, once; returns the sum over the other ranks or its successors."""
+    import os
+    import signal
+
+    import collective.tensorflow as hvd
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        if hvd.rank() == 1 and not os.path.exists(once):
+            open(once, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = int(hvd.allreduce(10.0 ** hvd.rank(), op=hvd.Sum))
+        state.batch += 1
+        state.commit()
+        return total
+
+    return train(state)
+
+
 def report(what: str, call) -> None:
     try:
         print(what, call(), flush=True)

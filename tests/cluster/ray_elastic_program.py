@@ -1,12 +1,11 @@
 """What the driver of the tests of elastic jobs on Ray runs.
 
-``ray_elastic_program ADDRESS FOLDER LEAST START MOST``, or ``ADDRESS executor``.
+``ray_elastic_program ADDRESS FOLDER LEAST START MOST``, or ``ADDRESS FOLDER``.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import numpy as np
@@ -14,7 +13,7 @@ import ray
 
 import collective.ray
 from collective.ray import RayExecutor
-from tests.cluster.functions import report, sums, trains
+from tests.cluster.functions import loses_a_rank, report, sums, trains
 from tests.cluster.ray_program import Counter
 
 
@@ -33,26 +32,7 @@ def training(folder: str, least: int, start: int, most: int) -> None:
     print("results", len(losses), len(alone))
 
 
-def loses_a_rank() -> int:
-    """Rank 1 is killed; returns the sum over the ranks before and after."""
-    import collective.tensorflow as hvd
-
-    hvd.init()
-    state = hvd.elastic.ObjectState(hvd.broadcast_object, batch=0)
-
-    @hvd.elastic.run
-    def train(state):
-        if state.batch == 0 and hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        total = int(hvd.allreduce(10.0 ** hvd.rank(), op=hvd.Sum))
-        state.batch += 1
-        state.commit()
-        return total
-
-    return train(state)
-
-
-def executor() -> None:
+def executor(folder: str) -> None:
     """Horovod's interface: each call is a job of its own."""
     settings = RayExecutor.create_settings(placement_group_timeout_s=30)
     ranks = RayExecutor(settings, min_workers=1, num_workers=2, max_workers=2)
@@ -63,7 +43,7 @@ def executor() -> None:
     report("variable", lambda: ranks.run(os.getenv, args=["OF_USER"]))
     report("remote", lambda: ranks.run_remote(sums, [1.0]))
     report("single", lambda: ranks.execute_single(sums))
-    report("lost", lambda: ranks.run(loses_a_rank))
+    report("lost", lambda: ranks.run(loses_a_rank, [f"{folder}/lost"]))
     ranks.shutdown()
     few = RayExecutor(settings, min_workers=2, reset_limit=3)
     report("hosts", lambda: RayExecutor(settings, min_workers=1, num_hosts=1))
@@ -75,7 +55,7 @@ def executor() -> None:
 
 if __name__ == "__main__":
     ray.init(address=sys.argv[1], logging_level="error")
-    if sys.argv[2:] == ["executor"]:
-        executor()
-    else:
+    if sys.argv[3:]:
         training(sys.argv[2], *map(int, sys.argv[3:]))
+    else:
+        executor(sys.argv[2])
