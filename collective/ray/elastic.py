@@ -55,12 +55,12 @@ class Agent:
     ended: float = 0  # when, if there is a result
 
     def slots(self, found: Sequence[Found]) -> int:
-        """How many ranks it may have: the GPU of each is at its place in the agent's list."""
-        held = _gpus(found)
+        """How many ranks it may have: those whose GPUs, the first of its list, are held."""
+        held = set(_gpus(found))
         if not held:
             return len(found)
-        pairs = zip(held, self.gpus, strict=False)
-        return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        first = len(list(itertools.takewhile(held.__contains__, self.gpus)))
+        return min(len(found), first // len(found[0].gpus))
 
 
 class ElasticJob:

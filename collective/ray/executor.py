@@ -27,7 +27,8 @@ class RayExecutor:
     >>> executor.shutdown()
 
     A function that fails on a rank ends all ranks, because others may wait for that one; so
-    does a lost actor or node. ``shutdown`` and ``start`` then begin again.
+    does a lost actor or node. ``shutdown`` and ``start`` then begin again. With
+    ``min_workers`` each call has ranks of its own, which may be lost and replaced.
     """
 
     def __init__(
