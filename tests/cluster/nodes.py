@@ -127,7 +127,9 @@ class Nodes:
         done = self.run(number, ["ls", "/tmp", "/dev/shm"])
         known = {"/tmp:", "/dev/shm:", "", self.folder.name}
         known |= {*ROOT.parts[2:3]} if ROOT.is_relative_to("/tmp") else set()
-        return [line for line in done.stdout.splitlines() if line not in known]
+        known |= {"__pycache__"}  # of TensorFlow's generated files, which it leaves
+        lines = [line for line in done.stdout.splitlines() if line not in known]
+        return [line for line in lines if not line.startswith("__autograph_generated")]
 
     def end_all(self) -> None:
         """Kills what runs on the nodes, with the nodes."""
