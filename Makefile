@@ -214,7 +214,7 @@ $(CLUSTERS)/ready: $(VENV)/ready
 		> $$($(CLUSTERS)/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
 	touch $@
 test-ray: core $(CLUSTERS)/ready
-	$(PYTEST) tests/cluster/test_ray.py
+	$(PYTEST) tests/cluster/test_ray.py tests/cluster/test_ray_elastic.py
 # Needs java, and is skipped without (apt-get install default-jre-headless).
 test-spark: core $(CLUSTERS)/ready
 	$(PYTEST) tests/cluster/test_spark.py

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from collective import python_command
+from collective.elastic import generations
 from collective.environment import detect
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.net import private_files
@@ -138,16 +139,18 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
     """What the ranks returned; ``ranks`` is None where their number may change."""
     # The first to fail: other ranks may have failed because of it.
+    names = [file.name for file in folder.iterdir()]
     failures = sorted(
-        folder.glob("*.failure"), key=lambda file: file.stat().st_mtime_ns
+        by_rank(names, ".failure").items(),
+        key=lambda failure: (folder / failure[1]).stat().st_mtime_ns,
     )
     if failures and (code or ranks is not None):
-        file = failures[0]
+        rank, name = failures[0]
         raise CollectiveError(
-            f"collective.run: rank {file.stem} failed\n{file.read_text()}",
+            f"collective.run: rank {rank} failed\n{(folder / name).read_text()}",
             hint="the last line above says why",
         )
-    found = {int(file.stem): file for file in folder.glob("*.result")}
+    found = by_rank(names, ".result")
     expected = range(ranks) if ranks is not None else sorted(found)
     problem = "" if expected else " and without a result"
     for rank in expected:
@@ -159,12 +162,31 @@ def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
             f"collective.run: the job ended with exit code {code}{problem}",
             hint="the output of the ranks, above, says why",
         )
-    return [cloudpickle.loads(private_files.read(found[rank])) for rank in expected]
+    return [
+        cloudpickle.loads(private_files.read(folder / found[rank])) for rank in expected
+    ]
+
+
+def by_rank(names: Iterable[str], suffix: str) -> dict[int, str]:
+    """The names of the files that ranks left, of the last generation that left any.
+
+    A generation may lose a host when some of its ranks have returned.
+
+    Args:
+        names: Each is the generation, the rank, and ``.result`` or ``.failure``.
+        suffix: One of the two.
+    """
+    files = [name for name in names if name.endswith(suffix)]
+    numbers = [tuple(map(int, Path(name).stem.split("-"))) for name in files]
+    last = max((generation for generation, _ in numbers), default=0)
+    pairs = zip(numbers, files, strict=True)
+    return {rank: name for (number, rank), name in pairs if number == last}
 
 
 def _rank(folder: Path) -> int:
     """Runs one rank; returns its exit code."""
     rank = detect().rank
+    name = f"{generations.number()}-{rank}"
     if not (folder / "call").exists():
         print(
             f"collective.run: rank {rank} does not see {folder}\n"
@@ -180,11 +202,11 @@ def _rank(folder: Path) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             error = RuntimeError("the function exited without a result")
-        (folder / f"{rank}.failure").write_text(
+        (folder / f"{name}.failure").write_text(
             "".join(traceback.format_exception(error)).rstrip()
         )
         return 1
-    private_files.write(folder / f"{rank}.result", result)
+    private_files.write(folder / f"{name}.result", result)
     return 0
 
 

@@ -9,6 +9,7 @@ PREFIX = "COLLECTIVE_"
 # Those of docs/reference/environment.md, without the prefix.
 KNOWN = frozenset(
     [
+        "AGENT_FOLDER",
         "AGENT_PYTHON",
         "AGENT_SOCKET",
         "BOARD",

@@ -305,7 +305,10 @@ class RestartingLauncher:
     def _wanted(self) -> list[Host]:
         """Where the ranks should be: on the hosts where they are, first."""
         logins = [host.login for host in self.placed]
-        usable = [host for host in self.present() if self._is_usable(host)]
+        present = self.present()
+        for login in self.retry_at.keys() - {host.login for host in present}:
+            del self.retry_at[login]  # if it comes back, it may be another
+        usable = [host for host in present if self._is_usable(host)]
         usable.sort(key=lambda h: logins.index(h.login) if h.login in logins else 1e9)
         slots = min(slots_of(usable), self.max_np)
         return hosts.place(usable, slots) if slots else []

@@ -2,6 +2,7 @@
 
 An actor holds the resources of each rank (``placement``, ``worker``). The first actor of each
 node runs that node's agent (``collective.launch.agents``), which starts the ranks there.
+Elastic jobs (``elastic``, ``elastic_executor``) have actors that come and go (``holders``).
 Begin reading at ``job``.
 """
 

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from collective.errors import CollectiveError, UsageError
 from collective.launch.agents import function
+from collective.ray.elastic_executor import ElasticCalls, Settings, elastic_calls
 from collective.ray.job import lost_actors_named
 from collective.ray.placement import Request, Workers
 from collective.ray.serve import serve
 
 _END_SECONDS = 20.0
-
-
-@dataclass
-class Settings:
-    """What ``RayExecutor.create_settings`` returns."""
-
-    timeout_s: int = 30
-    placement_group_timeout_s: int = 100
-    nics: Sequence[str] | None = None
 
 
 class RayExecutor:
@@ -36,7 +27,8 @@ class RayExecutor:
     >>> executor.shutdown()
 
     A function that fails on a rank ends all ranks, because others may wait for that one; so
-    does a lost actor or node. ``shutdown`` and ``start`` then begin again.
+    does a lost actor or node. ``shutdown`` and ``start`` then begin again. With
+    ``min_workers`` each call has ranks of its own, which may be lost and replaced.
     """
 
     def __init__(
@@ -68,20 +60,42 @@ class RayExecutor:
             gpus_per_worker: How many; 1 by default.
             use_current_placement_group: Whether an actor or task that is in a placement
                 group, as those of Ray Tune are, takes the resources from it.
-            min_workers: Of elastic jobs, like the rest: refused.
-            max_workers: See ``min_workers``.
-            reset_limit: See ``min_workers``.
-            cooldown_range: See ``min_workers``.
-            elastic_timeout: Ignored: of elastic jobs.
-            override_discovery: Ignored: of elastic jobs.
+            min_workers: Makes each call an elastic job (``ElasticCalls``), which continues
+                while so many ranks are left and begins with so many, or ``num_workers``.
+            max_workers: It grows to so many; by default as far as the cluster has room.
+            reset_limit: Changes of its ranks, after which it ends.
+            cooldown_range: Seconds after which a rank is replaced that failed to join, at
+                first and at most.
+            elastic_timeout: Seconds to wait for ``min_workers``.
+            override_discovery: Must be True: Ray alone says which nodes there are.
 
         Raises:
-            UsageError: The arguments contradict each other, or ask for an elastic job.
+            UsageError: The arguments contradict each other.
         """
-        if min_workers or max_workers or reset_limit or cooldown_range:
+        self._settings = settings or Settings()
+        each: dict[str, float] = {"CPU": cpus_per_worker}
+        if use_gpu:
+            each["GPU"] = gpus_per_worker or 1
+        self._elastic: ElasticCalls | None = None
+        self._actors: list[Any] = []  # by rank
+        self._nodes: list[Any] = []  # references to what becomes of each node
+        self._workers: Workers | None = None
+        if min_workers is not None:
+            if num_hosts is not None or not override_discovery:
+                raise UsageError(
+                    "RayExecutor: with min_workers Ray alone says which nodes there are: "
+                    "no num_hosts, and no override_discovery=False",
+                    hint="min_workers=2, max_workers=4",
+                )
+            given = (min_workers, num_workers, max_workers, reset_limit)
+            more = (cooldown_range, elastic_timeout, self._options())
+            self._elastic = elastic_calls(*given, each, self._settings, *more)
+            return
+        if max_workers or reset_limit or cooldown_range:
             raise UsageError(
-                "RayExecutor: elastic jobs on Ray are not built",
-                hint="num_workers=N; or collectiverun --agent with --min-np on each node",
+                "RayExecutor: max_workers, reset_limit and cooldown_range are those of "
+                "elastic jobs",
+                hint="min_workers=1",
             )
         if (num_workers is None) == (num_hosts is None):
             raise UsageError(
@@ -93,10 +107,6 @@ class RayExecutor:
             raise UsageError(
                 f"RayExecutor: {size} workers: at least 1", hint="num_workers=2"
             )
-        self._settings = settings or Settings()
-        each: dict[str, float] = {"CPU": cpus_per_worker}
-        if use_gpu:
-            each["GPU"] = gpus_per_worker or 1
         self._request = Request(
             size=size,
             each=each,
@@ -104,9 +114,6 @@ class RayExecutor:
             per_node=0 if num_workers else num_workers_per_host,
             use_current_group=use_current_placement_group,
         )
-        self._workers: Workers | None = None
-        self._actors: list[Any] = []  # by rank
-        self._nodes: list[Any] = []  # references to what becomes of each node
 
     @classmethod
     def create_settings(
@@ -147,10 +154,12 @@ class RayExecutor:
             CollectiveError: The ranks do not start; with their last lines.
             UsageError: It has been started; or Ray has not the resources.
         """
+        made = (executable_cls, executable_args or (), executable_kwargs or {})
+        if self._elastic is not None:
+            return self._elastic.start(*made, extra_env_vars or {})
         if self._workers is not None:
             raise UsageError("RayExecutor: started already", hint="shutdown() first")
         name = secrets.token_hex(16)
-        made = (executable_cls, executable_args or (), executable_kwargs or {})
         call = function.pickled(serve, (name, *made), None)
         self._workers = Workers(self._request)
         try:
@@ -174,6 +183,8 @@ class RayExecutor:
             UsageError: It has not been started; or ``callbacks``, which are not built.
         """
         _refuse(callbacks)
+        if self._elastic is not None:
+            return self._elastic.call(_without_executable(fn, args, kwargs))
         return self._get(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -183,8 +194,8 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """As ``run``; returns Ray's references to the results at once."""
-        given, named = tuple(args or ()), dict(kwargs or {})
-        return self._call(lambda executable: fn(*given, **named), self._started())
+        self._refuse_if_elastic("run_remote")
+        return self._call(_without_executable(fn, args, kwargs), self._started())
 
     def execute(
         self,
@@ -193,14 +204,19 @@ class RayExecutor:
     ) -> list[Any]:
         """Calls ``fn(executable)`` on every rank; see ``run``."""
         _refuse(callbacks)
+        if self._elastic is not None:
+            return self._elastic.call(fn)
         return self._get(self._call(fn, self._started()))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Calls ``fn(executable)`` on rank 0 alone; returns its result."""
+        self._refuse_if_elastic("execute_single")
         return self._get(self._call(fn, self._started()[:1]))[0]
 
     def shutdown(self) -> None:
         """Ends the ranks, also those in the midst of a call, and gives the resources back."""
+        if self._elastic is not None:
+            self._elastic.shutdown()
         workers, self._workers = self._workers, None
         if workers is None:
             return
@@ -221,9 +237,7 @@ class RayExecutor:
         actors = [actor for node in workers.nodes for actor in node]
         places = [index for node in workers.nodes for index in range(len(node))]
         ray.get([a.listen.remote(name, i) for a, i in zip(actors, places, strict=True)])
-        nics = self._settings.nics
-        options = ["--network-interfaces", ",".join(nics)] if nics else []
-        job = workers.job(name, call, self._settings.timeout_s, options)
+        job = workers.job(name, call, self._settings.timeout_s, self._options())
         self._nodes = workers.start(job, variables)
         ranks = [actor.accept.remote() for actor in actors]
         waiting = [*ranks, *self._nodes]
@@ -234,6 +248,17 @@ class RayExecutor:
                 function.results(nodes, self._request.size, "RayExecutor.start")
         order = ray.get(ranks)
         self._actors = [actors[order.index(rank)] for rank in range(len(actors))]
+
+    def _options(self) -> list[str]:
+        nics = self._settings.nics
+        return ["--network-interfaces", ",".join(nics)] if nics else []
+
+    def _refuse_if_elastic(self, name: str) -> None:
+        if self._elastic is not None:
+            raise UsageError(
+                f"RayExecutor: no {name} with min_workers: ranks end with their call",
+                hint="run() or execute()",
+            )
 
     def _started(self) -> list[Any]:
         if not self._actors:
@@ -262,6 +287,15 @@ class RayExecutor:
                 if isinstance(cause, CollectiveError):
                     raise cause from None
                 raise
+
+
+def _without_executable(
+    fn: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> Callable[[Any], Any]:
+    given, named = tuple(args or ()), dict(kwargs or {})
+    return lambda executable: fn(*given, **named)
 
 
 def _refuse(callbacks: Sequence[Callable[..., Any]] | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from collective.errors import CollectiveError, UsageError
 from collective.launch.agents import function
+from collective.ray.elastic import Limits, run_elastic
 from collective.ray.placement import Request, Workers
 
 
@@ -19,6 +20,9 @@ def run(
     num_workers: int = 1,
     resources_per_worker: Mapping[str, float] | None = None,
     start_timeout: int = 120,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    reset_limit: int | None = None,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on every rank; ``ray.init`` has been called.
 
@@ -26,16 +30,21 @@ def run(
         fn: Any function; it and its arguments are pickled by value.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        num_workers: Number of ranks.
+        num_workers: Number of ranks; of an elastic job, at the start.
         resources_per_worker: As Ray names them: ``{"CPU": 2, "GPU": 1}``; one CPU by default.
         start_timeout: Seconds until the resources are free, and until all nodes have met.
+        min_workers: Makes the job elastic: it continues while so many ranks are left, and
+            Ray is asked for another actor for each that is lost.
+        max_workers: The job grows to so many ranks as Ray has room; ``num_workers`` by
+            default.
+        reset_limit: Changes of the ranks, after which an elastic job ends.
 
     Returns:
-        The results, by rank.
+        The results, by rank: those of the ranks that the job ended with.
 
     Raises:
         CollectiveError: A rank failed, with its traceback; or an actor or its node was
-            lost: then the other nodes have ended.
+            lost, and the job is not elastic: then the other nodes have ended.
         UsageError: Ray has not so many resources free in time.
     """
     import ray
@@ -44,6 +53,15 @@ def run(
         raise UsageError(f"num_workers={num_workers}: at least 1", hint="num_workers=2")
     each = dict(resources_per_worker or {"CPU": 1})
     call = function.pickled(fn, args, kwargs)
+    if min_workers is not None:
+        most = num_workers if max_workers is None else max_workers
+        limits = Limits(min_workers, num_workers, most, reset_limit)
+        return run_elastic(limits, each, call, start_timeout, "collective.ray.run")
+    if max_workers is not None or reset_limit is not None:
+        raise UsageError(
+            "max_workers and reset_limit are those of elastic jobs",
+            hint="min_workers=1",
+        )
     workers = Workers(Request(num_workers, each, start_timeout))
     try:
         job = workers.job(secrets.token_hex(16), call, start_timeout)
@@ -64,5 +82,6 @@ def lost_actors_named(who: str) -> Iterator[None]:
     except ray.exceptions.RayActorError as error:
         raise CollectiveError(
             f"{who}: an actor or its node was lost: {error}",
-            hint="call it again, with collective.fit(..., checkpoint=...) to resume",
+            hint="min_workers=1 continues without it; or call it again, with "
+            "collective.fit(..., checkpoint=...) to resume",
         ) from None

@@ -137,21 +137,24 @@ def _missing(request: Request, who: str) -> UsageError:
 
 
 def _actors(each: Mapping[str, float], group: Any, bundles: Sequence[int]) -> list[Any]:
-    import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return [
+        actor(each, PlacementGroupSchedulingStrategy(group, bundle))
+        for bundle in bundles
+    ]
+
+
+def actor(each: Mapping[str, float], strategy: Any) -> Any:
+    """Asks Ray for an actor with these resources, placed by one of Ray's strategies."""
+    import ray
 
     # The agent runs beside the calls that the actor passes to its rank.
     worker: Any = ray.remote(concurrency_groups={"agent": 1})(Worker)
     resources = dict(each)
-    options = {
-        "num_cpus": resources.pop("CPU", 0),
-        "num_gpus": resources.pop("GPU", 0),
-        "resources": resources,
-    }
-    return [
-        worker.options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
-            **options,
-        ).remote()
-        for bundle in bundles
-    ]
+    return worker.options(
+        scheduling_strategy=strategy,
+        num_cpus=resources.pop("CPU", 0),
+        num_gpus=resources.pop("GPU", 0),
+        resources=resources,
+    ).remote()

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from collective.environment import detect
-from collective.launch.agents import function
+from collective.launch.agents import folders
 from collective.ray.worker import calls, socket_path
 
 
@@ -28,7 +28,7 @@ def serve(
             because other ranks may wait for this one.
     """
     here = detect()
-    path = socket_path(function.job_folder(job), here.local_rank)
+    path = socket_path(folders.make(job), here.local_rank)
     with Client(str(path), "AF_UNIX") as actor:
         executable = executable_cls(*args, **kwargs) if executable_cls else None
         actor.send_bytes(b"%d" % here.rank)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from collective.errors import CollectiveError
-from collective.launch.agents import function
+from collective.launch.agents import folders, function, slots
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Found:
     node: str  # Ray's name of the node
     head: str  # HOST:PORT, if this is the first actor of all
     gpus: list[str]
+
+    @property
+    def address(self) -> str:
+        """Of the node."""
+        return self.head.rpartition(":")[0]
 
 
 class Worker:
@@ -40,6 +46,14 @@ class Worker:
         node = ray.get_runtime_context().get_node_id()
         return Found(node, head, [str(gpu) for gpu in ray.get_gpu_ids()])
 
+    def hold(self) -> None:
+        """Returns never: the call fails when the actor is lost."""
+        threading.Event().wait()
+
+    def set_slots(self, job: str, count: Mapping[int, int]) -> None:
+        """Says to the head, which this actor runs, how many ranks each node may have."""
+        slots.write(folders.of(job), count)
+
     def run(
         self, job: function.Job, node: int, gpus: list[str], variables: dict[str, str]
     ) -> function.NodeResult:
@@ -48,7 +62,7 @@ class Worker:
 
     def listen(self, job: str, index: int) -> None:
         """Prepares for the rank with this index on this node."""
-        path = socket_path(function.job_folder(job), index)
+        path = socket_path(folders.make(job), index)
         self.listener = Listener(str(path), "AF_UNIX")
 
     def accept(self) -> int:

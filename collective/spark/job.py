@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -92,7 +94,8 @@ def run_elastic(
     """As ``run``; the job continues without ranks that are lost.
 
     Spark's tasks run together or not at all: a rank may be lost, but the loss of a task or
-    an executor ends the job.
+    an executor ends them all. Then the job begins again, from its checkpoint if there is
+    one, at most ``spark.task.maxFailures`` times in all (4).
 
     Args:
         fn: See ``run``; usually with ``elastic.run`` of Horovod's interface.
@@ -141,7 +144,7 @@ def run_elastic(
     request.options = _options(verbose, nics, prefix_output_with_timestamp)
     for name, value in numbers:
         request.options += [name, str(value)]
-    nodes = _nodes(request, stdout)
+    nodes = _nodes_after_losses(request, stdout)
     return function.results(nodes, None, "collective.spark.run_elastic")
 
 
@@ -180,6 +183,23 @@ def _request(
         seconds=seconds,
         variables=dict(env or {}),
     )
+
+
+def _nodes_after_losses(
+    request: stage.Request, stdout: TextIO | None
+) -> list[function.NodeResult]:
+    """As ``_nodes``; begins again where a task or an executor was lost."""
+    conf = stage.spark_context().getConf()
+    for left in reversed(range(int(conf.get("spark.task.maxFailures", "4")))):
+        try:
+            return _nodes(request, stdout)
+        except stage.TaskLostError as error:
+            if not left:
+                raise
+            what, *_ = error.message.splitlines()
+            print(f"{what}\nThe job begins again.", file=sys.stderr, flush=True)
+        request = dataclasses.replace(request, name=secrets.token_hex(16))
+    raise AssertionError("unreachable")
 
 
 def _nodes(request: stage.Request, stdout: TextIO | None) -> list[function.NodeResult]:

@@ -31,6 +31,10 @@ class Request:
     kept_lines: int = function.KEPT_LINES
 
 
+class TaskLostError(CollectiveError):
+    """A task or its executor was lost: Spark has ended the stage with all its tasks."""
+
+
 def spark_context() -> Any:
     """The SparkContext that is active.
 
@@ -54,7 +58,8 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
     """Runs the job in a barrier stage; returns what became of each node.
 
     Raises:
-        CollectiveError: A task or its executor was lost; then all tasks have ended.
+        CollectiveError: A task has failed; then all tasks have ended.
+        TaskLostError: A task or its executor was lost, likewise.
         UsageError: Spark has not so many tasks free in time.
     """
     from py4j.protocol import Py4JJavaError
@@ -79,9 +84,11 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
         _wait(context, thread, group, request)
         return outcome.result()
     except Py4JJavaError as error:
-        raise CollectiveError(
-            f"collective.spark: a task or its executor was lost, or has failed: "
-            f"{error.java_exception.getMessage()}",
+        text = error.java_exception.getMessage()
+        # What Python raised in a task would be raised there again.
+        kind = CollectiveError if "PythonException" in text else TaskLostError
+        raise kind(
+            f"collective.spark: a task or its executor was lost, or has failed: {text}",
             hint="call it again, with collective.fit(..., checkpoint=...) to resume",
         ) from None
     finally:

@@ -23,12 +23,15 @@ from tests import launch
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "collective-node-"
 NETWORK = "10.79.0"
+# Where the checkout is below /tmp, too: its nodes see it.
+_CHECKOUT = "mkdir -p {staged}{below} && mount --rbind {root} {staged}{below} &&"
 # A pod has this name under a headless service.
 _SETUP = """
 mount --bind {folder}/hosts /etc/hosts && hostname {name} &&
 mount -t tmpfs -o size=64m none /dev/shm && mkdir -p {folder} {staged} &&
 mount -t tmpfs -o size=256m none {staged} && mkdir -p {staged}{below} &&
-mount --bind {folder} {staged}{below} && mount --move {staged} /tmp && chmod 1777 /tmp &&
+mount --bind {folder} {staged}{below} && {checkout}
+mount --move {staged} /tmp && chmod 1777 /tmp &&
 echo ready && exec sleep infinity
 """
 
@@ -42,11 +45,15 @@ class Nodes:
 
     def start(self, number: int) -> None:
         """Makes the namespaces of one node, held by a process that sleeps."""
+        staged = f"/mnt/{_name(number)}"
+        below = str(ROOT).removeprefix("/tmp")
+        checkout = _CHECKOUT.format(staged=staged, below=below, root=ROOT)
         setup = _SETUP.format(
             folder=self.folder,
             name=f"node{number}",
-            staged=f"/mnt/{_name(number)}",
+            staged=staged,
             below=str(self.folder).removeprefix("/tmp"),
+            checkout=checkout if ROOT.is_relative_to("/tmp") else "",
         )
         # Not by "ip netns exec", which mounts a /sys without control groups.
         words = ["nsenter", f"--net=/run/netns/{_name(number)}", "unshare"]
@@ -119,7 +126,10 @@ class Nodes:
         """What a node has in /tmp and /dev/shm."""
         done = self.run(number, ["ls", "/tmp", "/dev/shm"])
         known = {"/tmp:", "/dev/shm:", "", self.folder.name}
-        return [line for line in done.stdout.splitlines() if line not in known]
+        known |= {*ROOT.parts[2:3]} if ROOT.is_relative_to("/tmp") else set()
+        known |= {"__pycache__"}  # of TensorFlow's generated files, which it leaves
+        lines = [line for line in done.stdout.splitlines() if line not in known]
+        return [line for line in lines if not line.startswith("__autograph_generated")]
 
     def end_all(self) -> None:
         """Kills what runs on the nodes, with the nodes."""

@@ -1,4 +1,4 @@
-"""What the driver of the test of Spark runs: ``spark_program.py MASTER ADDRESS``."""
+"""What the driver of the test of Spark runs: ``spark_program.py MASTER ADDRESS [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 
+import numpy as np
 from pyspark import SparkConf, SparkContext
 
 import collective.spark
-from tests.cluster.functions import fails, report, sums
+from tests.cluster.functions import fails, loses_a_rank, report, sums, trains
 
 
 def killed() -> None:
@@ -38,13 +39,31 @@ def printed() -> str:
     return str(stream.getvalue().count("of a rank"))
 
 
+def faults(folder: str) -> None:
+    """Loses a rank; then trains while the test kills a task and an executor."""
+    elastic = collective.spark.run_elastic
+    once = f"{folder}/lost"
+    report(
+        "elastic", lambda: elastic(loses_a_rank, (once,), num_proc=4, min_num_proc=1)
+    )
+    losses = elastic(trains, (folder, 0.3), num_proc=4, min_num_proc=1)
+    assert all(each == losses[0] for each in losses), losses
+    alone = trains(f"{folder}/alone", 0, len(losses[0]))
+    np.testing.assert_allclose(losses[0], alone, rtol=1e-4)
+    print("results", len(losses), len(alone))
+
+
 if __name__ == "__main__":
     conf = SparkConf().setMaster(sys.argv[1]).setAppName("collective")
     conf.set("spark.ui.enabled", "false").set("spark.executor.memory", "512m")
     conf.set("spark.pyspark.python", sys.executable)
-    if sys.argv[2:]:
+    if len(sys.argv) > 2:
         conf.set("spark.driver.host", sys.argv[2])
     run = collective.spark.run
+    if sys.argv[3:]:
+        with SparkContext(conf=conf):
+            faults(sys.argv[3])
+        sys.exit()
     report("early", lambda: run(sums, (10.0,), num_proc=2))
     with SparkContext(conf=conf) as context:
         context.setLogLevel("OFF")

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.nodes import NETWORK, ROOT, Nodes, environment
+from tests.cluster.nodes import Nodes
+from tests.cluster.ray_nodes import ADDRESS, PYTHON, assert_nothing_left, running
 
-PYTHON = ROOT / "build" / "clusters" / "bin" / "python"
-ADDRESS = f"{NETWORK}.1:6379"
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no Ray: make test-ray")
 
 
 @pytest.fixture
 def ray(cluster: Nodes) -> Iterator[Nodes]:
     """The first two nodes have two workers each."""
-    common = ["--num-cpus=2", "--num-gpus=0", "--object-store-memory=80000000"]
-    common += ["--disable-usage-stats", "--block"]
-    first = ["--head", "--port=6379", "--include-dashboard=false"]
-    daemons = []
-    for node, words in ((1, first), (2, [f"--address={ADDRESS}"])):
-        start = [str(PYTHON), "-m", "ray.scripts.scripts", "start", *words, *common]
-        command = cluster.on(node, [*start, f"--node-ip-address={NETWORK}.{node}"])
-        with (cluster.folder / f"ray{node}").open("wb") as file:
-            daemon = subprocess.Popen(
-                command,
-                env=environment(),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        daemons.append(daemon)
-        log = cluster.folder / f"ray{node}"
-        deadline = time.monotonic() + 90
-        while "Ray runtime started" not in log.read_text():
-            assert time.monotonic() < deadline and daemon.poll() is None, (
-                log.read_text()
-            )
-            time.sleep(0.3)
-    yield cluster
-    for daemon in reversed(daemons):
-        daemon.terminate()
-    for daemon in daemons:
-        daemon.wait(60)
+    with running(cluster, 1), running(cluster, 2):
+        yield cluster
 
 
 def reports(ray: Nodes, *arguments: str) -> dict[str, str]:
@@ -54,19 +25,6 @@ def reports(ray: Nodes, *arguments: str) -> dict[str, str]:
     done = ray.run(1, words, 400)
     assert done.returncode == 0, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-
-
-def assert_nothing_left(ray: Nodes) -> None:
-    """No rank, agent or mpirun runs on a node of Ray."""
-    deadline = time.monotonic() + 15
-    while left := [
-        line
-        for node in (1, 2)
-        for line in ray.on_node(node).values()
-        if "run_function" in line or "prte" in line
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.3)
 
 
 def test_a_function_on_every_rank(ray):
@@ -81,7 +39,7 @@ def test_a_function_on_every_rank(ray):
     assert "an actor or its node was lost" in found["killed"]
     assert "Ray has not 9 times {'CPU': 1} free within 3 s" in found["none"]
     assert found["again"].startswith("[(11.0, 0, ")
-    assert_nothing_left(ray)
+    assert_nothing_left(ray, 1, 2)
 
 
 def test_executor(ray):
@@ -96,4 +54,4 @@ def test_executor(ray):
     assert "the rank has ended" in found["ended"]
     assert found["hosts"] == str(["node1", "node2"])
     assert "an actor or its node was lost" in found["lost"]
-    assert_nothing_left(ray)
+    assert_nothing_left(ray, 1, 2)

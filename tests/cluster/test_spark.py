@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.nodes import NETWORK, ROOT, Nodes, environment
+from tests.cluster.training import Training
 
 PYTHON = ROOT / "build" / "clusters" / "bin" / "python"
 MASTER = f"spark://{NETWORK}.1:7077"
@@ -95,3 +96,23 @@ def test_a_function_on_every_rank(spark):
     logs = spark.folder.glob("spark*/app-*/*/stderr")
     reports = [log for log in logs if "the job failed; exit codes" in log.read_text()]
     assert len(reports) == 2  # the executors of all tasks
+
+
+def test_an_elastic_job_resumes_after_the_loss_of_a_task_or_an_executor(spark):
+    folder = spark.folder / "faults"
+    folder.mkdir()
+    words = [str(PYTHON), "-m", "tests.cluster.spark_program", MASTER, f"{NETWORK}.1"]
+    job = Training(spark, folder, [*words, str(folder)], SPARK_LOCAL_IP=f"{NETWORK}.1")
+    at = job.until(4)
+    job.kill(2, "pyspark.daemon", since=-1)
+    at = job.until(4, at)
+    job.kill(2, "CoarseGrainedExecutorBackend")
+    job.until(4, at)
+    job.assert_losses(4)
+    assert "elastic [111, 111, 111]" in job.text() or "elastic [1111, " in job.text()
+    epochs = job.epochs()
+    again = [n for n, epoch in enumerate(epochs) if n and epoch <= epochs[n - 1]]
+    assert len(again) <= 2 and 0 not in epochs[1:], epochs  # resumed, each time
+    for node in (1, 2):
+        lines = spark.on_node(node).values()
+        assert not [line for line in lines if "run_function" in line or "prte" in line]

@@ -209,7 +209,7 @@ def test_a_planted_file_is_not_read(tmp_path, how):
 @pytest.mark.parametrize("how", WAYS)
 def test_a_planted_result_is_not_unpickled(tmp_path, how):
     """collective.run: what a rank returned."""
-    planted(tmp_path, how).rename(tmp_path / "0.result")
+    planted(tmp_path, how).rename(tmp_path / "0-0.result")
     with pytest.raises(CollectiveError, match=how):
         run_function._results(tmp_path, 1, 0)
 
@@ -218,7 +218,7 @@ def test_a_planted_result_is_not_unpickled(tmp_path, how):
 def test_a_planted_call_is_not_run(tmp_path, how):
     planted(tmp_path, how).rename(tmp_path / "call")
     assert run_function._rank(tmp_path) == 1
-    assert how in (tmp_path / "0.failure").read_text()
+    assert how in (tmp_path / "0-0.failure").read_text()
 
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):

@@ -30,9 +30,9 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     kept = slurm.for_ranks(os.environ)
     settings.in_environment(settings.clean(os.environ, kept))
     if mine.node:
-        return guard.guarded(lambda: asyncio.run(node.run(mine)))
+        return guard.guarded(lambda: asyncio.run(node.run(mine)), mine.folder)
     again = python_command.command("collective.launch", *arguments)
-    return guard.guarded(lambda: asyncio.run(head.run(mine, again)))
+    return guard.guarded(lambda: asyncio.run(head.run(mine, again)), mine.folder)
 
 
 def is_running() -> bool:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +22,10 @@ import cloudpickle
 
 from collective.errors import CollectiveError
 from collective.launch import processes
-from collective.launch.agents.settings import SECRET
+from collective.launch.agents import folders, slots
+from collective.launch.agents.settings import FOLDER, SECRET
 from collective.net import private_files
+from collective.run_function import by_rank
 
 KEPT_LINES = 40
 
@@ -37,12 +37,13 @@ class Job:
     name: str  # that cannot be guessed: also the folder of each node
     secret: str
     head: str  # HOST:PORT of node 0
-    slots: Sequence[int]  # of each node
+    slots: Sequence[int]  # of each node; of an elastic job empty: agents.slots has them
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
     options: Sequence[str] = ()  # further ones of the launcher
     python: str = ""  # of the ranks; that of the agent by default
     kept_lines: int = KEPT_LINES  # of the output
+    elastic: bool = False  # nodes come and go: the head waits for none
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def job_folder(name: str) -> Path:
-    """The folder of a job on this node, made if missing: only this user's."""
-    folder = Path(tempfile.gettempdir(), f"collective-{name}")
-    folder.mkdir(mode=0o700, exist_ok=True)  # nodes may share a disk
-    return folder
-
-
 def run_node(
     job: Job,
     node: int,
@@ -87,10 +81,12 @@ def run_node(
         gpus: Those that its ranks see; empty for all.
         variables: Of the environment, for the ranks.
     """
-    folder = job_folder(job.name)
-    try:
+    folder = folders.of(job.name)
+    with folders.used(folder):
         with contextlib.suppress(FileExistsError):
             private_files.write(folder / "call", job.call)
+        if job.elastic:
+            slots.write(folder, {})
         code, tail = _agent(job, node, folder, gpus, variables or {})
         files = {
             file.name: private_files.read(file)
@@ -98,8 +94,6 @@ def run_node(
             for file in folder.glob(pattern)
         }
         return NodeResult(code, files, tail)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _agent(
@@ -110,8 +104,9 @@ def _agent(
     variables: Mapping[str, str],
 ) -> tuple[int, str]:
     words = [sys.executable, "-m", "collective.launch", "--agent", "--head", job.head]
-    words += ["--nodes", str(len(job.slots)), "--node", str(node)]
-    words += ["--slots-per-host", str(job.slots[node])]
+    nodes, ranks = (node + 1, 1) if job.elastic else (len(job.slots), job.slots[node])
+    words += ["--nodes", str(nodes), "--node", str(node)]
+    words += ["--slots-per-host", str(ranks)]
     words += ["--start-timeout", str(job.seconds), *job.options]
     python = job.python or sys.executable
     words += [python, "-m", "collective.run_function", str(folder)]
@@ -124,6 +119,7 @@ def _agent(
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         SECRET: job.secret,
+        FOLDER: str(folder),
     }
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -161,13 +157,14 @@ def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any
     """
     files = {name: data for node in found for name, data in node.files.items()}
     code = max(node.code for node in found)
-    for name in sorted(files):
-        if name.endswith(".failure") and (code or size is not None):
-            raise CollectiveError(
-                f"{who}: rank {name.partition('.')[0]} failed\n{files[name].decode()}",
-                hint="the last line above says why",
-            )
-    there = {int(name.partition(".")[0]) for name in files if name.endswith(".result")}
+    failures = by_rank(files, ".failure")
+    if failures and (code or size is not None):
+        rank = min(failures)
+        raise CollectiveError(
+            f"{who}: rank {rank} failed\n{files[failures[rank]].decode()}",
+            hint="the last line above says why",
+        )
+    there = by_rank(files, ".result")
     expected = sorted(there) if size is None else range(size)
     missing = [rank for rank in expected if rank not in there]
     if code or missing or not there:
@@ -177,4 +174,4 @@ def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any
             f"{', '.join(map(str, missing)) or 'none'}\n{tail}",
             hint="the lines above say why",
         )
-    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in expected]
+    return [cloudpickle.loads(files[there[rank]]) for rank in expected]

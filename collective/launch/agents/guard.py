@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from collective.launch.agents import folders
 from collective.launch.processes import unless_nohup
 
 _LIBC = ctypes.CDLL(None)
@@ -26,9 +27,15 @@ _GRACE_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def guarded(main: Callable[[], int]) -> int:
-    """Runs a function in a child; returns its exit code when nothing is left of it."""
+def guarded(main: Callable[[], int], folder: Path | None = None) -> int:
+    """Runs a function in a child; returns its exit code when nothing is left of it.
+
+    Args:
+        main: The function.
+        folder: Of the parent; removed here if the parent has ended before.
+    """
     _LIBC.prctl(_SUBREAPER, 1)
+    parent = os.getppid()
     guard, began = os.getpid(), time.time()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -43,6 +50,8 @@ def guarded(main: Callable[[], int]) -> int:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
                 code = main()
         finally:
+            if folder is not None and os.getppid() != guard:
+                folders.remove(folder)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -52,6 +61,8 @@ def guarded(main: Callable[[], int]) -> int:
     code = _wait(child)
     end_all()
     remove_files(began)
+    if folder is not None and os.getppid() != parent:
+        folders.remove(folder)
     return code
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.launch.agents import guard
+from collective.launch.agents import guard, slots
 from collective.launch.agents.link import Frame, Link, keep_alive
 from collective.launch.agents.settings import NO_HEAD, Settings, print_agent
 from collective.launch.agents.shell import (
@@ -39,8 +39,9 @@ _HELLO_SECONDS = 10.0
 _RETRY_SECONDS = 0.3
 _ATTEMPT_SECONDS = 10.0  # that the look-up of a name may take
 # Open MPI 5 takes an exit code but 0 of its remote shell, at any time, for a daemon that did
-# not start, and ends the job. That a daemon is lost it finds out by itself.
-_START_SECONDS = 10.0
+# not start, and ends the job. That a daemon is lost it finds out by itself: after so long
+# for one that ends, and for one whose node is lost.
+_START_SECONDS, _REPORT_SECONDS = 10.0, 3.0
 _DAEMONS = ("prted", "orted")
 _LEAVE_SECONDS = 15.0
 
@@ -63,9 +64,9 @@ class _Command:
     is_daemon: bool
     since: float
 
-    def code(self, code: int) -> int:
+    def code(self, code: int, start_seconds: float = _START_SECONDS) -> int:
         """The exit code that the shell returns for that of the command."""
-        starts = time.monotonic() - self.since < _START_SECONDS
+        starts = time.monotonic() - self.since < start_seconds
         return code if starts or not self.is_daemon else 0
 
 
@@ -250,7 +251,8 @@ class Head:
     async def _end_commands(self, address: str) -> None:
         for command in list(self.commands.values()):
             if command.address == address:
-                await command.shell.send(0, EXIT, b"%d" % command.code(255))
+                code = command.code(255, _REPORT_SECONDS)
+                await command.shell.send(0, EXIT, b"%d" % code)
 
     # The remote shells, on this host.
 
@@ -292,12 +294,20 @@ class Head:
         return address
 
     def listed(self) -> str:
-        """``host:slots`` of each node, in the order of their numbers: ranks follow it."""
-        nodes = sorted(self.nodes.values(), key=lambda node: node.number)
-        pairs = [(self.address, self.settings.slots)]
-        pairs += [(node.address, node.slots) for node in nodes]
-        names = [(f"[{host}]" if ":" in host else host, slots) for host, slots in pairs]
-        return "".join(f"{name}:{slots}\n" for name, slots in names)
+        """``host:slots`` of each node, in the order of their numbers: ranks follow it.
+
+        Where Ray holds the slots, it says how many each node has now.
+        """
+        found = {0: (self.address, self.settings.slots)}
+        for node in sorted(self.nodes.values(), key=lambda node: node.number):
+            found[node.number] = (node.address, node.slots)
+        held = slots.read(self.settings.folder)
+        lines = []
+        for number, (host, own) in found.items():
+            name = f"[{host}]" if ":" in host else host
+            count = own if held is None else held.get(number, 0)
+            lines += [f"{name}:{count}\n"] if count else []
+        return "".join(lines)
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

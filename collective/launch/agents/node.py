@@ -58,6 +58,8 @@ async def run(settings: Settings) -> int:
         message = f"got {name}; ending what it started here"
     if message:
         print_agent(message)
+    if not ended.done():
+        link.close()  # what ends here now has not failed: this node is lost
     await asyncio.to_thread(guard.end_all)
     link.close()
     return code

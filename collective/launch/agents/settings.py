@@ -19,6 +19,7 @@ NO_HEAD = 124  # the exit code of timeout(1)
 DEFAULT_SECONDS = 30
 _EXAMPLE = "collectiverun --agent --nodes 2 --node 0 --head node0:7070 python train.py"
 SECRET, SECRET_FILE = "COLLECTIVE_SECRET", "COLLECTIVE_SECRET_FILE"
+FOLDER = "COLLECTIVE_AGENT_FOLDER"  # set by Ray and Spark (function)
 _LEAST = 16  # characters of a secret
 
 
@@ -35,6 +36,9 @@ class Settings:
     heartbeat: int  # seconds after which a silent end is lost
     seconds: int  # to wait for the others
     encrypt: bool  # what head and node say to each other
+    folder: Path | None = (
+        None  # of the job on this node, where Ray or Spark has made one
+    )
 
 
 def read(
@@ -92,6 +96,7 @@ def read(
         heartbeat=options.heartbeat,
         seconds=options.start_timeout or DEFAULT_SECONDS,
         encrypt=_encrypt(options.encrypt),
+        folder=Path(folder) if (folder := variables.pop(FOLDER, "")) else None,
     )
 
 

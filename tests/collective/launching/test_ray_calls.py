@@ -10,10 +10,13 @@ import cloudpickle
 import pytest
 
 from collective.errors import CollectiveError, UsageError
+from collective.launch.agents import folders, slots
 from collective.library import PeerLost
 from collective.ray import RayExecutor
+from collective.ray.elastic import Agent
 from collective.ray.serve import serve
-from collective.ray.worker import Worker
+from collective.ray.worker import Found, Worker
+from collective.run_function import by_rank
 
 
 class Sum:
@@ -85,8 +88,20 @@ def test_a_lost_actor_ends_the_rank(worker):
 
 
 def test_arguments():
-    with pytest.raises(UsageError, match="elastic jobs on Ray"):
-        RayExecutor(min_workers=1, max_workers=4)
+    with pytest.raises(UsageError, match="are those of elastic jobs"):
+        RayExecutor(num_workers=2, max_workers=4)
+    with pytest.raises(UsageError, match="min_workers=3, num_workers=3, max_workers=2"):
+        RayExecutor(min_workers=3, max_workers=2)
+    for refused in ({"num_hosts": 1}, {"override_discovery": False}):
+        with pytest.raises(UsageError, match="Ray alone says which nodes there are"):
+            RayExecutor(min_workers=1, **refused)
+    elastic = RayExecutor(min_workers=1, max_workers=4)
+    for refused in (elastic.run_remote, elastic.execute_single):
+        with pytest.raises(UsageError, match="with min_workers: ranks end"):
+            refused(print)
+    with pytest.raises(UsageError, match="not started"):
+        elastic.run(print)
+    elastic.shutdown()
     for arguments in ({}, {"num_workers": 2, "num_hosts": 2}):
         with pytest.raises(UsageError, match="one of num_workers and num_hosts"):
             RayExecutor(RayExecutor.create_settings(), **arguments)
@@ -96,6 +111,45 @@ def test_arguments():
     with pytest.raises(UsageError, match="not started"):
         executor.run(print)
     executor.shutdown()
+
+
+def found(*gpus):
+    return Found("node", "host:1", list(gpus))
+
+
+def test_ranks_use_gpus_that_are_held():
+    agent = Agent(None, 0, ["0", "1", "2", "3"], None)
+    assert agent.slots([found(), found()]) == 2  # a job without GPUs
+    assert agent.slots([found("2"), found("0"), found("1")]) == 3
+    assert agent.slots([found("1"), found("0"), found("3")]) == 2
+    assert agent.slots([found("1"), found("2")]) == 0
+    assert agent.slots([found("0", "1"), found("2", "5")]) == 1
+    assert agent.slots([]) == 0
+
+
+def test_the_head_hears_how_many_slots_there_are(tmp_path):
+    assert slots.read(None) is None and slots.read(tmp_path) is None
+    slots.write(tmp_path, {0: 2, 3: 1})
+    slots.write(tmp_path, {0: 1, 3: 4})
+    assert slots.read(tmp_path) == {0: 1, 3: 4}
+    slots.write(tmp_path / "gone", {0: 1})
+    assert [file.name for file in tmp_path.iterdir()] == ["slots"]
+
+
+def test_the_last_that_uses_a_folder_removes_it(tmp_path):
+    folder = tmp_path / "job"
+    with folders.used(folder):
+        with folders.used(folder):
+            folders.remove(folder)
+        assert folder.exists()
+    assert not any(tmp_path.iterdir())
+    folders.remove(folder)
+
+
+def test_results_are_those_of_the_last_generation():
+    names = ["0-0.result", "0-3.result", "1-1.result", "1-0.result", "0-2.failure"]
+    assert by_rank(names, ".result") == {0: "1-0.result", 1: "1-1.result"}
+    assert by_rank(names, ".failure") == {2: "0-2.failure"}
 
 
 @pytest.mark.parametrize("kind", [CollectiveError, UsageError, PeerLost])

@@ -149,6 +149,21 @@ def test_a_rank_that_hangs_does_not_release_ranks_that_are_ready(launcher):
     assert job.ending and not job.asked
 
 
+def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
+    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    present = [Host("localhost", 1), Host("other.invalid", 1)]
+    options = LaunchOptions(min_np=1, max_np=2)
+    launcher = restarting.RestartingLauncher(options, lambda: present)
+    reasons = ["does not answer", ""]
+    monkeypatch.setattr(launcher, "_why_unreachable", lambda host: reasons.pop(0))
+    other = present[1]
+    assert other not in launcher._wanted() and other not in launcher._wanted()
+    del present[1]
+    assert other not in launcher._wanted()
+    present.append(other)
+    assert other in launcher._wanted() and not reasons
+
+
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capfd):
     """Also in a job that does not grow, which restarts where a host was lost."""
     monkeypatch.setattr(restarting, "SIGNALS", ())

@@ -1,0 +1,63 @@
+"""The folder of a job on a node, for Ray and Spark: the last one that uses it removes it.
+
+Nodes may share the disk, and on a node the agent that takes the place of a lost one may
+start before that one has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def of(name: str) -> Path:
+    """The folder of a job, which need not exist."""
+    return Path(tempfile.gettempdir(), f"collective-{name}")
+
+
+def make(name: str) -> Path:
+    """The folder of a job, made if missing: only this user's."""
+    folder = of(name)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def used(folder: Path) -> Iterator[None]:
+    """Makes the folder if it is missing, and removes it at the end if no other uses it."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # it is being removed
+            lock = _open(folder)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), folder.stat()):
+                    break
+            os.close(lock)
+    try:
+        yield
+    finally:
+        os.close(lock)
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Removes the folder, unless it is used."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        lock = _open(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            gone = folder.with_suffix(".old")  # files may be written to it meanwhile
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

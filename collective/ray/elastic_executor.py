@@ -1,0 +1,147 @@
+"""What ``RayExecutor(min_workers=...)`` does: each call is an elastic job of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from collective.errors import UsageError
+from collective.launch.agents import function
+from collective.ray.elastic import ElasticJob, Limits
+from collective.ray.holders import Holders
+
+_WHO = "RayExecutor"
+
+
+@dataclasses.dataclass
+class Settings:
+    """What ``RayExecutor.create_settings`` returns."""
+
+    timeout_s: int = 30
+    placement_group_timeout_s: int = 100
+    nics: Sequence[str] | None = None
+
+
+class ElasticCalls:
+    """The actors, kept between calls; the ranks of each call are new ones.
+
+    Args:
+        limits: How many ranks.
+        each: Resources of a rank, as Ray names them.
+        unbounded: Whether a job grows beyond ``limits`` as far as the cluster has room.
+        settings: Of the executor.
+        elastic_seconds: To wait for enough actors, after a loss.
+        options: Further ones of the launcher.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        each: Mapping[str, float],
+        unbounded: bool,
+        settings: Settings,
+        elastic_seconds: int,
+        options: Sequence[str],
+    ):
+        self.limits, self.each, self.unbounded = limits, each, unbounded
+        self.settings, self.options = settings, options
+        self.elastic_seconds = elastic_seconds
+        self.holders: Holders | None = None
+        self.made: tuple[Any, ...] = ()  # what makes the executable
+        self.variables: dict[str, str] = {}
+
+    def start(
+        self,
+        executable_cls: type | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        variables: Mapping[str, str],
+    ) -> None:
+        """Asks Ray for the actors; returns when those of the start are placed.
+
+        Raises:
+            UsageError: It has been started; or Ray has not the resources in time.
+        """
+        if self.holders is not None:
+            raise UsageError(f"{_WHO}: started already", hint="shutdown() first")
+        if self.unbounded:
+            most = max(self.limits.start, _room(self.each))
+            self.limits = dataclasses.replace(self.limits, most=most)
+        self.made, self.variables = (executable_cls, args, kwargs), dict(variables)
+        self.holders = Holders(self.each, self.limits.most, _WHO)
+        seconds = self.settings.placement_group_timeout_s
+        try:
+            self.holders.wait_for(self.limits.start, seconds)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def call(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Calls ``fn(executable)`` on every rank of a job; returns the results, by rank.
+
+        Raises:
+            CollectiveError: A rank failed, or ``reset_limit`` allows no more changes.
+            UsageError: It has not been started.
+        """
+        if self.holders is None:
+            raise UsageError(f"{_WHO}: not started", hint="executor.start() first")
+        job = ElasticJob(
+            self.holders,
+            self.limits,
+            function.pickled(_with_executable, (fn, *self.made), None),
+            self.settings.timeout_s,
+            self.options,
+            self.variables,
+            self.elastic_seconds,
+        )
+        return job.run()
+
+    def shutdown(self) -> None:
+        """Gives the resources back."""
+        holders, self.holders = self.holders, None
+        if holders is not None:
+            holders.close()
+
+
+def elastic_calls(
+    min_workers: int,
+    num_workers: int | None,
+    max_workers: int | None,
+    reset_limit: int | None,
+    each: Mapping[str, float],
+    settings: Settings,
+    cooldown_range: Sequence[int] | None,
+    elastic_timeout: int,
+    options: Sequence[str],
+) -> ElasticCalls:
+    """The calls of an executor that has these arguments; see ``RayExecutor``.
+
+    Raises:
+        UsageError: The numbers of workers contradict each other.
+    """
+    start = num_workers or min_workers
+    most = start if max_workers is None else max_workers
+    limits = Limits(min_workers, start, most, reset_limit)
+    words = [*options, "--elastic-timeout", str(elastic_timeout)]
+    if cooldown_range:
+        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
+    unbounded = max_workers is None
+    return ElasticCalls(limits, each, unbounded, settings, elastic_timeout, words)
+
+
+def _with_executable(
+    fn: Callable[[Any], Any],
+    executable_cls: type | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    return fn(executable_cls(*args, **kwargs) if executable_cls else None)
+
+
+def _room(each: Mapping[str, float]) -> int:
+    """How many ranks the cluster has resources for, used or not."""
+    import ray
+
+    found = ray.cluster_resources()
+    return int(min(found.get(name, 0) / count for name, count in each.items() if count))
