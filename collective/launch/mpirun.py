@@ -34,6 +34,8 @@ _AGAIN_SECONDS = 1.0  # until ranks are signalled again that have not reacted
 # How long mpirun may live after the first failure. Open MPI ends the other ranks itself,
 # at once, but its mpirun may stay; MPICH leaves the other ranks if one has just exited.
 _STAY_SECONDS = 2.0
+# How long it may live after it has lost a host, and said that it ends the job.
+_LOST_SECONDS = 10.0
 _ROOM = 1 << 20  # bytes that mpirun needs in the folder for temporary files, and more
 
 
@@ -88,6 +90,8 @@ class MpirunSupervisor(Supervisor):
         self.cut_off: Mapping[str, str] = {}
         self.start_seconds: float = options.start_timeout or START_SECONDS
         self.late_start = Lasting(self.start_seconds)
+        # Since mpirun has said that it ends the job, as it has lost a host.
+        self.loses_host = Lasting(_LOST_SECONDS)
         self.interrupted = self.lost_host = False
         self.released, self.release_at = False, 0.0
         self.have_gpus: Sequence[str] = ()  # names of hosts
@@ -154,6 +158,8 @@ class MpirunSupervisor(Supervisor):
             # mpirun alone waits for ever for a host that it cannot reach.
             self.exit_code = NOT_STARTED
             self._end(signal.SIGTERM)
+        if self.loses_host.since(bool(self.relay.lost_hosts)):
+            self.give_up()
         now = self.stops.look()
         if self.asked and not self.ending:
             self._give_up_still_hosts(now)

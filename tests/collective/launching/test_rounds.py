@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -181,3 +182,18 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capf
     monkeypatch.setattr(launcher, "_generation", generation)
     assert launcher.run(here) == 3
     assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):
+    job = MpirunSupervisor(launcher.options, HERE)
+    job.loses_host.seconds = 0.0
+    job._look_after()
+    assert not job.ending
+    job.relay._is_shown("  Remote daemon: [prterun-node1-7@0,1] on node other")
+    job._look_after()
+    time.sleep(0.01)
+    job._look_after()
+    assert job.ending
+    job._report()
+    assert job.lost_host and job.exit_code == 1
