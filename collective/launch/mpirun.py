@@ -198,11 +198,6 @@ class MpirunSupervisor(Supervisor):
             self.interrupted = True
             self.give_up()
 
-    def give_up(self) -> None:
-        """Ends all ranks, as one has failed."""
-        if not self.ending:
-            self._end(signal.SIGTERM)
-
     def _end_hanging(self) -> None:
         """A rank waits too long: ends those for which it may wait (``rank.py``).
 

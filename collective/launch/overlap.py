@@ -19,6 +19,8 @@ from collective.running_time import Deadline, Lasting
 _POLL_SECONDS = 0.02
 # Ranks end that were connected to one that has; it may be reported after them.
 _CAUSE_SECONDS = 2.0
+# How long ranks may take to end whose training was handed over.
+_END_SECONDS = 30.0
 
 
 class Overlap:
@@ -66,7 +68,8 @@ class Overlap:
         """Has a generation started, whose hosts were checked."""
         self._deadline = Deadline(self._seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
-        self._started = self._unwanted = False
+        self._handed_over = Lasting(_END_SECONDS)
+        self._started = self._unwanted = self._outlived = False
         self.placed, self.job = placed, job
 
     def failed(self) -> bool:
@@ -87,10 +90,13 @@ class Overlap:
             self._started = True
             job.start(has_threads=True)
         job.look()
-        if present.ending and present.processes:
+        if present.ending and present.processes and not self._outlived:
             job.cancel()
-        elif job.released:
-            return  # it is the job now
+        elif job.released:  # it is the job now
+            if self._handed_over.since(True) or not job.processes:
+                self._outlived = True
+                present.give_up()
+            return
         elif self._unwanted:
             job.cancel()
         elif self._incomplete.since(bool(job.relay.ends)):

@@ -169,6 +169,11 @@ class Supervisor:
                 self._reap(pid, os.waitstatus_to_exitcode(status))
         self._look_after()
 
+    def give_up(self) -> None:
+        """Ends all processes, unless that has begun."""
+        if not self.ending:
+            self._end(signal.SIGTERM)
+
     def finish(self) -> None:
         """As the end of ``run``, of a job that was started and looked after by another."""
         self.close()

@@ -197,3 +197,25 @@ def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):
     assert job.ending
     job._report()
     assert job.lost_host and job.exit_code == 1
+
+
+def test_ranks_that_have_handed_over_and_do_not_end_are_ended():
+    """What becomes of the next generation is noticed when they have."""
+    ended = []
+    present = SimpleNamespace(
+        ending=False, processes=[1], give_up=lambda: ended.append(1)
+    )
+    job = SimpleNamespace(released=True, processes=[2], look=lambda: None)
+    job.start = lambda has_threads: None
+    overlap = Overlap(60)
+    overlap.prepare(job, HERE)
+    overlap.look(present)
+    assert not ended
+    job.processes = []
+    overlap.look(present)
+    assert ended
+    ended.clear()
+    job.processes, overlap._handed_over.seconds = [2], 0.0
+    time.sleep(0.01)
+    overlap.look(present)
+    assert ended
