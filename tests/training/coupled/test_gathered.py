@@ -415,11 +415,7 @@ def test_strings_are_refused_by_name(backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        (
-            "native",
-            3,
-            "float64 and (weights or own-loss) or exactly or some_more",
-        ),
+        ("native", 2, "float64 and own-loss or exactly or some_more"),
         pytest.param("native", 3, "float64 or not trains", marks=MATRIX),
         pytest.param("native", 2, "float64 or dice or not trains", marks=MATRIX),
         pytest.param(

@@ -30,7 +30,9 @@ def on_ranks(backend: str, ranks: int, *arguments: object) -> str:
 
 @pytest.mark.launches
 @launch.NEEDS_CORE
-@pytest.mark.parametrize("model", ["cnn", "own_step", "coupled"])
+@pytest.mark.parametrize(
+    "model", ["cnn", "own_step", pytest.param("coupled", marks=pytest.mark.matrix)]
+)
 def test_ranks_have_the_bits_of_one_process(model):
     wanted = on_ranks("single", 1, model, 5, 10)
     assert on_ranks("native", 3, model, 5, 10) == wanted
