@@ -1,8 +1,8 @@
 """MPI through mpi4py: one ``MPI_Allreduce`` on one flat buffer for each dtype.
 
 Sums: whatever MPI mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
-these messages never meet those of the user's own MPI calls. Between hosts, in buckets,
-each as soon as back-propagation has made it.
+these messages never meet those of the user's own MPI calls. With ``bucket_bytes``, in
+buckets, each as soon as back-propagation has made it.
 
 Sharp bits: TensorFlow's tensors pass through NumPy, on the CPU. Calls block a thread of
 TensorFlow. Elastic jobs (``min_np``) need Open MPI 5 with ``--with-ft ulfm``; there each
@@ -59,6 +59,10 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
             self._raise_errors()
         self._configure_devices(self.environment)
         deadline.watch(self.rank, self.abort)
+
+    def _default_bucket_bytes(self) -> int | None:
+        """None: MPI waits on a core that computes (docs/reference/measurements.md)."""
+        return None
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:

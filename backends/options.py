@@ -28,7 +28,7 @@ class Options:
             ``collective.backends.tensor_group``.
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
             while the rest is computed (native, mpi, horovod, tf-multiworker). By
-            default buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs),
+            default buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs; mpi: one),
             else one.
         min_np: The job continues while so many ranks live (native, mpi). None: the
             launcher's ``--min-np``; without it, a rank that dies ends the job.

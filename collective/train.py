@@ -51,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
     add("--transport-dtype", choices=TRANSPORTS, metavar="DTYPE",
         help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
     add("--bucket-bytes", type=count, metavar="N",
-        help="sum the gradients in buckets of about N bytes (native, horovod; default: "
-        "4 MiB between hosts, one for all on one host)")  # fmt: skip
+        help="sum the gradients in buckets of about N bytes (default: "
+        "4 MiB between hosts but with mpi, else one for all)")  # fmt: skip
     add("--parameter-servers", type=count, metavar="N",
         help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
     add("--min-np", type=count, metavar="N",
