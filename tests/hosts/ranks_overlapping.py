@@ -13,7 +13,6 @@ until it gets SIGTERM.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -25,9 +24,7 @@ import keras
 
 from collective import backends
 from collective.elastic import generations
-from collective.training import Checkpoint
-from tests.hosts.ranks_renewed import STEPS, announce
-from tests.training.small import everything, rows, train
+from tests.hosts.ranks_renewed import announce, train_and_note
 
 ANNOUNCED_AT, WAITS_AT, STEP_SECONDS = 3, 14, 0.2
 FAILURES = 2
@@ -82,19 +79,7 @@ def main(mode: str, folder: str, hosts: str) -> None:
         threading.Thread(
             target=end_meanwhile, args=(Path(folder),), daemon=True
         ).start()
-    result = train(
-        backend,
-        steps=STEPS,
-        model=everything(),
-        data=rows(),
-        callbacks=[Slow(mode, Path(folder), hosts)],
-        checkpoint=Checkpoint(Path(folder, "runs"), every=2),
-        ledger=Path(folder, "ledger"),
-    )
-    if backend.rank == 0:
-        results = {"losses": result.losses, "size": backend.size}
-        Path(folder, "result.json").write_text(json.dumps(results))
-    backend.barrier()
+    train_and_note(backend, Path(folder), Slow(mode, Path(folder), hosts))
 
 
 if __name__ == "__main__":

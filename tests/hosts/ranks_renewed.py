@@ -61,17 +61,24 @@ class Changes(keras.callbacks.Callback):
 def main(name: str, folder: str, *hosts: str) -> None:
     keras.config.set_floatx("float64")
     backend = backends.get(name, backends.Options(min_np=1))
-    settings = {"steps": STEPS, "model": everything(), "data": rows()}
+    changes = Changes(backend, Path(folder), list(hosts))
+    train_and_note(backend, Path(folder), changes)
+
+
+def train_and_note(backend, folder: Path, callback: keras.callbacks.Callback) -> None:
+    """Trains with checkpoints and a ledger; rank 0 writes what it led to."""
     result = train(
         backend,
-        **settings,
-        callbacks=[Changes(backend, Path(folder), list(hosts))],
-        checkpoint=Checkpoint(Path(folder, "runs"), every=2),
-        ledger=Path(folder, "ledger"),
+        steps=STEPS,
+        model=everything(),
+        data=rows(),
+        callbacks=[callback],
+        checkpoint=Checkpoint(folder / "runs", every=2),
+        ledger=folder / "ledger",
     )
     if backend.rank == 0:
         results = {"losses": result.losses, "size": backend.size}
-        Path(folder, "result.json").write_text(json.dumps(results))
+        (folder / "result.json").write_text(json.dumps(results))
     backend.barrier()
 
 
