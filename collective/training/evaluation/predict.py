@@ -10,6 +10,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -119,7 +120,7 @@ class _Prediction:
         self.spec = without_none(inputs.spec)
         self.whole = False  # whether every rank predicts all rows
         self._writes = False  # whether that writes variables
-        self._function, self._used = _function(model, backend, self.spec)
+        self._predictor = _predictor(model, backend, self.spec)
         # Which replicas each rank has; several ranks may hold one together.
         own = [backend.local_replicas[0], backend.local_replicas[-1]]
         held = gather_few(backend, own).astype(int).tolist()
@@ -212,13 +213,8 @@ class _Prediction:
         """What predicting writes, if rows have a part in it; notes whether it writes."""
         if self.model.run_eagerly or len(self.backend.local_replicas) > 1:
             return ""  # not known; and copies on devices are the strategy's
-        graph = self._function.get_concrete_function().graph
-        seeds = keras_compat.SEED_STATE
-        written = [v for v in written_variables(graph) if seeds not in v.name]
-        self._writes = bool(written)
-        alike = set(map(id, following(graph, written, ())))
-        by_rows = [v.name for v in written if id(v) not in alike]
-        return by_rows[0] if by_rows else ""
+        self._writes, by_rows = self._predictor.writes
+        return by_rows
 
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
@@ -226,15 +222,16 @@ class _Prediction:
         if not int(count) and self._writes:
             batch = without_none(batch)
             x, y, weight = at_least_one_row(batch[:3], count)
-            self._function(batch._replace(x=x, y=y, sample_weight=weight))
+            self._predictor.function(batch._replace(x=x, y=y, sample_weight=weight))
             return None
         if not int(count):
             if keras_compat.has_seeds(self.model):
-                self._function.get_concrete_function()  # finds those that are asked
-                self._used[-1].advance(self.backend.assign)
+                # Finds those that are asked.
+                self._predictor.function.get_concrete_function()
+                self._predictor.used[-1].advance(self.backend.assign)
             return None
         with runs_eagerly(self.model):
-            outputs = self._function(without_none(batch))
+            outputs = self._predictor.function(without_none(batch))
         return keras.tree.map_structure(_array, outputs)
 
     def _exchange(self, parts: list[Any], sizes: list[int]) -> Any:
@@ -283,20 +280,37 @@ class _Prediction:
                 )
 
 
-# Of each model, its traced functions: not traced again by the next call.
-_functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class _Predictor:
+    """What predicts the rows of a kind of batch.
 
-
-def _function(
-    model: keras.Model, backend: Backend, spec: Batch
-) -> tuple[Any, list[keras_compat.SeedUse]]:
-    """The function from a ``Batch`` to the outputs for its rows.
-
-    And, once it was traced, the seed generators that it counts up.
+    Attributes:
+        function: From a ``Batch`` to the outputs for its rows.
+        used: Once it was traced, the seed generators that it counts up.
     """
+
+    function: Any
+    used: list[keras_compat.SeedUse]
+
+    @functools.cached_property
+    def writes(self) -> tuple[bool, str]:
+        """Whether it writes variables, and the first in which rows have a part."""
+        graph = self.function.get_concrete_function().graph
+        seeds = keras_compat.SEED_STATE
+        written = [v for v in written_variables(graph) if seeds not in v.name]
+        alike = set(map(id, following(graph, written, ())))
+        by_rows = (v.name for v in written if id(v) not in alike)
+        return bool(written), next(by_rows, "")
+
+
+# Of each model: not traced again by the next call.
+_predictors: WeakKeyDictionary[keras.Model, dict[Any, _Predictor]] = WeakKeyDictionary()
+
+
+def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
     key = backend, repr(spec), optimizer
-    of_model = _functions.setdefault(model, {})
+    of_model = _predictors.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
         used: list[keras_compat.SeedUse] = []
@@ -320,7 +334,7 @@ def _function(
             )
 
         function = traced(on_replicas, input_signature=(spec,))
-        of_model[key] = function, used
+        of_model[key] = _Predictor(function, used)
     return of_model[key]
 
 
