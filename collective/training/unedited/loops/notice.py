@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -52,16 +53,12 @@ def warn_of_gradients(job: Job) -> None:
 
     Not updates: those of a step may be applied outside of it.
     """
-    stock = tf.GradientTape.gradient
 
-    @functools.wraps(stock)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
-        known = job.inside or is_running() or _sums_itself()
-        if not known and any(map(keras_compat.is_trained, tf.nest.flatten(sources))):
+    def warn() -> None:
+        if not (is_running() or _sums_itself()):
             job.warn_once(f"the training step at {_place()}", NOT_CUT, job.backend.size)
-        return stock(self, target, sources, *args, **more)
 
-    job.replace(tf.GradientTape, "gradient", gradient)
+    _before_gradients(job, warn)
 
 
 def refuse_gradients(job: Job) -> None:
@@ -69,18 +66,28 @@ def refuse_gradients(job: Job) -> None:
 
     TensorFlow would only say that a variable has no handle there.
     """
-    stock = tf.GradientTape.gradient
 
-    @functools.wraps(stock)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
-        outside = not job.inside and tf.distribute.in_cross_replica_context()
-        if outside and any(map(keras_compat.is_trained, tf.nest.flatten(sources))):
+    def refuse() -> None:
+        if tf.distribute.in_cross_replica_context():
             raise UsageError(
                 f"the training loop at {_place()} computes gradients outside of the "
                 f"replicas of backend {job.backend.name!r}",
                 hint="collectiverun -np 2 --keras --loops script.py, which cuts the batches "
                 "of its steps; or strategy.run(step, args=...) in the script",
             )
+
+    _before_gradients(job, refuse)
+
+
+def _before_gradients(job: Job, action: Callable[[], None]) -> None:
+    """Calls an action before the script takes gradients of what a training changes."""
+    stock = tf.GradientTape.gradient
+
+    @functools.wraps(stock)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        trains = any(map(keras_compat.is_trained, tf.nest.flatten(sources)))
+        if trains and not job.inside:
+            action()
         return stock(self, target, sources, *args, **more)
 
     job.replace(tf.GradientTape, "gradient", gradient)
