@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, for a message about it."""
+    return str(error).strip().split("\n")[0]
+
+
 class CollectiveError(Exception):
     """A failure with a remedy.
 

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from collective.errors import UsageError, exit_code
+from collective.errors import UsageError, exit_code, first_line
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def _print(files: list[str]) -> int:
         try:
             model = keras.saving.load_model(file)
         except (ValueError, TypeError, OSError) as error:
-            first = str(error).strip().split("\n")[0]
+            first = first_line(error)
             raise UsageError(
                 f"{file} cannot be loaded: {first}",
                 hint="a file of model.save; where the model has classes of your own: "

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import UsageError, first_line
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.hooks.hook import CommunicationHook
 from collective.training.hooks.state import HookState
@@ -149,7 +149,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             if not isinstance(error, _MISFITS):
                 raise
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
-            first = str(error).strip().split("\n")[0]
+            first = first_line(error)
             hint = (
                 "give the model the input shape and the number of outputs of the data"
             )
@@ -165,7 +165,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
 
 def _not_traceable(model: keras.Model, error: Exception) -> UsageError:
     """The error for a model that wants to run eagerly, and cannot be traced."""
-    first = str(error).strip().split("\n")[0]
+    first = first_line(error)
     return UsageError(
         f"model {model.name!r} has run_eagerly=True, and it cannot be traced even once: "
         f"{type(error).__name__}: {first}"[:500],

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.distribute.datasets import original
-from collective.errors import UsageError
+from collective.errors import UsageError, first_line
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.input.arrays import Arrays
@@ -146,7 +146,7 @@ def as_data(
     try:
         return keras_compat.adapter(x, weights, shuffle=mixed and as_keras)
     except ValueError as error:
-        first = str(error).strip().split("\n")[0]
+        first = first_line(error)
         raise UsageError(
             f"a {type(x).__name__} cannot be trained on: {first}"[:300],
             hint="pass arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, "

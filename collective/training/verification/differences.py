@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from collective.errors import UsageError
+from collective.errors import UsageError, first_line
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
@@ -315,7 +315,7 @@ class Explanation:
 
     def failed(self, error: Exception) -> Difference:
         """The step raises an exception for a piece of the rows."""
-        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        first = first_line(error) or type(error).__name__
         text = f"{type(error).__name__}: {first[:300]}"
         return Difference("failure", self._pieces, "no error", text)
 

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, UsageError, first_line
 from collective.launch import versions
 from collective.log import log
 from collective.net import private_files
@@ -196,7 +196,7 @@ def _decided(
             try:
                 plan, how = compared()
             except NotComparable as why:
-                first = str(why).strip().split("\n")[0]
+                first = first_line(why)
                 how = f"could not be compared with Keras' own: {first}"
             except UsageError as error:
                 how, refusal = "", (error.message, error.hint)

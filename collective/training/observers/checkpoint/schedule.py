@@ -25,7 +25,7 @@ import numpy as np
 
 from collective import recorder
 from collective.elastic import generations, membership_file
-from collective.errors import CollectiveError, UsageError, printable
+from collective.errors import CollectiveError, UsageError, first_line, printable
 from collective.launch import processes
 from collective.log import log
 from collective.running_time import Deadline
@@ -266,7 +266,7 @@ class Checkpoint(Observer):
         )
 
     def _report_failure(self, step: int, error: Exception) -> None:
-        self.failed = str(error).strip().split("\n")[0]
+        self.failed = first_line(error)
         self._known = [path for path in self._known if path.exists()]
         last = f"{self._known[-1].name} is the last" if self._known else "none is"
         hint = "see what model.save_weights says of this model"

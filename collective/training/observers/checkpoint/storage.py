@@ -30,6 +30,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from collective.errors import first_line
 from collective.training import keras_compat
 from collective.training.observers.checkpoint import identity
 from collective.training.observers.checkpoint.state import State, flatten, unflatten
@@ -189,7 +190,7 @@ def _read(
                 for i in range(len(specs))
             ]
     except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = first_line(error)
         raise Unusable(f"Keras cannot read it: {reason}") from None
     for spec, array in zip(specs, arrays, strict=True):
         if [*array.shape] != spec["shape"] or array.dtype.name != spec["dtype"]:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, UsageError, first_line
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object
@@ -145,7 +145,7 @@ def _on_own_rows(
     except CollectiveError:
         raise
     except Exception as error:
-        first = str(error).strip().split("\n")[0]
+        first = first_line(error)
         raise UsageError(
             f"{step.name} cannot be run on {piece.rows} of the {piece.total} rows of a batch: "
             f"{type(error).__name__}: {first}",

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import UsageError, first_line
 from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.step.rows import Rows, or_none, without_none
@@ -76,7 +76,7 @@ def build(
     except UsageError:
         raise
     except Exception as error:
-        first = str(error).strip().split("\n")[0]
+        first = first_line(error)
         raise UsageError(
             f"the train_step of model {model.name!r} cannot be traced with rows of these "
             f"data: {type(error).__name__}: {first}",

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, UsageError, first_line
 from collective.training import compatibility, failure, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
@@ -169,7 +169,7 @@ def _explained(step: CustomStep) -> Iterator[None]:
     except CollectiveError:
         raise
     except Exception as error:
-        first = (str(error).strip() or "no message").split("\n")[0][:300]
+        first = first_line(error)[:300]
         raise UsageError(
             f"the train_step of model {step.model.name!r} could not be run eagerly, to "
             f"compare it before it trains: {type(error).__name__}: {first}",
