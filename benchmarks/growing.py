@@ -1,4 +1,4 @@
-"""How long nobody trains when a job grows to another host of the lab (tests/hosts/lab.py).
+"""How long no rank trains when a job grows to another host of the lab (tests/hosts/lab.py).
 
     python benchmarks/growing.py --runs 5
 

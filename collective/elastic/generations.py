@@ -5,7 +5,7 @@ restarts on the present hosts, as its next generation: all ranks are asked to en
 step under way, each host keeps the state, and the next generation continues from it.
 
 It may overlap the present one: it is prepared while that one trains, up to the point
-where it needs the state (``wait_for_previous``), and nobody waits for it to start.
+where it needs the state (``wait_for_previous``): no rank waits for it to start.
 """
 
 from __future__ import annotations

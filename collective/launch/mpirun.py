@@ -193,7 +193,7 @@ class MpirunSupervisor(Supervisor):
         self.released = True
 
     def cancel(self) -> None:
-        """Ends all ranks, which nobody needs any more; nothing is reported."""
+        """Ends all ranks, which are not needed any more; nothing is reported."""
         if not self.ending:
             self.interrupted = True
             self.give_up()

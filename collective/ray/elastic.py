@@ -2,7 +2,7 @@
 
 Each rank has an actor that holds its resources (``Holders``), on whatever node Ray has put
 it. Each node with such actors has one more, without resources, that runs the agent; the
-launcher on the first of them, the head, is told once a second how many ranks each node may
+launcher on the first of them, the head, reads once a second how many ranks each node may
 have. What it does then is ``--min-np`` and ``--max-np``.
 """
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 def traced(function: Callable[..., Any], **options: Any) -> Any:
     """A ``tf.function`` without AutoGraph and without TensorFlow's advice on retracing.
 
-    Each training traces these functions anew, as Keras does with its own. After the fifth
+    Each training traces these functions again, as Keras does with its own. After the fifth
     in a process TensorFlow would advise the user to change functions that are not theirs.
 
     Args:
