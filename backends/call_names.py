@@ -27,9 +27,9 @@ class CallNames:
         graph = tf.compat.v1.get_default_graph()
         # Out of the bodies of loops and branches, whose names have numbers that differ.
         while isinstance(
-            outer := getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
+            getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
         ):
-            graph = outer
+            graph = graph.outer_graph
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
         # That of a backward pass has the number of its trace.
         function = re.sub(r"_\d+", "", graph.name)

@@ -2,6 +2,7 @@
 
     python benchmarks/fit_overhead.py cnn
     python benchmarks/fit_overhead.py resnet50
+    python benchmarks/fit_overhead.py resnet50 --jit-compile    # as Keras does on GPUs
 
 Two models of the same kind train on the same arrays, an epoch of one, an epoch of the
 other, in one process; the ratio is taken pair by pair. The first pair is left out.
@@ -25,6 +26,7 @@ def main() -> None:
     p = workloads.parser(__doc__)
     p.add_argument("model", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--pairs", type=int, default=15)
+    p.add_argument("--jit-compile", action="store_true", help="both by XLA")
     args = p.parse_args()
     with quiet():
         backend = backends.get("single")
@@ -37,7 +39,7 @@ def main() -> None:
     x, y = workloads.random_rows(rows, shape)
 
     def make() -> keras.Model:
-        options = {"metrics": ["accuracy"], "jit_compile": False}
+        options = {"metrics": ["accuracy"], "jit_compile": args.jit_compile}
         return workloads.compiled(
             args.model, keras.optimizers.SGD(1e-3), shape, **options
         )

@@ -139,8 +139,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def devices() -> None:
     """Makes the logical devices if any test imports TensorFlow."""
     if "tensorflow" in sys.modules and not launch.launched():
+        import tensorflow as tf
+
         from collective.backends.devices import local_devices
 
+        tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
         local_devices(DEVICES)
     # Keras' and TensorFlow's own objects live for ever: exclude them from collections,
     # which took more than a third of the time of all tests that trace a model.

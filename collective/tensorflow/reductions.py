@@ -27,6 +27,7 @@ from collective.operations.kinds import (
 )
 from collective.tensorflow.process_sets import ProcessSet, group_of
 from collective.tensorflow_ops import ranks
+from collective.tensorflow_ops.rows import added_in_order
 
 
 class _Adasum:
@@ -162,7 +163,8 @@ def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """
     rows, places = tf.unique(slices.indices)
     order = tf.argsort(rows, stable=True)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
+    with added_in_order([slices]):
+        values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
     return tf.IndexedSlices(
         tf.gather(values, order), tf.gather(rows, order), slices.dense_shape
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -25,3 +26,14 @@ def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., A
             return function(*args)
 
     return clustered
+
+
+def not_compiled() -> contextlib.AbstractContextManager[Any]:
+    """Inside, nothing is compiled: for shapes that only the values of a step decide.
+
+    XLA would compile each of them anew, and on GPUs it cannot at all where they come
+    out of a collective.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return tf.xla.experimental.jit_scope(compile_ops=False)

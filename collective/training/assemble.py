@@ -275,7 +275,8 @@ def make_step(
     update: Update
     if prepared.hook is None:
         exchange = _exchange(prepared, backend, virtual, dtype, attachments)
-        update = _update(prepared, backend, virtual)
+        compiled = options.jit_compile is True and xla.pays_for_updates(backend)
+        update = _update(prepared, backend, virtual, compiled)
     else:
         exchange = HookExchange(backend, dtype, prepared)
         update = HookUpdate(prepared, exchange)
@@ -378,10 +379,13 @@ def _exchange(
 
 
 def _update(
-    prepared: PreparedModel, backend: Backend, virtual: VirtualReplicas | None
+    prepared: PreparedModel,
+    backend: Backend,
+    virtual: VirtualReplicas | None,
+    jit_compile: bool,
 ) -> Update:
     if prepared.partition is None:
-        return KerasUpdate(prepared, backend)
+        return KerasUpdate(prepared, backend, jit_compile)
     if virtual is not None:
         assert isinstance(prepared.partition, ShardedOptimizer)
         return WholeGradients(prepared.partition)

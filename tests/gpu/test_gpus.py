@@ -13,6 +13,8 @@ import pytest
 from collective.backends.devices import gpus
 from collective.environment.gpus import granted
 from tests import launch
+from tests.training.unedited.test_keras_programs import check
+from tests.training.unedited.test_keras_programs import stock as stock  # a fixture
 
 pytestmark = [
     *launch.STARTS_RANKS,
@@ -24,6 +26,12 @@ BACKENDS = [
     ("tf-mirrored", 1), ("tf-multiworker", len(granted())),
     ("native", 2), ("mpi", 2), ("horovod", 2),
 ]  # fmt: skip
+# What a GPU does otherwise than a processor: look-ups that repeat, cuDNN's masks, XLA for
+# what is gathered, float16.
+PROGRAMS = [
+    "language_model", "text_classification", "lstm_masking", "multi_input_output",
+    "transformer", "mixed_precision",
+]  # fmt: skip
 VISIBLE = """
 import os, tensorflow as tf
 tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[0], "GPU")
@@ -32,20 +40,19 @@ print(f"devices {place} {len(tf.config.list_logical_devices('GPU'))}")
 """
 
 
-def run(command: list[str], seconds: float = 300) -> str:
-    code, printed = launch.run(command, launch.environment(), seconds)
+def run(command: list[str], seconds: float = 300, **variables: str) -> str:
+    code, printed = launch.run(command, launch.environment(**variables), seconds)
     assert code == 0, printed
     return printed
 
 
-def trained(backend: str, ranks: int, path) -> dict:
-    """The summary of a training of the built-in CNN on GPUs."""
+def trained(backend: str, ranks: int, path, tf32: str = "0") -> dict:
+    """The summary of a training of the built-in CNN on GPUs, without TensorFloat-32."""
     start = launch.command(backend, ranks) if ranks > 1 else []
     options = ["--model", "cnn", "--steps", str(STEPS), "--seed", "1"]
     json_file = ["--json", str(path / f"{backend}.json")]
-    run(
-        [*start, sys.executable, "train.py", "--backend", backend, *options, *json_file]
-    )
+    program = [sys.executable, "train.py", "--backend", backend, *options, *json_file]
+    run([*start, *program], NVIDIA_TF32_OVERRIDE=tf32)
     return json.loads((path / f"{backend}.json").read_text())
 
 
@@ -78,6 +85,15 @@ def test_every_backend_trains_what_one_gpu_trains(backend, ranks, reference, tmp
         pytest.skip("one GPU only")
     found = trained(backend, ranks, tmp_path)
     assert found["losses"] == pytest.approx(reference["losses"], rel=1e-3)
+
+
+def test_a_step_proves_itself_where_tensorfloat32_trains_it(tmp_path):
+    assert trained("native", 2, tmp_path, tf32="1")["losses"][-1] < 1
+
+
+def test_programs_train_what_one_gpu_trains(tmp_path, stock, monkeypatch):
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # of stock Keras
+    check(tmp_path, stock, "native", 2, "float64", PROGRAMS)
 
 
 def test_speed(tmp_path):

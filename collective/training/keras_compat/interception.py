@@ -20,7 +20,10 @@ from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from collective.replacements import replacing
-from collective.training.keras_compat.optimizers import core_optimizer
+from collective.training.keras_compat.optimizers import (
+    core_optimizer,
+    rows_in_order,
+)
 
 # Functions of these packages are not the user's: they are left as they are.
 _LIBRARIES = ("tensorflow", "keras", "collective")
@@ -233,7 +236,7 @@ def _apply(original: Any, hooks: Hooks, nested: _Nested) -> Any:
             return original(self, grads, trainable_variables)
         variables = _applied_to(self, trainable_variables)
         gradients, before = hooks.on_apply(self, list(grads), variables)
-        with tf.control_dependencies(before):
+        with tf.control_dependencies(before), rows_in_order(self, gradients):
             update = nested.entering(hooks.update)
             return update(self, gradients, variables, original)
 

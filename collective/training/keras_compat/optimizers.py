@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from collective.replacements import replacing
+from collective.tensorflow_ops.rows import added_in_order, dense, parts_ranks
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -121,6 +122,29 @@ def apply(
         _overwrite_by_averages(single, assign)
 
 
+@contextlib.contextmanager
+def rows_in_order(
+    optimizer: keras.Optimizer, gradients: Sequence[Any]
+) -> Iterator[None]:
+    """Inside, ranks that apply the same ``tf.IndexedSlices`` get the same variables.
+
+    Also on GPUs; see ``collective.tensorflow_ops.rows``. What an optimizer would scatter
+    into a variable is made dense first.
+    """
+    if not parts_ranks(gradients):
+        yield
+        return
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(added_in_order(gradients))
+        for single in single_optimizers(optimizer):
+            for name in ("assign_add", "assign_sub"):
+                write = getattr(single, name)
+                inside.enter_context(
+                    replacing(single, name, lambda v, x, to=write: to(v, dense(x)))
+                )
+        yield
+
+
 def _overwrite_by_averages(
     single: keras.Optimizer,
     assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
@@ -152,7 +176,8 @@ def _apply(
 ) -> None:
     whole = [len(flatten_partitioned([v])) == 1 for v in variables]
     if all(whole):
-        optimizer.apply(gradients, variables)
+        with rows_in_order(optimizer, gradients):
+            optimizer.apply(gradients, variables)
         return
     # By the norm of the whole gradient. Keras clips again, by the norms of the pieces:
     # these are no larger, so nothing changes.

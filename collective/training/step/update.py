@@ -8,27 +8,44 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.tensorflow_ops.rows import dense
 from collective.training import keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.step import layer_state
 from collective.training.step.forward import Sums
 from collective.training.step.found import Found
 from collective.training.step.inputs import Weights
+from collective.training.traced import traced
 
 
 class KerasUpdate:
-    """Keras' optimizer, on whole variables; see ``Update``."""
+    """Keras' optimizer, on whole variables; see ``Update``.
 
-    def __init__(self, prepared: PreparedModel, backend: Backend):
+    Args:
+        jit_compile: Whether XLA makes one kernel of it: a GPU takes longer to launch each
+            operation on each variable than to compute it.
+    """
+
+    def __init__(
+        self, prepared: PreparedModel, backend: Backend, jit_compile: bool = False
+    ):
         self.optimizer = prepared.model.optimizer
         self.variables = prepared.trainable
         self.backend = backend
+        self.jit_compile = jit_compile
 
     def check(self, found: Found) -> None:
         """Updates every variable."""
 
     def apply(self, gradients: Sequence[Any], indices: Sequence[int]) -> None:
         """Inside ``Backend.run``: un-scales, clips, updates, constrains, averages."""
+        if self.jit_compile and all(map(tf.is_tensor, gradients)):
+            compiled = traced(lambda *g: self._apply(g, indices), jit_compile=True)
+            compiled(*gradients)
+        else:
+            self._apply(gradients, indices)
+
+    def _apply(self, gradients: Sequence[Any], indices: Sequence[int]) -> None:
         keras_compat.apply(
             self.optimizer,
             gradients,
@@ -85,7 +102,7 @@ def _look_ups(
         values = _quotient(slices.values, [None, *weights][total])
         values = tf.cast(values, prepared.trainable[i].dtype)
         slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
-        gradients.append(tf.convert_to_tensor(slices) if added else slices)
+        gradients.append(dense(slices) if added else slices)
     return gradients
 
 

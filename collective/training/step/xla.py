@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import keras
+import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
@@ -32,3 +33,13 @@ def chosen(
     if backend.rank == 0 and not possible:
         log.info("XLA compiles nothing here (docs/reference/compatibility.md)")
     return possible
+
+
+def pays_for_updates(backend: Backend) -> bool:
+    """Whether XLA compiles the update, too: on a GPU, where no strategy holds variables.
+
+    On processors it gains nothing, and the bits of earlier trainings stay.
+    """
+    with backend.scope():
+        held = tf.distribute.has_strategy()
+    return bool(tf.config.list_logical_devices("GPU")) and not held

@@ -26,6 +26,7 @@ from collective.training.verification.pieces import (
     predict_in_pieces,
     undo_writes,
 )
+from collective.training.verification.settings import exact_products
 
 _PIECES = 3
 _found: WeakKeyDictionary[keras.Model, dict[str, bool]] = WeakKeyDictionary()
@@ -58,6 +59,7 @@ def _differs(model: keras.Model, rows: Any) -> bool:
     rows = fewer(rows, compared_rows(model, rows))
     try:
         with (
+            exact_products(),
             undo_writes(),
             keras_compat.fixed_randomness(),
             keras_compat.moving_statistics(False),

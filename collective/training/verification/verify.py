@@ -47,7 +47,7 @@ from collective.training.verification.first_rows import (
 )
 from collective.training.verification.graph import Traced, kind_of_rows
 from collective.training.verification.pieces import Untraced
-from collective.training.verification.settings import describe_settings
+from collective.training.verification.settings import describe_settings, exact_products
 
 VARIABLE = "COLLECTIVE_VERIFY"
 _known: dict[str, StepPlan] = {}
@@ -192,7 +192,11 @@ def _decided(
     if backend.rank == 0 and wanted:
         start = time.perf_counter()
         what_runs = "the comparison with Keras' own step"
-        with backend.only_rank_zero(what_runs), host_random.unchanged():
+        with (
+            backend.only_rank_zero(what_runs),
+            host_random.unchanged(),
+            exact_products(),
+        ):
             try:
                 plan, how = compared()
             except NotComparable as why:

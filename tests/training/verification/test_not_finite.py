@@ -64,30 +64,30 @@ def test_some_gradients_that_are_not_finite_are_equal():
 
 @keras.saving.register_keras_serializable()
 class Rounds(keras.layers.Layer):
-    """As a GPU that has another kernel for each size: rounds by the number of rows."""
+    """As a device that has another kernel for each size: rounds by the number of rows."""
 
     def call(self, x):
         off = tf.where(tf.shape(x)[0] % 2 == 0, 1e-3, 0.0)
         return x * (1 + off * tf.stop_gradient(tf.sign(tf.sin(1e3 * x))))
 
 
-def test_what_devices_compute_with_decides(monkeypatch):
+class RoundsAsGpus(keras.layers.Layer):
+    """As a GPU rounds while TensorFloat-32 is allowed."""
+
+    def call(self, x):
+        if not tf.config.experimental.tensor_float_32_execution_enabled():
+            return x
+        return Rounds().call(x)
+
+
+def test_gpus_compare_without_tensorfloat32():
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+    assert not verified(RoundsAsGpus(), keras.layers.Dense(3)).whole_layers
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+def test_what_a_processor_computes_with_decides(monkeypatch):
     assert verified(Rounds(), keras.layers.Dense(3)).whole_layers
-    real = tf.config.list_logical_devices
-
-    def devices(kind=None):
-        return ["a GPU"] if kind == "GPU" else real(kind)
-
-    monkeypatch.setattr(tf.config, "list_logical_devices", devices)
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        assert verified(Rounds(), keras.layers.Dense(3)).whole_layers
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-    assert not verified(Rounds(), keras.layers.Dense(3)).whole_layers
-
-
-def test_of_a_processor_too(monkeypatch):
     monkeypatch.setenv("TF_SET_ONEDNN_FPMATH_MODE", "BF16")
     assert not verified(Rounds(), keras.layers.Dense(3)).whole_layers
 

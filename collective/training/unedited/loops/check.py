@@ -42,6 +42,7 @@ from collective.training.unedited.loops.writes import (
     recorded_writes,
     undo,
 )
+from collective.training.verification.settings import exact_products
 
 _MOST_TRIES = 5  # calls until a rule that is not certain is taken
 _HINT = (
@@ -68,6 +69,7 @@ class Trial:
     draws: list[tuple[int, ...]] = field(default_factory=list)
 
 
+@exact_products()
 def agree(step: RowStep, inputs: Any) -> Plan:
     """Compares the step with one process, and plans it; every rank calls it.
 

@@ -65,7 +65,7 @@ def cut(
     """This rank's rows of the leaves at ``indices``.
 
     Returns:
-        These leaves, with one row of zeros where this rank has none; what they are of
+        These leaves, with one row made up where this rank has none; what they are of
         the batch.
 
     Raises:

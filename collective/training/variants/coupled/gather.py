@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.tensorflow_ops.xla import not_compiled
 from collective.training import keras_compat
 from collective.training.variants.coupled.replica import ReplicaContext
 
@@ -94,7 +95,8 @@ def _gather_matrices(
                 upstream = tuple(sums.get(i, u) for i, u in enumerate(upstream))
             return [u[start : start + rows] for u in upstream]
 
-        padded = [tf.pad(m, [[start, after], [0, 0]]) for m in matrices]
+        with not_compiled():
+            padded = [tf.pad(m, [[start, after], [0, 0]]) for m in matrices]
         return context.all_reduce(padded), gradient
 
     return tf.nest.flatten(gathered(*matrices))

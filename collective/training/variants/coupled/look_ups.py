@@ -22,6 +22,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
+from collective.tensorflow_ops.xla import not_compiled
 from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups
@@ -177,6 +178,16 @@ def gather_look_ups(
     """
     if not look_ups or replicas == 1:
         return list(look_ups)
+    with not_compiled():
+        return _gathered(look_ups, replica, replicas, sums)
+
+
+def _gathered(
+    look_ups: Sequence[tf.IndexedSlices],
+    replica: tf.Tensor,
+    replicas: int,
+    sums: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> list[tf.IndexedSlices]:
     own = tf.stack([tf.shape(slices.values, tf.int64)[0] for slices in look_ups])
     (counts,) = sums([tf.one_hot(replica, replicas, dtype=tf.int64)[:, None] * own])
     before = tf.cumsum(counts, exclusive=True)[replica]

@@ -31,7 +31,7 @@ class ReplicaContext:
         number: int64 scalar, the replica's number.
         rows: int64 scalar, rows of the replica; may be 0.
         global_rows: int64 scalar, rows of the global batch.
-        maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
+        maybe_empty: Whether ``rows`` may be 0. The pass then has one row made up
             instead (``for_replica``), which must count nowhere.
         whole_layers: ids of the layers that are computed on the rows of all replicas.
     """
@@ -60,7 +60,7 @@ class ReplicaContext:
         return tf.cast(self.rows / self.global_rows, tf.float64)
 
     def own(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor; zeros on a replica without rows, whatever its row of zeros gave."""
+        """The tensor; zeros on a replica without rows, whatever its row made up gave."""
         if not self.maybe_empty:
             return tensor
         return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
@@ -159,15 +159,17 @@ def for_replica(
 
 
 def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
-    """A tree of tensors ``[n, ...]``; with one row of zeros where n is 0.
+    """A tree of tensors ``[n, ...]``; with one row that was made up where n is 0.
 
     A replica without rows takes part in the collectives of the others. Many layers
-    cannot run without a row.
+    cannot run without a row. It is of zeros, which every table has; of ones where there
+    is a GPU, for cuDNN refuses a sequence that is masked from its beginning.
 
     Raises:
         UsageError: Rows are ragged or sparse.
     """
     missing = tf.cast(count == 0, tf.int32)
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:
         if not isinstance(tensor, tf.Tensor):
@@ -177,7 +179,8 @@ def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
                 hint="a batch size that leaves each replica a row of every batch",
             )
         shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
-        more = tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis=0)
+        make = tf.ones if on_gpu and tensor.dtype != tf.string else tf.zeros
+        more = tf.concat([tensor, make(shape, tensor.dtype)], axis=0)
         more.set_shape([None, *tensor.shape[1:]])
         return more
 

@@ -44,6 +44,7 @@ from collective.training.verification.first_rows import (
     first_batches,
     uneven,
 )
+from collective.training.verification.settings import exact_products
 
 # Rows of each replica, about: a gradient of few rows hides what couples them.
 _ROWS = 11
@@ -62,6 +63,7 @@ _WORDS = {
 }
 
 
+@exact_products()
 def check_step(
     step: CustomStep, inputs: Input | Batches, wanted: bool = True
 ) -> list[str]:

@@ -1,0 +1,49 @@
+"""Rows that are given several times, added up with the same bits on every rank.
+
+A GPU adds up the repeated rows of ``tf.IndexedSlices`` by atomic operations, in whatever
+order. Ranks that update a table by the same slices would part by rounding, so these sums
+are made on the host; all else stays where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
+    """Inside, ``tf.IndexedSlices`` become dense on the host, where there is a GPU.
+
+    Args:
+        tensors: What is computed with: nothing changes where none has rows. Outside of a
+            graph, all that is computed inside runs on the host.
+    """
+    if not parts_ranks(tensors):
+        yield
+    elif tf.executing_eagerly():
+        with tf.device("CPU:0"):
+            yield
+    else:
+        with tf.compat.v1.device(_host_for_sums):
+            yield
+
+
+def parts_ranks(tensors: Sequence[Any]) -> bool:
+    """Whether adding up the rows of a tensor may give each rank other bits."""
+    has_rows = any(isinstance(t, tf.IndexedSlices) for t in tensors)
+    return has_rows and bool(tf.config.list_logical_devices("GPU"))
+
+
+def _host_for_sums(operation: Any) -> str:
+    of_rows = operation.type == "UnsortedSegmentSum"
+    return "/device:CPU:0" if of_rows else str(operation.device)
+
+
+def dense(value: Any) -> tf.Tensor:
+    """``tf.IndexedSlices`` as a tensor, in which repeated rows are added up."""
+    with added_in_order([value]):
+        return tf.convert_to_tensor(value)
