@@ -35,6 +35,7 @@ from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.buckets import reduce_flat
 from collective.environment import Environment
+from collective.environment.gpus import of_host
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -63,6 +64,12 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         if options.communication == "nccl" and not gpus():  # TensorFlow takes the ring
             raise UsageError(
                 "NCCL needs GPUs, and there is none here", hint="communication='auto'"
+            )
+        if options.communication == "nccl" and _share_gpus(environment):
+            raise UsageError(
+                f"the {environment.local_size} ranks of this host share {of_host()} "
+                f"GPU{'s' * (of_host() > 1)}, which NCCL refuses",
+                hint="a rank for each GPU; or communication='ring'; or backend native",
             )
         if world.availability(environment).usable:
             self.world = world.connect(environment)
@@ -95,7 +102,8 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         self._device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
         self._hint = options.communication
         if self._hint == "auto" and self._device != "CPU:0":
-            self._hint = "nccl"  # TensorFlow's own "auto" is a ring, also between GPUs
+            # TensorFlow's own "auto" is a ring, also between GPUs.
+            self._hint = "ring" if _share_gpus(environment) else "nccl"
         self._names = CallNames()
         with tf.device(self._device):  # the ops that have it run one after the other
             self._order = tf.Variable(0.0, trainable=False, name="collective_order")
@@ -169,6 +177,10 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
     def abort(self, exit_code: int) -> None:
         """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""
         self.world.Abort(exit_code)
+
+
+def _share_gpus(environment: Environment) -> bool:
+    return 0 < of_host() < environment.local_size
 
 
 class _StrategyWorld:

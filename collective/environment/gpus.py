@@ -16,6 +16,7 @@ _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _AMD = Path("/sys/class/kfd/kfd/topology/nodes")
 # TensorFlow for AMD reads the second; a scheduler may set either.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_OF_HOST = "COLLECTIVE_HOST_GPUS"
 
 
 def granted(variables: Mapping[str, str] | None = None) -> list[str]:
@@ -36,6 +37,15 @@ def granted(variables: Mapping[str, str] | None = None) -> list[str]:
             hidden = (i for i, d in enumerate(names) if not d or d.startswith("-"))
             return names[: next(hidden, len(names))]
     return present
+
+
+def of_host(variables: Mapping[str, str] | None = None) -> int:
+    """How many GPUs the ranks of this host have together, where each may see only its own."""
+    variables = os.environ if variables is None else variables
+    told = variables.get(_OF_HOST, "")
+    if not told and "SLURM_GPUS_PER_TASK" in variables:
+        told = variables.get("SLURM_GPUS_ON_NODE", "")
+    return max(len(granted(variables)), int(told) if told.isdecimal() else 0)
 
 
 def share(
@@ -61,7 +71,9 @@ def share(
     else:
         each = len(devices) // ranks
         own = devices[environment.local_rank * each :][:each]
-    return dict.fromkeys(VARIABLES if _is_amd() else VARIABLES[:1], ",".join(own))
+    names = VARIABLES if _is_amd() else VARIABLES[:1]
+    of_all = {_OF_HOST: str(of_host(variables))}
+    return of_all | dict.fromkeys(names, ",".join(own))
 
 
 def _count() -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.tensorflow_ops.xla import not_compiled
+
 
 @contextlib.contextmanager
 def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
@@ -28,7 +30,8 @@ def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
         with tf.device("CPU:0"):
             yield
     else:
-        with tf.compat.v1.device(_host_for_sums):
+        # XLA would take the sums into a cluster of the GPU.
+        with tf.compat.v1.device(_host_for_sums), not_compiled():
             yield
 
 

@@ -258,7 +258,7 @@ def test_a_training_on_what_auto_has_measured(tmp_path):
 def on_gpus(monkeypatch):
     """As if each of four ranks had a GPU that TensorFlow can use."""
     monkeypatch.setattr(choose, "gpus", lambda: 4)
-    monkeypatch.setattr(choose, "granted", lambda: list("0123"))
+    monkeypatch.setattr(choose, "of_host", lambda: 4)
     monkeypatch.setattr(choose, "tensorflow_has_started", lambda: False)
 
 

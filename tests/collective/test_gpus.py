@@ -52,17 +52,28 @@ def test_what_the_job_was_granted(four):
     (8, ["0", "0", "1", "1", "2", "2", "3", "3"]),
 ])  # fmt: skip
 def test_ranks_of_a_host_divide_its_gpus(four, ranks, shares):
-    wanted = [{"CUDA_VISIBLE_DEVICES": s} if s else s for s in shares]
-    assert [gpus.share(place(rank, ranks), {}) for rank in range(ranks)] == wanted
+    of_all = {"COLLECTIVE_HOST_GPUS": "4"}
+    wanted = [{"CUDA_VISIBLE_DEVICES": s} | of_all if s else s for s in shares]
+    found = [gpus.share(place(rank, ranks), {}) for rank in range(ranks)]
+    assert found == wanted
+    assert [gpus.of_host(own) for own in found] == [4] * ranks
 
 
 def test_a_share_is_of_what_was_granted(four):
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert gpus.share(place(1, 2), given) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+    own = gpus.share(place(1, 2), given)
+    assert own == {"CUDA_VISIBLE_DEVICES": "GPU-b", "COLLECTIVE_HOST_GPUS": "2"}
+
+
+def test_slurm_shows_each_rank_its_own(four):
+    own = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "4"}
+    assert gpus.of_host(own | {"SLURM_GPUS_PER_TASK": "1"}) == 4
+    assert gpus.of_host(own) == 1
 
 
 def test_amd(two_of_amd):
     assert gpus.granted({}) == ["0", "1"]
     assert gpus.granted({"HIP_VISIBLE_DEVICES": "1"}) == ["1"]
     found = gpus.share(place(1, 2), {})
+    assert found.pop("COLLECTIVE_HOST_GPUS") == "2"
     assert found == {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}

@@ -30,7 +30,7 @@ BACKENDS = [
 # what is gathered, float16.
 PROGRAMS = [
     "language_model", "text_classification", "lstm_masking", "multi_input_output",
-    "transformer", "mixed_precision",
+    "transformer", "mixed_precision", "segmentation",
 ]  # fmt: skip
 VISIBLE = """
 import os, tensorflow as tf
