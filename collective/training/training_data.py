@@ -29,18 +29,13 @@ from collective.training.verification import compare_data
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a training on this rank.
+    """The data of a training on this rank."""
 
-    Attributes:
-        inputs: Rows by number, or batches as they come.
-        validation: Likewise, in their order; None: nothing validates.
-        backend: That it trains on.
-        virtual: The virtual replicas that share a batch; None: the backend's replicas.
-    """
-
-    inputs: Input | Batches
+    inputs: Input | Batches  # rows by number, or batches as they come
+    # Likewise, in their order; None: nothing validates.
     validation: Input | Batches | None
-    backend: Backend
+    backend: Backend  # that it trains on
+    # The virtual replicas that share a batch; None: the backend's replicas.
     virtual: VirtualReplicas | None
 
     @classmethod

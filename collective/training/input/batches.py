@@ -39,13 +39,9 @@ _Read = tuple[Batch, Any]
 
 @dataclass(frozen=True)
 class BatchesPlan:
-    """What a checkpoint knows of such batches.
+    """What a checkpoint knows of such batches."""
 
-    Attributes:
-        batches_per_epoch: As given; None: an epoch is one pass over the data.
-    """
-
-    batches_per_epoch: int | None
+    batches_per_epoch: int | None  # as given; None: an epoch is one pass over the data
 
 
 class Batches(Feed):

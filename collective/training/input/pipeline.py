@@ -27,23 +27,18 @@ _MAX_THREADS = 8
 
 
 class Batch(NamedTuple):
-    """The rows of one step that this process holds.
+    """The rows of one step that this process holds."""
 
-    Attributes:
-        x, y: Trees of tensors ``[n, ...]``; n may be 0.
-        sample_weight: Tree of tensors ``[n, ...]``, or None.
-        global_rows: int64 scalar: rows of the whole global batch, over all processes.
-        rows_read: int64 ``[n, 2]``: place in the global batch, and row number, of each
-            row that was read; None unless ``Input`` has ``with_rows_read``.
-        checksum: int64 scalar, of the whole global batch; None unless ``Input`` has
-            ``with_checksums``.
-    """
-
+    # x, y: trees of tensors ``[n, ...]``; n may be 0.
     x: Any
     y: Any
-    sample_weight: Any
-    global_rows: Any
+    sample_weight: Any  # tree of tensors ``[n, ...]``, or None
+    global_rows: Any  # int64 scalar: rows of the whole global batch, over all processes
+    # int64 ``[n, 2]``: place in the global batch, and row number, of each row that was
+    # read; None unless ``Input`` has ``with_rows_read``.
     rows_read: Any = None
+    # int64 scalar, of the whole global batch; None unless ``Input`` has
+    # ``with_checksums``.
     checksum: Any = None
 
 

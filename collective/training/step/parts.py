@@ -20,18 +20,13 @@ from collective.training.step.passes import TracedPass
 
 
 class ReplicaSums(NamedTuple):
-    """The sums of one replica.
+    """The sums of one replica."""
 
-    Attributes:
-        sums: ``Sums`` over its rows; or what the exchange takes that goes with it.
-        not_finite: The first variable whose gradient is not finite; see
-            ``collective.training.step.finite.first_of``.
-        found: By the trace of these sums.
-    """
-
-    sums: Any
+    sums: Any  # ``Sums`` over its rows; or what the exchange takes that goes with it
+    # The first variable whose gradient is not finite; see
+    # ``collective.training.step.finite.first_of``.
     not_finite: tf.Tensor
-    found: Found
+    found: Found  # by the trace of these sums
 
 
 class LocalSums(Protocol):
@@ -61,17 +56,11 @@ class LocalSums(Protocol):
 
 
 class StepSums(NamedTuple):
-    """What a step sums over replicas.
+    """What a step sums over replicas."""
 
-    Attributes:
-        sums: Losses, gradients, metrics, state.
-        not_finite: See ``collective.training.step.finite.at_replica``.
-        attached: The tensors of each attachment.
-    """
-
-    sums: Any
-    not_finite: tf.Tensor
-    attached: list[list[tf.Tensor]]
+    sums: Any  # losses, gradients, metrics, state
+    not_finite: tf.Tensor  # see ``collective.training.step.finite.at_replica``
+    attached: list[list[tf.Tensor]]  # the tensors of each attachment
 
 
 class Span(NamedTuple):

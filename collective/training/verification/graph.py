@@ -32,19 +32,16 @@ _DRAWS = re.compile(
 
 @dataclass(frozen=True)
 class Traced:
-    """What a graph has.
+    """What a graph has."""
 
-    Attributes:
-        digest: Of operations, constants and captured tensors; None where it has Python
-            code, which is never seen.
-        draws: Random operations of TensorFlow that keep a state of their own.
-        outside: Scalar float variables that it reads and that are not in ``known``.
-        rounds_to: The floating types to which it casts wider numbers.
-    """
-
+    # Of operations, constants and captured tensors; None where it has Python code,
+    # which is never seen.
     digest: str | None
+    # Random operations of TensorFlow that keep a state of their own.
     draws: tuple[str, ...]
+    # Scalar float variables that it reads and that are not in ``known``.
     outside: tuple[tf.Variable, ...]
+    # The floating types to which it casts wider numbers.
     rounds_to: frozenset[str] = frozenset()
 
 

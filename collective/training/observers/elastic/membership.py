@@ -58,18 +58,13 @@ class Reconfigure(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """The job has other ranks than before.
+    """The job has other ranks than before."""
 
-    Attributes:
-        former: The former number of each rank, by its new one; -1 for one that joined.
-        size: The former number of ranks.
-        noticed: When it was noticed, in seconds of ``time.perf_counter``.
-        left: Former ranks that have left by themselves; all others that are gone died.
-    """
-
+    # The former number of each rank, by its new one; -1 for one that joined.
     former: Sequence[int]
-    size: int
-    noticed: float
+    size: int  # the former number of ranks
+    noticed: float  # when it was noticed, in seconds of ``time.perf_counter``
+    # Former ranks that have left by themselves; all others that are gone died.
     left: Sequence[int] = ()
 
     @property

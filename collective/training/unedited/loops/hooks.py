@@ -120,12 +120,9 @@ class LoopHooks(ReplicaHooks):
 
 @dataclass(eq=False)
 class LoopReplica(OrderedReplica):
-    """One rank in a step, for what layers sum over ranks.
+    """One rank in a step, for what layers sum over ranks."""
 
-    Attributes:
-        sums_over_rows: Whether its loss is a part of that of the whole batch.
-    """
-
+    # Whether its loss is a part of that of the whole batch.
     sums_over_rows: bool = False
 
     def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:

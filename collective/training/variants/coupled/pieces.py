@@ -53,13 +53,9 @@ def planned(plan: StepPlan) -> StepPlan:
 
 @dataclass(eq=False)
 class Holder(ReplicaContext):
-    """A replica that holds pieces, consecutive ones.
+    """A replica that holds pieces, consecutive ones."""
 
-    Attributes:
-        start: int64 scalar, the place of its first row in the global batch.
-    """
-
-    start: tf.Tensor
+    start: tf.Tensor  # int64 scalar, the place of its first row in the global batch
 
     @property
     def first_row(self) -> tf.Tensor:

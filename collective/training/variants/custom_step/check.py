@@ -308,14 +308,11 @@ def _shown(key: str) -> str:
 
 @dataclass
 class Trial:
-    """What a step has done.
+    """What a step has done."""
 
-    Attributes:
-        values: By kind: ``gradient``, those that optimizers applied, in order, by
-            variable; ``metric``, the metrics' variables afterwards; ``log``, what it
-            returned; ``state``, all other variables, but those that optimizers write.
-    """
-
+    # By kind: ``gradient``, those that optimizers applied, in order, by variable;
+    # ``metric``, the metrics' variables afterwards; ``log``, what it returned;
+    # ``state``, all other variables, but those that optimizers write.
     values: dict[str, Values]
 
 

@@ -73,12 +73,9 @@ class UpdateHooks(PieceHooks):
 
 @dataclass(eq=False)
 class PieceStep(AccumulatingStep):
-    """Calls a ``train_step`` on the pieces that one replica holds.
+    """Calls a ``train_step`` on the pieces that one replica holds."""
 
-    Args:
-        virtual: The pieces of a global batch; ``micro_batches`` are those of a piece.
-    """
-
+    # The pieces of a global batch; ``micro_batches`` are those of a piece.
     virtual: VirtualReplicas = field(kw_only=True)
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:

@@ -24,17 +24,11 @@ from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees
 
 @dataclass(frozen=True)
 class SubtreeSums:
-    """The sums over the subtrees of a replica, for ``TreeExchange``.
+    """The sums over the subtrees of a replica, for ``TreeExchange``."""
 
-    Attributes:
-        vectors: Of each subtree.
-        layout: What they hold.
-        number: int64 scalar, the step's number.
-    """
-
-    vectors: Any
-    layout: SumsLayout
-    number: tf.Tensor
+    vectors: Any  # of each subtree
+    layout: SumsLayout  # what they hold
+    number: tf.Tensor  # int64 scalar, the step's number
 
 
 class PieceSums:

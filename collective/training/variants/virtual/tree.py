@@ -44,16 +44,11 @@ Slots = list[list[tf.Tensor]]
 
 
 class Piece(NamedTuple):
-    """What a piece has.
+    """What a piece has."""
 
-    Attributes:
-        vectors: To be summed over the pieces.
-        mark: float32 scalar, 0 where all is well.
-        rows: Tensors ``[n, ...]``, any n: wanted of all pieces one after the other.
-    """
-
-    vectors: list[tf.Tensor]
-    mark: tf.Tensor
+    vectors: list[tf.Tensor]  # to be summed over the pieces
+    mark: tf.Tensor  # float32 scalar, 0 where all is well
+    # Tensors ``[n, ...]``, any n: wanted of all pieces one after the other.
     rows: Sequence[tf.Tensor] = ()
 
 
