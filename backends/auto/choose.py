@@ -4,11 +4,8 @@ A rule decides, at once: nobody waits for measurements who wants to train. Where
 ranks on one host have all their backends measured already, rank 0 predicts from that the
 all-reduce time of this model's gradients on each backend (``measurements``), and chooses.
 
-``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
-``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
-a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
-does not take this job with it. The measurements are kept (``measurements``); a failure is
-not. With ``COLLECTIVE_PROBE=0`` kept measurements are ignored, too.
+``COLLECTIVE_PROBE`` has them measured: once each, in a separate job on the same ranks
+(``probe``), so that a backend that crashes or hangs does not take this job with it.
 """
 
 from __future__ import annotations
@@ -64,7 +61,6 @@ def choose(
     """Chooses, the same on every rank. Every rank calls it.
 
     Args:
-        environment: This process' place.
         options: Only backends that take them are candidates.
         gradients: A function is called on rank 0 only, in a fork.
 
@@ -201,7 +197,6 @@ def fastest(found: Mapping[str, Found], sizes: Sequence[int]) -> Choice | None:
     """The backend with the shortest predicted all-reduce; None where none is measured.
 
     Args:
-        found: By backend.
         sizes: Bytes of each tensor of a step's all-reduce.
     """
     predicted = {

@@ -22,9 +22,7 @@ class Extended(tf_internal.MirroredExtended):
     """One replica on each of this process' devices, and on those of all other ones.
 
     Args:
-        container: The strategy.
         backend: What crosses processes.
-        devices: Names of this process' devices.
         one_host: Whether the program was written for the devices of one host.
 
     Attributes:

@@ -27,9 +27,6 @@ def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
     """Reads the environment.
 
-    Args:
-        variables: The environment to read; ``os.environ`` by default.
-
     Returns:
         Rank and size of this process; ``Environment()`` without a launcher.
 

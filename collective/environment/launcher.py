@@ -14,9 +14,6 @@ from collective.hosts import slurm
 class Launcher:
     """A kind of launcher.
 
-    Args:
-        variables: The environment.
-
     Attributes:
         name: As of ``Environment.launcher``.
         needs: Variables that it always sets, those of rank and size first.

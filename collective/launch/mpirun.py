@@ -46,7 +46,6 @@ class MpirunSupervisor(Supervisor):
     many have. Else the first failure ends it.
 
     Args:
-        options: The command line.
         hosts: Each with its number of ranks as slots.
         variables: Added to the environment of the ranks, beside those of the options.
 

@@ -291,7 +291,6 @@ def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -
     """Prints, as the last thing on the screen, which rank failed, and its traceback.
 
     Args:
-        rank: Its name.
         how: How it ended, as of ``supervisor.how_ended``.
         errors: The last lines of its stderr; none where they can be seen already.
         hint: What to type; by default what is known of such an end.

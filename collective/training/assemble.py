@@ -75,8 +75,6 @@ class Assembly:
     """The choices of one training.
 
     Args:
-        options: As asked for.
-        backend: That it trains on.
         features: That it has besides, by their names in the table of compatibility.
 
     Attributes:
@@ -117,9 +115,6 @@ class Assembly:
         self, prepared: PreparedModel, data: TrainingData, verbose: str | int
     ) -> StepPlan:
         """Decides what was left open; every rank calls it.
-
-        Args:
-            verbose: Whether to say how the step compares with Keras' own.
 
         Returns:
             How the step computes what is not a sum over rows.
@@ -235,9 +230,7 @@ def make_step(
     """The step of a model that Keras' own ``train_step`` would train.
 
     Args:
-        prepared: The model, with all of its variables.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        options: Of the training.
         plan: How it computes what is not a sum over rows.
         maybe_empty: Whether a replica may have a batch without rows.
         attachments: What else travels in the exchange.
@@ -402,10 +395,6 @@ def make_evaluation(
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
     """The evaluation that a model needs.
-
-    Args:
-        steps: Batches, at most.
-        plan: How it computes what is not a sum over rows.
 
     Raises:
         UsageError: The plan cannot be followed on this backend.

@@ -1,11 +1,8 @@
 """The record of a model that is ready to train.
 
-``prepare`` makes it once: the model is built, its variables cut into shards or put on
-devices. Step, evaluation, callbacks and checkpoints need it. ``fit`` hands it to those
-that it makes; all others look it up by the model with ``get_prepared``. So does a second
-``fit`` of the same model, which continues with the same shards and devices: the
-optimizer's state is in them. The table below is the only place where this is kept;
-nothing is stored on Keras objects.
+``prepare`` makes it once. Step, evaluation, callbacks and checkpoints look it up by the model
+(``get_prepared``), and so does a second ``fit``, which continues with the same shards and
+devices. Nothing is stored on Keras objects.
 """
 
 from __future__ import annotations

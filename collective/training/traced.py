@@ -13,9 +13,6 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
 
     Each training traces these functions again, as Keras does with its own. After the fifth
     in a process TensorFlow would advise the user to change functions that are not theirs.
-
-    Args:
-        options: Those of ``tf.function``.
     """
     made = tf.function(function, autograph=False, **options)
     made._omit_frequent_tracing_warning = True  # no argument sets it

@@ -108,10 +108,6 @@ class TrainingData:
     def check(self, accumulate: int, must_agree: dict[str, Any]) -> int:
         """Compares the ranks' data, and that every piece gets a row; every rank calls it.
 
-        Args:
-            accumulate: Micro-batches of a step.
-            must_agree: Arguments that must be the same on all ranks, by name.
-
         Returns:
             The rows of a micro-batch, at most.
         """
@@ -138,11 +134,7 @@ class TrainingData:
         return self.batch_rows
 
     def maybe_empty(self, micro_batches: int = 1) -> bool:
-        """Whether a batch may have fewer rows than the pieces that it is cut into.
-
-        Args:
-            micro_batches: Into which each piece is cut.
-        """
+        """Whether a batch may have fewer rows than the pieces that it is cut into."""
         if isinstance(self.inputs, Batches):
             return True
         size = self.inputs.global_batch_size

@@ -86,8 +86,6 @@ def register_outside_variables(
     """Finds the outside variables of a step.
 
     Args:
-        prepared: The model.
-        backend: That the step is for.
         traced: The concrete function of the forward and backward pass.
 
     Raises:

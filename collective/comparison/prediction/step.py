@@ -93,9 +93,6 @@ def predict(
     """Predicts a step.
 
     Args:
-        profile: The model, on one device.
-        cluster: Where it is to run.
-        policy: The backend's.
         gpu: Whether devices are GPUs, whose gradients some backends stage.
     """
     seconds = times(cluster, policy.algorithm)

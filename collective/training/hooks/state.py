@@ -24,10 +24,8 @@ class HookState:
     """The variables of a hook in one training.
 
     Args:
-        hook: That they are of.
         trainable: The variables whose gradients are summed.
         dtype: Of the sums.
-        backend: Connects the ranks.
 
     Attributes:
         errors: What was left over, by the index of the trainable variable; of this

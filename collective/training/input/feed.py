@@ -79,7 +79,6 @@ class PlannedFeed(Feed):
     the last epoch of a pass is shorter where the number does not divide.
 
     Args:
-        inputs: The plan.
         backend: Whose ranks compare batches that have checksums. With an elastic one,
             replicas may change: see ``Input.movable``.
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.

@@ -1,9 +1,6 @@
 """Global batches as ``tf.data`` pipelines: each process reads its own rows, ahead.
 
-Which rows make up global batch s, and which of them are ours, follows from (seed, rows,
-global batch size, step) by arithmetic alone (``collective.training.input.plan``). No
-process asks another one, any number of workers sees the same global batches, and
-training resumes at any step.
+``collective.training.input.plan`` says which rows these are, by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -111,7 +108,6 @@ class Input:
             first_step: First step, counted over all epochs.
             last_step: Step to stop before.
             local_replicas: The replicas in this process, consecutive numbers.
-            replicas: Number of replicas in the job.
 
         Returns:
             One ``Batch`` for each step, in order, also where this process has no row.

@@ -52,11 +52,7 @@ class SeedUse:
         return seed
 
     def advance(self, assign: Callable[[Sequence[Any], Sequence[Any]], None]) -> None:
-        """Counts the generators up, in the graph, after all passes of a step.
-
-        Args:
-            assign: ``Backend.assign``.
-        """
+        """Counts the generators up, in the graph, after all passes of a step."""
         states = [state for state, _ in self.asked.values()]
         new = [
             advanced(tf.convert_to_tensor(state), requests)

@@ -70,8 +70,6 @@ class Hooks:
 
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
-        model: What they are set to.
-        params: Given to the callbacks, as Keras does.
 
     Attributes:
         used: The hooks that a callback of rank 0 overrides; after ``agree``.

@@ -52,10 +52,6 @@ class _Step(NamedTuple):
 def begin(path: str, backend: Backend) -> Timeline:
     """A new trace; every process calls it.
 
-    Args:
-        path: The trace, on rank 0's host.
-        backend: What the processes talk through.
-
     Raises:
         UsageError: If the file cannot be written.
     """
@@ -75,7 +71,6 @@ def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> T
 
     Args:
         mine: This process' timeline, if it has one.
-        path, backend: As for ``begin``.
         step: The one to continue with.
 
     Raises:
@@ -100,8 +95,6 @@ class Timeline:
     """Records this process' steps.
 
     Args:
-        path: The trace, which was begun.
-        backend: What the processes talk through.
         hosts: By rank, a number for its host.
         home: That of the host where the trace is.
         offset: This process' clock less rank 0's.
@@ -151,7 +144,6 @@ class Timeline:
         """Takes a step, whose times are seconds of ``time.perf_counter``.
 
         Args:
-            number: Of the step.
             begin: When it began to wait for its input.
             ready: When it had it.
             done: When it had ended.
@@ -315,12 +307,7 @@ class Timeline:
 
 
 class TimelineObserver(Observer):
-    """Writes the timeline while the training runs.
-
-    Args:
-        path: The trace, on rank 0's host.
-        position: Of the training.
-    """
+    """Writes the timeline while the training runs."""
 
     def __init__(self, path: str, position: Position):
         self.path = path

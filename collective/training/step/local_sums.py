@@ -32,12 +32,7 @@ _SCALE = tf.TensorSpec([], tf.float32)
 def trace_training(
     forward: Forward, spec: Batch, jit_compile: bool = False
 ) -> TracedPass:
-    """Traces the forward and backward pass over some rows.
-
-    Args:
-        spec: ``tf.TensorSpec`` of a batch.
-        jit_compile: Whether XLA compiles it.
-    """
+    """Traces the forward and backward pass over some rows."""
     return trace_pass(forward.train, forward.prepared, spec, jit_compile)
 
 
@@ -57,11 +52,7 @@ class MicroBatches:
     """Sums micro-batch by micro-batch; see ``LocalSums``.
 
     Args:
-        forward: The pass over a micro-batch.
         spec: ``tf.TensorSpec`` of a batch.
-        micro_batches: How many.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the pass.
     """
 
     counts_replicas = False

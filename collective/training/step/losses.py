@@ -100,7 +100,6 @@ def loss_sums(
     """Takes the compiled loss of a batch apart; differentiable.
 
     Args:
-        model: Compiled.
         x, y, y_pred, sample_weight: The rows of this replica and the predictions.
         added: Values of ``add_loss`` and regularizers from the forward pass.
         rows, global_rows: Scalars, the number of these rows and of the global batch's.

@@ -74,12 +74,7 @@ class Exchange(Protocol):
     """Sums over all replicas."""
 
     def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
-        """Inside ``Backend.run``: the sums, and the time that the exchange took.
-
-        Args:
-            local: Of this replica.
-            found: By the trace of the local sums.
-        """
+        """Inside ``Backend.run``: the sums, and the time that the exchange took."""
         ...
 
 

@@ -17,8 +17,6 @@ class TracedPass:
 
     Args:
         run: Returns sums, or other tensors, and what it has found.
-        signature: Of its arguments.
-        jit_compile: Whether XLA compiles it.
 
     Attributes:
         function: The pass; returns the sums alone.

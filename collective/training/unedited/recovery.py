@@ -96,7 +96,6 @@ class Recovery:
         Args:
             attempt: Makes the call. It is repeated from its begin, unless a training
                 continues.
-            what: Its name.
             model: Whose seeds an attempt may count up.
             data: What it reads; iterators cannot be read again.
 

@@ -75,7 +75,6 @@ class WholeCalls:
     batch had; all other gradients are the pieces' own, and so are compared.
 
     Args:
-        model: That has the layers.
         places: Of the layers, among ``model._flatten_layers()``.
         sizes: Rows of the pieces.
 

@@ -87,7 +87,6 @@ def values_of(
     takes states repeatedly passes the arrays of an earlier one.
 
     Args:
-        model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
         gathered: What ``Position.gather`` returned.
 

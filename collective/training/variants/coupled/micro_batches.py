@@ -212,13 +212,9 @@ class CoupledMicroBatches:
     """Sums micro-batch by micro-batch, with collectives after them.
 
     Args:
-        draws: How the passes draw random numbers.
         pieces: As of ``Forward``.
         recompute: In the pass that is differentiated.
         plan: What needs the whole batch.
-        spec: ``tf.TensorSpec`` of a batch.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the passes.
 
     Raises:
         UsageError: The loss draws random numbers, or assigns variables.

@@ -32,12 +32,9 @@ class CoupledSums:
         alone: A pass without collectives, to find out about the model before the step is
             traced.
         make: Makes the pass.
-        spec: ``tf.TensorSpec`` of a batch.
         metrics: Values of metrics that continue; None where all count from zero.
         sync_batch_norm: Whether every layer of batch normalization has the statistics
             of the whole global batch; otherwise those with ``synchronized=True`` do.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the pass, between its collectives.
     """
 
     counts_replicas = True

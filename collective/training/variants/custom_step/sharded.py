@@ -44,7 +44,6 @@ class ShardedUpdate:
 
     Args:
         prepared: With an optimizer of shards.
-        sums: Orders the collectives of the step.
     """
 
     def __init__(self, prepared: PreparedModel, sums: OrderedSums):

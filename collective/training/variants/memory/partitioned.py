@@ -68,7 +68,6 @@ class PartitionedVariables(ShardedVariables, ABC):
 
     Args:
         model: Built and compiled, its optimizer built for shards.
-        backend: Connects the ranks.
         shards: By ``id`` of the variable.
     """
 

@@ -43,8 +43,6 @@ def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> Non
     """Refuses, before the model is built, what cannot be sharded.
 
     Args:
-        model: Compiled.
-        backend: The backend.
         partitioned_before: Whether an earlier training has sharded the optimizer.
     """
     for option in ("algorithm", "transport_dtype", "bucket_bytes"):
