@@ -24,10 +24,6 @@ class Extended(tf_internal.MirroredExtended):
     Args:
         backend: What crosses processes.
         one_host: Whether the program was written for the devices of one host.
-
-    Attributes:
-        reads_locally: Whether a variable whose replicas differ is read without the
-            other processes, which have no part in what runs.
     """
 
     def __init__(
@@ -35,6 +31,8 @@ class Extended(tf_internal.MirroredExtended):
     ):
         self.backend = backend
         self.exchange = Exchange(backend)
+        # Whether a variable whose replicas differ is read without the other processes,
+        # which have no part in what runs.
         self.reads_locally = False
         self._is_one_replica = False
         self._one_host = one_host

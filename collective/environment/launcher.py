@@ -12,18 +12,13 @@ from collective.hosts import slurm
 
 
 class Launcher:
-    """A kind of launcher.
+    """A kind of launcher."""
 
-    Attributes:
-        name: As of ``Environment.launcher``.
-        needs: Variables that it always sets, those of rank and size first.
-        local: Variables of local rank and size.
-        across: Variables of cross rank and size; empty where it has none.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as of ``Environment.launcher``
+    # Variables that it always sets, those of rank and size first.
     needs: ClassVar[tuple[str, ...]]
-    local: ClassVar[tuple[str, str]]
+    local: ClassVar[tuple[str, str]]  # variables of local rank and size
+    # Variables of cross rank and size; empty where it has none.
     across: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, variables: Mapping[str, str]):

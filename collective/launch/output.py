@@ -70,14 +70,11 @@ class OutputStyle:
 class RankOutput:
     """The two streams of one of ``size`` ranks.
 
-    Attributes:
-        on_screen: Lines that all ranks together have on the screen.
-
     Raises:
         OSError: If its files cannot be written.
     """
 
-    on_screen = 0
+    on_screen = 0  # lines that all ranks together have on the screen
 
     def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style

@@ -77,11 +77,6 @@ class Assembly:
     Args:
         features: That it has besides, by their names in the table of compatibility.
 
-    Attributes:
-        features: All that are known.
-        virtual: The virtual replicas that share a batch; None: the backend's replicas.
-        hook: Compresses gradients; None: they are summed as they are.
-
     Raises:
         UsageError: On every rank alike: two of them do not work together.
     """
@@ -89,10 +84,12 @@ class Assembly:
     def __init__(self, options: FitOptions, backend: Backend, features: set[str]):
         self.options = options
         self.backend = backend
-        self.features = options.features
+        self.features = options.features  # all that are known
         if backend.most_replicas == 1:  # which has whole batches as it is
             self.features.discard("per_replica")
+        # Compresses gradients; None: they are summed as they are.
         self.hook = None if options.hook is None else named.make(options.hook)
+        # The virtual replicas that share a batch; None: the backend's replicas.
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
         self.require(features)
 

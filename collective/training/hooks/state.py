@@ -26,11 +26,6 @@ class HookState:
     Args:
         trainable: The variables whose gradients are summed.
         dtype: Of the sums.
-
-    Attributes:
-        errors: What was left over, by the index of the trainable variable; of this
-            replica.
-        shared: What the hook keeps, likewise; the same on every replica.
     """
 
     def __init__(
@@ -44,10 +39,12 @@ class HookState:
         self.backend = backend
         shapes = {i: tuple(v.shape) for i, v in enumerate(trainable)}
         compressed = {i: s for i, s in shapes.items() if hook.compresses(s)}
+        # What was left over, by the index of the trainable variable; of this replica.
         self.errors = {
             i: tf.Variable(tf.zeros(shape, dtype), trainable=False)
             for i, shape in compressed.items()
         }
+        # What the hook keeps, likewise; the same on every replica.
         self.shared = {
             i: [
                 tf.Variable(array, trainable=False, dtype=dtype)

@@ -55,11 +55,6 @@ class Input:
         with_checksums: Whether batches have ``Batch.checksum``, where this process sees
             whole batches: of a source without random access.
 
-    Attributes:
-        plan: Which rows make which batch.
-        rows: Rows of an epoch.
-        steps_per_epoch: Steps of an epoch, the short one included.
-
     Raises:
         UsageError: If there are not rows, or the batch size is below 1.
     """
@@ -76,7 +71,7 @@ class Input:
     ):
         self.source: Source = as_source(source)
         self.global_batch_size = global_batch_size
-        self.rows = len(self.source)
+        self.rows = len(self.source)  # rows of an epoch
         self.with_rows_read = with_rows_read
         self.with_checksums = with_checksums and not self.source.random_access
         if global_batch_size < 1:
@@ -89,7 +84,9 @@ class Input:
                 "the data set has no rows", hint="pass data with at least one row"
             )
         shuffle = self.source.random_access and shuffle
+        # Which rows make which batch.
         self.plan = Plan(self.rows, global_batch_size, seed, shuffle)
+        # Steps of an epoch, the short one included.
         self.steps_per_epoch = self.plan.steps_per_epoch
 
     @property

@@ -29,17 +29,13 @@ _CONDITIONAL = (
 
 
 class SeedUse:
-    """Which generators a pass has asked, found by tracing it.
-
-    Attributes:
-        asked: For each state, in the order of the first request: the state, and
-            whether each request was ``ordered``.
-        others: What cannot be counted, a few words each.
-    """
+    """Which generators a pass has asked, found by tracing it."""
 
     def __init__(self) -> None:
+        # For each state, in the order of the first request: the state, and whether each
+        # request was ``ordered``.
         self.asked: dict[int, tuple[keras.Variable, list[bool]]] = {}
-        self.others: list[str] = []
+        self.others: list[str] = []  # what cannot be counted, a few words each
 
     def next(self, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
         """What ``SeedGenerator.next`` returns at this request."""

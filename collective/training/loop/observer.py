@@ -39,12 +39,9 @@ class FinishedStep(NamedTuple):
 
 
 class Observer:
-    """Base class of all observers; no method does anything.
+    """Base class of all observers; no method does anything."""
 
-    Attributes:
-        attachments: What the observer adds to the all-reduce of each step.
-    """
-
+    # What the observer adds to the all-reduce of each step.
     attachments: Sequence[Attachment] = ()
 
     def begin(self) -> None:

@@ -30,15 +30,12 @@ class ReplicaSums(NamedTuple):
 
 
 class LocalSums(Protocol):
-    """Makes sums over this process' rows.
+    """Makes sums over this process' rows."""
 
-    Attributes:
-        traced: The forward and backward pass over some rows, the same on every rank.
-        counts_replicas: Whether a graph with these sums has the number of replicas in it,
-            so that it is traced again for another number.
-    """
-
+    # The forward and backward pass over some rows, the same on every rank.
     traced: TracedPass
+    # Whether a graph with these sums has the number of replicas in it, so that it is
+    # traced again for another number.
     counts_replicas: bool
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:

@@ -31,14 +31,10 @@ def make(place: str | os.PathLike[str]) -> FolderStore:
 
 
 class FolderStore:
-    """A folder of this host, or one that hosts share.
-
-    Attributes:
-        folder: Where checkpoints are written and read.
-    """
+    """A folder of this host, or one that hosts share."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder = folder  # where checkpoints are written and read
 
     def shown(self, path: Path) -> str:
         """The name of a checkpoint, or of the folder, for users."""

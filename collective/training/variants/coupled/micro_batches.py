@@ -105,15 +105,11 @@ class FirstPass(Forward):
 
 
 class Head(CoupledForward):
-    """Loss and metrics of the whole batch, from predictions of this replica.
+    """Loss and metrics of the whole batch, from predictions of this replica."""
 
-    Attributes:
-        leaves: The predictions.
-        gradients: Of the loss with respect to each of them, None for one that it does not
-            depend on. After ``train``.
-    """
-
-    leaves: list[tf.Tensor]
+    leaves: list[tf.Tensor]  # the predictions
+    # Of the loss with respect to each of them, None for one that it does not depend on.
+    # After ``train``.
     gradients: list[Any]
 
     def on(self, predictions: Any, masks: list[Any]) -> Head:
