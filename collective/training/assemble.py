@@ -57,17 +57,16 @@ from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.variants.memory.recompute import recompute_blocks
-from collective.training.variants.memory.reduce_scatter import ReduceScatter
 from collective.training.variants.memory.sharded_optimizer import (
+    ReduceScatter,
     ShardedOptimizer,
     WholeGradients,
 )
-from collective.training.variants.parallel.exchange import ByRank
+from collective.training.variants.parallel.partition import ByRank
 from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
-from collective.training.variants.virtual.exchange import TreeExchange
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.sums import PieceSums
+from collective.training.variants.virtual.sums import PieceSums, TreeExchange
 from collective.training.verification import compare_graphs, is_wanted, verify_step
 
 
