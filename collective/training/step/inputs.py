@@ -38,6 +38,16 @@ class StepInputs(NamedTuple):
     # where there are none.
     metrics: Any
 
+    def of_pass(
+        self, rows: Rows, micro_batch: Any = 0, start: Any = None
+    ) -> tuple[Any, ...]:
+        """The arguments of ``Forward.train`` for some of the rows, from ``start`` on."""
+        first = self.first_row
+        if start is not None:
+            first += tf.cast(start, tf.int64)
+        place = [self.number, self.replica, tf.cast(micro_batch, tf.int64), first]
+        return self.weights, rows, self.global_rows, self.loss_scale, tf.stack(place)
+
 
 class ReplicaRows(NamedTuple):
     """The rows of one replica."""

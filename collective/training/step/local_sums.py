@@ -97,15 +97,7 @@ class MicroBatches:
 
     def _add_up(self, inputs: StepInputs) -> Sums:
         def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Sums:
-            first = inputs.first_row + tf.cast(start, tf.int64)
-            micro_batch = tf.cast(micro_batch, tf.int64)
-            sums = self.traced.function(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, micro_batch, first]),
-            )
+            sums = self.traced.function(*inputs.of_pass(rows, micro_batch, start))
             return self._beside_variables(sums)
 
         return accumulate(

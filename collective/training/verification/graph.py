@@ -19,6 +19,7 @@ import tensorflow as tf
 from collective.training import keras_compat
 from collective.training.input.leaves import open_rows
 from collective.training.step.rows import Rows
+from collective.training.traced import nodes_of
 
 # Numbers that Keras and TensorFlow count up: names of layers and of functions.
 _COUNTED = re.compile(r"_\d+(?=[/:_]|$)")
@@ -59,10 +60,7 @@ def trace(
     except Exception:
         return None
     graph = traced.graph
-    definition = graph.as_graph_def()
-    nodes = list(definition.node)
-    for part in definition.library.function:
-        nodes += part.node_def
+    nodes = nodes_of(graph)
     operations = {node.op for node in nodes}
     digest = None
     if not operations.intersection(_OPAQUE):
@@ -111,12 +109,8 @@ def constants(graph: tf.Graph) -> list[str]:
     The same on ranks that have traced the same program. Numbers of NumPy, Python or the
     clock that code draws while it is traced are constants.
     """
-    definition = graph.as_graph_def()
-    nodes = list(definition.node)
-    for part in definition.library.function:
-        nodes += part.node_def
     found = []
-    for node in nodes:
+    for node in nodes_of(graph):
         tensor = node.attr["value"].tensor if node.op == "Const" else None
         if tensor is None or tensor.dtype == tf.string.as_datatype_enum:
             continue

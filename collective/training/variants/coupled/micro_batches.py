@@ -283,15 +283,7 @@ class CoupledMicroBatches:
         """One pass over all micro-batches."""
 
         def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Any:
-            first = inputs.first_row + tf.cast(start, tf.int64)
-            number = tf.cast(micro_batch, tf.int64)
-            return traced.function(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, number, first]),
-            )
+            return traced.function(*inputs.of_pass(rows, micro_batch, start))
 
         count = tf.maximum(inputs.count, 1)  # for_replica has made up a row
         micro_batches = self.pieces[1]
@@ -330,14 +322,7 @@ class CoupledMicroBatches:
         head = Head(
             *(self.prepared, self.draws, self.pieces, None, self.plan, replica, values)
         ).on(*predictions)
-        zero = tf.zeros([], tf.int64)
-        sums, found = head.train(
-            inputs.weights,
-            rows,
-            inputs.global_rows,
-            inputs.loss_scale,
-            tf.stack([inputs.number, inputs.replica, zero, inputs.first_row]),
-        )
+        sums, found = head.train(*inputs.of_pass(rows))
         if found.changing or found.seeds.asked or found.overwritten:
             raise UsageError(
                 f"the loss of model {self.prepared.model.name!r} draws random numbers or "

@@ -66,21 +66,12 @@ class CoupledSums:
     def __call__(self, inputs: StepInputs) -> ReplicaSums:
         """Inside ``Backend.run``: the sums of this replica."""
         values = self.metrics.unpack(inputs.metrics) if self.metrics else None
-        micro_batch = tf.zeros([], tf.int64)
 
         def run(replica: ReplicaContext, rows: Rows) -> tuple[Sums, Found]:
             train = self.make(replica, values).train
             if self.jit_compile:
                 train = compiled_around_collectives(train)
-            return train(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack(
-                    [inputs.number, inputs.replica, micro_batch, inputs.first_row]
-                ),
-            )
+            return train(*inputs.of_pass(rows))
 
         with batch_norm.synchronized(self.sync_batch_norm):
             sums, found = for_replica(
