@@ -63,11 +63,7 @@ Run = tuple[str, Callable[[], str]]
 
 
 class Comparison:
-    """Runs a plan.
-
-    Raises:
-        UsageError: If a requested backend is unknown or cannot be used here.
-    """
+    """Runs a plan; a UsageError if a requested backend cannot be used here."""
 
     def __init__(self, plan: Plan, results: Results):
         self.plan = plan

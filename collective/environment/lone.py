@@ -28,11 +28,7 @@ _SIZES = {
 
 
 def check_launcher(variables: Mapping[str, str]) -> None:
-    """Refuses to start a job where a cluster has started the launcher several times.
-
-    Raises:
-        UsageError: Naming what to type.
-    """
+    """Refuses to start a job where a cluster has started the launcher several times."""
     found = launchers.find(variables)
     if found is None and POD in variables:
         raise _pod(variables)

@@ -108,11 +108,7 @@ def socket_path(folder: Path, index: int) -> Path:
 
 
 def calls(rank: Connection) -> Iterator[Any]:
-    """The functions that this rank's actor sends, until it ends the rank.
-
-    Raises:
-        EOFError: The actor was lost.
-    """
+    """What this rank's actor sends until it ends the rank; EOFError if it was lost."""
     while call := rank.recv_bytes():
         yield cloudpickle.loads(call)
 

@@ -36,11 +36,7 @@ class TaskLostError(CollectiveError):
 
 
 def spark_context() -> Any:
-    """The SparkContext that is active.
-
-    Raises:
-        UsageError: There is none, or no PySpark.
-    """
+    """The SparkContext that is active; a UsageError without one, or without PySpark."""
     hint = "spark = SparkSession.builder.getOrCreate() first"
     try:
         from pyspark import SparkContext

@@ -390,11 +390,7 @@ def make_evaluation(
     steps: int | None = None,
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
-    """The evaluation that a model needs.
-
-    Raises:
-        UsageError: The plan cannot be followed on this backend.
-    """
+    """The evaluation of a model; a UsageError where the backend cannot do it."""
     if has_own_step(prepared):
         return CustomEvaluation(prepared, backend, inputs, steps)
     plan = plan or StepPlan()

@@ -50,11 +50,7 @@ class _Step(NamedTuple):
 
 
 def begin(path: str, backend: Backend) -> Timeline:
-    """A new trace; every process calls it.
-
-    Raises:
-        UsageError: If the file cannot be written.
-    """
+    """A new trace; every process calls it. A UsageError if it cannot be written."""
     hosts = gather(backend, clocks.number_of(_host()))
     if _first_here(backend, hosts):
         name = _part(path, home=hosts[backend.rank] == hosts[0])

@@ -49,11 +49,7 @@ def trace_pass(
 
 
 class MicroBatches:
-    """Sums micro-batch by micro-batch; see ``LocalSums``.
-
-    Args:
-        spec: ``tf.TensorSpec`` of a batch.
-    """
+    """Sums micro-batch by micro-batch of batches like ``spec``; see ``LocalSums``."""
 
     counts_replicas = False
 

@@ -122,11 +122,7 @@ class UrlStore(FolderStore):
         self._get(self.folder / name, storage.MANIFEST)
 
     def fetch(self, path: Path) -> None:
-        """Copies a checkpoint's files from the URL.
-
-        Raises:
-            Unusable: One cannot be copied.
-        """
+        """Copies a checkpoint's files from the URL; Unusable where that fails."""
         for name in (storage.WEIGHTS, storage.ARRAYS):
             try:
                 if not (path / name).exists():

@@ -48,11 +48,7 @@ class Proof:
 
 
 def check(path: str | os.PathLike[str]) -> Proof:
-    """Replays a ledger.
-
-    Raises:
-        UsageError: If it cannot be read, or is not a ledger.
-    """
+    """Replays a ledger; a UsageError if it cannot be read, or is none."""
     plan, runs, steps, faults = _replay(path)
     per_epoch = plan.steps_per_epoch
     last = max(steps, default=-1)

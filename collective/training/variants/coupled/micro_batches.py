@@ -81,11 +81,7 @@ class FirstPass(Forward):
         loss_scale: tf.Tensor,
         position: tf.Tensor,
     ) -> tuple[Any, Found]:
-        """As ``train``, but stops at the predictions.
-
-        Returns:
-            No sums, and the predictions with their masks.
-        """
+        """As ``train``, up to the predictions with their masks: there are no sums."""
         key = self.draws.key(position)
         state = self.draws.seeded(weights.state, key)
         scope = self._scope(Weights(weights.trainable, state), key)

@@ -43,11 +43,7 @@ class Additive:
         self.totals: Recorded | None = None
 
     def begin(self) -> Additive:
-        """Before a run of the step by one replica, which counts its own numbers.
-
-        Returns:
-            The same numbers, with the counts of this run.
-        """
+        """Before a replica runs the step: the numbers, with the counts of this run."""
         run = copy.copy(self)
         run.counts = self.counts = Counter()
         return run
@@ -89,11 +85,7 @@ class Additive:
                 kind[key] = [next(sums) for _ in values]
 
     def among(self, whole: Recorded) -> Iterator[Key]:
-        """The numbers that are sums, and not means.
-
-        Args:
-            whole: The numbers of the batch in one piece.
-        """
+        """Those of the numbers of a whole batch that are sums, and not means."""
         assert self.means is not None and self.totals is not None
         for key, values in whole.items():
             if key in self.totals and key not in self.found:
