@@ -149,7 +149,6 @@ def waits_for_input(step: int, since: float) -> None:
     """Records that the training loop waits for the input of a step.
 
     Args:
-        step: Number of the step.
         since: Since when, in seconds of ``time.perf_counter``.
     """
     _position[1] = since

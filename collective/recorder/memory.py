@@ -83,8 +83,6 @@ def read(local_rank: int, host: str, now: int) -> Rank:
     """Reads what a rank of this host has written.
 
     Args:
-        local_rank: Of that rank.
-        host: Name of this host.
         now: Time of the dump, in nanoseconds of the monotonic clock.
     """
     raw = library.extension().read_recorder(local_rank)

@@ -135,7 +135,6 @@ def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
 
     Args:
         context: Spark's ``BarrierTaskContext``.
-        request: The job.
     """
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     found = context.resources()

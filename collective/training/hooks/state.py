@@ -21,12 +21,7 @@ from collective.training.hooks.hook import CommunicationHook, Exchanged
 
 
 class HookState:
-    """The variables of a hook in one training.
-
-    Args:
-        trainable: The variables whose gradients are summed.
-        dtype: Of the sums.
-    """
+    """The variables of a hook in one training, for sums of a dtype."""
 
     def __init__(
         self,

@@ -66,10 +66,7 @@ class CallbackState:
     def share(self, backend: Backend, model: keras.Model, params: Any) -> bool:
         """Gives every rank what has changed on rank 0 since the last call of it.
 
-        Every rank calls it.
-
-        Returns:
-            Whether this rank has rank 0's state now.
+        Every rank calls it, and learns whether it has rank 0's state now.
         """
         kinds = [f"{type(c).__module__}.{type(c).__qualname__}" for c in self.callbacks]
         changed: dict[Key, bytes] = {}

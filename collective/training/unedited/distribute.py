@@ -135,12 +135,9 @@ def distribute_keras(
 
 
 def _silence() -> Callable[[], None]:
-    """Discards what this process writes to its standard output from now on.
+    """Discards what this process writes to its standard output; returns what ends it.
 
     The file descriptor is replaced: libraries and child processes are silent, too.
-
-    Returns:
-        What ends it.
     """
     sys.stdout.flush()
     nowhere, screen = os.open(os.devnull, os.O_WRONLY), os.dup(1)

@@ -85,10 +85,7 @@ def travelling_as_rows(
 ) -> tuple[int, ...]:
     """Which gradients have fewer bytes as look-ups of the global batch than as a table.
 
-    The same on every rank: it follows from the plan alone.
-
-    Returns:
-        Indices of trainable variables.
+    Indices of trainable variables; every rank has the same, which follow from the plan.
     """
     found = []
     for place, of_row in plan.look_ups:

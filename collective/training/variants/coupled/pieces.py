@@ -85,10 +85,7 @@ class Holder(ReplicaContext):
 class CoupledPieces(CoupledMicroBatches):
     """Sums over the pieces of this replica, with collectives between two passes.
 
-    Args:
-        virtual: The pieces of a global batch.
-        dtype: As of ``PieceSums``.
-        given: As of ``CoupledMicroBatches``; micro-batches are those of a piece.
+    Arguments as of ``PieceSums``, and as of ``CoupledMicroBatches`` of a piece.
     """
 
     def __init__(

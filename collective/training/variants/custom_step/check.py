@@ -191,9 +191,6 @@ def _in_pieces(
 ) -> tuple[Trial, str, bool]:
     """The step on the replicas' rows, undone afterwards; every rank calls it.
 
-    Args:
-        sizes, held: As of ``_cut``.
-
     Returns:
         What it has done, what it leaves other than on other ranks, and whether a layer
         has normalized by its batch.

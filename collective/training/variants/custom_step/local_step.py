@@ -106,12 +106,7 @@ class LocalStep:
         return self.changes(call(rows, share), share, before)
 
     def totals(self, sums: Any, attached: Any) -> tuple[Any, Any]:
-        """The sums over replicas.
-
-        Args:
-            sums: As of ``Contribution``.
-            attached: Further tensors, in float64.
-        """
+        """The sums over replicas; those of attached tensors are in float64."""
         local = sums, attached
         flat = tf.nest.flatten(local)
         if self.is_whole or not flat:

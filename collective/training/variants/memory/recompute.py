@@ -109,7 +109,6 @@ class _Blocks:
         """Computes the nodes of a functional model in order, in blocks.
 
         Args:
-            nodes: The nodes.
             results: Tensors that are wanted at the end.
             values: Of the tensors known so far; those needed later are added.
         """

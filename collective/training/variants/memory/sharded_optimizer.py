@@ -210,12 +210,7 @@ class WholeGradients:
 
 
 class ReduceScatter(AllReduce):
-    """An all-reduce without the gradients, which are reduce-scattered.
-
-    Args:
-        dtype: As for ``AllReduce``.
-        shards: Of the variables.
-    """
+    """An all-reduce without the gradients, which are reduce-scattered."""
 
     def __init__(self, backend: Backend, dtype: tf.DType, shards: ShardedOptimizer):
         super().__init__(backend, dtype)

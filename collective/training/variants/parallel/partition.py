@@ -35,7 +35,6 @@ def check(model: keras.Model, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
     Args:
-        model: Compiled.
         partitioned_before: Whether an earlier training has partitioned the model.
     """
     partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
