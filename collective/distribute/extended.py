@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -298,3 +300,27 @@ def _counts_steps(variable: Any) -> bool:
     if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:
         return False
     return "iteration" in getattr(variable, "name", "").split("/")[-1]
+
+
+@functools.cache
+def look_on_all_replicas() -> None:
+    """Has Keras' ``LossScaleOptimizer`` look for overflows on all replicas at once.
+
+    Keras asks each process whether the gradients of its first replica are finite. Where
+    they are not on one rank only, that rank would leave the step out, and the others wait
+    for its gradients. A second call does nothing.
+    """
+    kind = keras.optimizers.LossScaleOptimizer
+    stock = kind.check_finite
+
+    @functools.wraps(stock)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = stock(self, grads)
+        extended = tf.distribute.get_strategy().extended
+        if not isinstance(extended, Extended) or extended._num_replicas_in_sync == 1:
+            return finite
+        overflows = tf.cast(tf.logical_not(finite), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce("SUM", overflows), 0.0)
+
+    kind.check_finite = check_finite
