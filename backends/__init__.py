@@ -1,13 +1,7 @@
 """One file or folder for each way to sum gradients, and the interface they share.
 
-Begin with ``base.py``, the interface: about ten methods that every backend has. Then
-``single.py``, the shortest backend, and ``mpi.py``, one with several processes. What only
-some backends can do (elastic jobs, buckets, tensor parallelism, ...) is in
-``capabilities.py``, and what users may choose in ``options.py``. ``registry.py`` has the
-backends by name, ``factory.py`` makes one, and ``auto/`` chooses the fastest.
-
-``launching.py`` starts jobs of a backend. ``devices.py`` sets up devices and threads;
-``world.py`` connects processes for backends that need it.
+Begin with ``base.py``, the interface, and ``single.py``, the shortest backend. What only some
+backends can do is in ``capabilities.py``, and ``registry.py`` has the backends by name.
 
 To add a backend: a file with a subclass of ``Backend``, and a line in ``registry.py``.
 """

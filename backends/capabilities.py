@@ -48,13 +48,11 @@ class Elastic(Backend):
     When ranks die, collectives raise errors for which ``lost`` is true, and every rank
     that is left calls ``regroup``. The same call admits ranks that wait to join, and
     follows ``leave`` on another rank.
-
-    Attributes:
-        on_change: What every rank does first after each ``regroup``; it may use
-            collectives, and what it raises, ``regroup`` raises. None: nothing.
     """
 
     takes = frozenset({"min_np", "max_np"})
+    # What every rank does first after each ``regroup``; it may use collectives, and
+    # what it raises, ``regroup`` raises. None: nothing.
     on_change: Callable[[], None] | None = None
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -157,16 +155,13 @@ class Elastic(Backend):
 
 
 class Overlap(Backend):
-    """Sums gradients in buckets, each as soon as back-propagation has made it.
-
-    Attributes:
-        bucket_bytes: The size of a bucket; None: one bucket, after all gradients.
-    """
+    """Sums gradients in buckets, each as soon as back-propagation has made it."""
 
     takes = frozenset({"bucket_bytes"})
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
+        # The size of a bucket; None: one bucket, after all gradients.
         self.bucket_bytes = options.bucket_bytes
         if self.bucket_bytes is None:
             self.bucket_bytes = self._default_bucket_bytes()
@@ -247,12 +242,9 @@ class ShardCollectives(Backend):
     For backends with one replica in each process. The collectives here are made of an
     all-reduce, which sends more than is needed; a subclass overrides them where it has
     better ones.
-
-    Attributes:
-        exchanges: Whether it has ``all_to_all``, too.
     """
 
-    exchanges: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = False  # whether it has ``all_to_all``, too
 
     def reduce_scatter(self, rows: Any) -> Any:
         """Inside ``run``: this replica's row of the sum over all replicas.
@@ -393,15 +385,11 @@ class Recording(Backend):
 
 
 class Serving(Backend):
-    """Asynchronous: rank 0 hands batches to workers and waits for none of them.
-
-    Attributes:
-        workers: Number of ranks that compute gradients.
-    """
+    """Asynchronous: rank 0 hands batches to workers and waits for none of them."""
 
     takes = frozenset({"parameter_servers"})
     synchronous = False
-    workers: int
+    workers: int  # number of ranks that compute gradients
 
     @abstractmethod
     def serve(self) -> None:

@@ -102,8 +102,6 @@ def run(
     """Runs a command to its end or its deadline. Every process it started ends with it.
 
     Args:
-        command: Program and arguments.
-        seconds: The deadline.
         variables: Its environment; ``environment()`` by default.
         cores: The cores it may use; by default those of this process.
     """

@@ -67,7 +67,6 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
     """Starts MPI. Every rank calls it.
 
     Args:
-        environment: What the launcher said.
         elastic: Whether the job may continue without ranks that die; then the caller
             ends MPI, and only where no rank has died.
 

@@ -23,18 +23,13 @@ def program(otherwise: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """As Python's, which keeps the lines of descriptions and breaks long ones of options.
+    """As Python's, which keeps the lines of descriptions and breaks long ones of options."""
 
-    Attributes:
-        whose: What an error begins with.
-        help_command: What shows the help.
-    """
-
-    whose = "error"
+    whose = "error"  # what an error begins with
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **{"formatter_class": _Lines, **named})
-        self.help_command = f"{self.prog} --help"
+        self.help_command = f"{self.prog} --help"  # what shows the help
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and a HINT, and ends the program with 2."""

@@ -19,11 +19,7 @@ NOT_EQUAL = "not equal to one process"
 
 
 def count(text: str) -> int:
-    """Reads an option that counts something.
-
-    Raises:
-        argparse.ArgumentTypeError: If it is not a whole number from 1 up.
-    """
+    """Reads an option that counts something: a whole number from 1 up."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)

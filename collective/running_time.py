@@ -56,7 +56,6 @@ class Deadline:
     """A time-out that counts only the time in which this process ran.
 
     Args:
-        seconds: Until it has passed.
         longest: Seconds that may lie between two calls. Of a longer pause so many count.
     """
 

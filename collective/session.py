@@ -164,11 +164,7 @@ def is_initialized() -> bool:
 
 
 def place() -> Environment:
-    """This process' place in the job.
-
-    Raises:
-        CollectiveError: Before ``init()``.
-    """
+    """This process' place in the job; a CollectiveError before ``init()``."""
     if _place is None:
         raise CollectiveError(
             "collective is not initialized", hint="call collective.init() first"

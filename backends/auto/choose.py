@@ -4,27 +4,27 @@ A rule decides, at once: nobody waits for measurements who wants to train. Where
 ranks on one host have all their backends measured already, rank 0 predicts from that the
 all-reduce time of this model's gradients on each backend (``measurements``), and chooses.
 
-``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
-``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
-a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
-does not take this job with it. The measurements are kept (``measurements``); a failure is
-not. With ``COLLECTIVE_PROBE=0`` kept measurements are ignored, too.
+``COLLECTIVE_PROBE`` has them measured: once each, in a separate job on the same ranks
+(``probe``), so that a backend that crashes or hangs does not take this job with it.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from collective import python_command
 from collective.backends import launching
 from collective.backends.auto import measurements
-from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.measurements import Found, Point, fit
 from collective.backends.base import Backend
 from collective.backends.devices import gpus, tensorflow_has_started
@@ -64,7 +64,6 @@ def choose(
     """Chooses, the same on every rank. Every rank calls it.
 
     Args:
-        environment: This process' place.
         options: Only backends that take them are candidates.
         gradients: A function is called on rank 0 only, in a fork.
 
@@ -201,7 +200,6 @@ def fastest(found: Mapping[str, Found], sizes: Sequence[int]) -> Choice | None:
     """The backend with the shortest predicted all-reduce; None where none is measured.
 
     Args:
-        found: By backend.
         sizes: Bytes of each tensor of a step's all-reduce.
     """
     predicted = {
@@ -269,3 +267,40 @@ def table(choice: Choice, found: Mapping[str, Found], of: str) -> str:
                 f"(HINT: {SWITCH}=0 uses no measurement)"
             )
     return "\n".join(lines)
+
+
+def in_a_fork(function: Callable[[], Any], seconds: float) -> Any | None:
+    """Calls a function in a fork of this process.
+
+    Only for a process whose TensorFlow has not started: a fork has none of its threads.
+
+    Args:
+        function: Its result must be picklable. Nothing it prints is seen.
+        seconds: Its deadline.
+
+    Returns:
+        Its result; None if it raised, crashed or did not end in time.
+    """
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(function, writer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's BLAS
+        child.start()
+    writer.close()
+    try:
+        return reader.recv() if reader.poll(seconds) else None
+    except EOFError:
+        return None
+    finally:
+        child.kill()
+        child.join()
+
+
+def _answer(function: Callable[[], Any], writer: Connection) -> None:
+    """The fork: calls the function, silently, and sends the result."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    writer.send(function())

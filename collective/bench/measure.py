@@ -147,8 +147,6 @@ def measure(
     """Checks and times; peers take turns with the core, block by block.
 
     Args:
-        bench: What to run.
-        peers: Others to run the same all-reduce.
         seconds: About how long the core's share may take.
         memory: Measures the memory, in turn with them: other machines' use of it
             changes within seconds.

@@ -22,11 +22,7 @@ class Change:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads an earlier ``results.json``.
-
-    Raises:
-        UsageError: If the file is not one.
-    """
+    """Reads an earlier ``results.json``; a UsageError if the file is not one."""
     try:
         old = json.loads(path.read_text())
         missing = [k for k in ("schema", "options", "equal", "fast") if k not in old]

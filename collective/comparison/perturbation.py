@@ -14,11 +14,7 @@ from collective.training.step.local_sums import MicroBatches
 
 
 def apply(name: str) -> None:
-    """Makes every training of this process wrong in the named way.
-
-    Args:
-        name: One of ``PERTURBATIONS``.
-    """
+    """Makes all trainings of this process wrong in a way of ``PERTURBATIONS``."""
     wrong, right = WRONG[name], MicroBatches.sums
 
     def perturbed(self: MicroBatches, inputs: StepInputs) -> Sums:

@@ -63,19 +63,11 @@ Run = tuple[str, Callable[[], str]]
 
 
 class Comparison:
-    """Runs a plan.
-
-    Attributes:
-        results: The results so far, also after an interruption.
-        runs: Total number of runs.
-
-    Raises:
-        UsageError: If a requested backend is unknown or cannot be used here.
-    """
+    """Runs a plan; a UsageError if a requested backend cannot be used here."""
 
     def __init__(self, plan: Plan, results: Results):
         self.plan = plan
-        self.results = results
+        self.results = results  # the results so far, also after an interruption
         self.folder = Path()  # of what the runs write
         wanted = plan.backends or tuple(BACKENDS)
         self.backends = [name for name in wanted if self._usable(name)]
@@ -97,7 +89,7 @@ class Comparison:
             self.backends = list(self.synchronous)
         self.learners = [REFERENCE, *asynchronous] if asynchronous else []
         self._planned = list(self._plan_runs())
-        self.runs = len(self._planned)
+        self.runs = len(self._planned)  # total number of runs
 
     def _usable(self, name: str) -> bool:
         if name not in BACKENDS:

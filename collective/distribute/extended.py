@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.distribute import datasets, tf_internal, variables
 from collective.distribute.exchange import MEAN, Exchange
 from collective.distribute.one_replica import OneReplica
-from collective.distribute.resolver import Resolver
 from collective.training.exchange import broadcast_object
+
+
+class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
+    """The ranks as workers. No server listens at their addresses, which are names."""
+
+    task_type: Any = None  # plain attributes in the place of the base's properties
+    task_id: Any = None
+
+    def __init__(self, backend: Backend):
+        self.task_type, self.task_id = "worker", backend.rank
+        self._size = backend.size
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """All ranks, as ``rank0:0``, ..."""
+        names = [f"rank{rank}:0" for rank in range(self._size)]
+        return tf.train.ClusterSpec({"worker": names})
+
+    def master(self, *_: Any, **__: Any) -> str:
+        """Of no session: empty."""
+        return ""
+
+    @property
+    def environment(self) -> str:
+        """Of none that TensorFlow knows: empty."""
+        return ""
+
+    def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
+        """The GPUs of this process."""
+        gpus = len(tf.config.list_logical_devices("GPU"))
+        return {"GPU": gpus} if gpus else {}
 
 
 class Extended(tf_internal.MirroredExtended):
     """One replica on each of this process' devices, and on those of all other ones.
 
     Args:
-        container: The strategy.
         backend: What crosses processes.
-        devices: Names of this process' devices.
         one_host: Whether the program was written for the devices of one host.
-
-    Attributes:
-        reads_locally: Whether a variable whose replicas differ is read without the
-            other processes, which have no part in what runs.
     """
 
     def __init__(
@@ -37,6 +62,8 @@ class Extended(tf_internal.MirroredExtended):
     ):
         self.backend = backend
         self.exchange = Exchange(backend)
+        # Whether a variable whose replicas differ is read without the other processes,
+        # which have no part in what runs.
         self.reads_locally = False
         self._is_one_replica = False
         self._one_host = one_host
@@ -273,3 +300,27 @@ def _counts_steps(variable: Any) -> bool:
     if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:
         return False
     return "iteration" in getattr(variable, "name", "").split("/")[-1]
+
+
+@functools.cache
+def look_on_all_replicas() -> None:
+    """Has Keras' ``LossScaleOptimizer`` look for overflows on all replicas at once.
+
+    Keras asks each process whether the gradients of its first replica are finite. Where
+    they are not on one rank only, that rank would leave the step out, and the others wait
+    for its gradients. A second call does nothing.
+    """
+    kind = keras.optimizers.LossScaleOptimizer
+    stock = kind.check_finite
+
+    @functools.wraps(stock)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = stock(self, grads)
+        extended = tf.distribute.get_strategy().extended
+        if not isinstance(extended, Extended) or extended._num_replicas_in_sync == 1:
+            return finite
+        overflows = tf.cast(tf.logical_not(finite), tf.float32)
+        context = tf.distribute.get_replica_context()
+        return tf.equal(context.all_reduce("SUM", overflows), 0.0)
+
+    kind.check_finite = check_finite

@@ -9,8 +9,14 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scope import strategy_of
 from collective.training import keras_compat
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy of ours in whose scope a model was made; None if there is none."""
+    strategy = getattr(model, "distribute_strategy", None)
+    ours = isinstance(model, keras.Model) and hasattr(strategy, "fit_backend")
+    return strategy if ours else None
 
 
 def backend_for(model: Any, backend: str | Backend) -> str | Backend:

@@ -99,8 +99,8 @@ def _cut_batches(
         low, high = _share(rows, replica, replicas)
         known = None
         if static is not None:
-            each = -(-static // replicas)
-            known = min(each, max(0, static - each * replica))
+            begin, end = _numbers(static, replica, replicas)
+            known = end - begin
         parts = tf.nest.map_structure(
             lambda leaf: _slice(leaf, low, high, known), batch
         )
@@ -235,8 +235,8 @@ def _skipped(
         return None
     full, rest = divmod(total, batch_size)
     rest = 0 if drops else rest
-    _, low, high = _numbers(batch_size, replica, replicas)
-    _, rest_low, rest_high = _numbers(rest, replica, replicas)
+    low, high = _numbers(batch_size, replica, replicas)
+    rest_low, rest_high = _numbers(rest, replica, replicas)
     if high == low or (rest and rest_high == rest_low):
         return None  # an empty batch is easier cut from a whole one
 
@@ -260,7 +260,7 @@ def _skipped(
     return own.batch(high - low, drop_remainder=rest == 0).prefetch(1)
 
 
-def _numbers(rows: int, replica: int, replicas: int) -> tuple[int, int, int]:
+def _numbers(rows: int, replica: int, replicas: int) -> tuple[int, int]:
     each = -(-rows // replicas)
     low = min(each * replica, rows)
-    return each, low, min(low + each, rows)
+    return low, min(low + each, rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from collective.distribute.scope import strategy_of
+from collective.distribute.models import strategy_of
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.files import Arguments, Save, replace_saver
 from collective.training.unedited.job import Job

@@ -19,9 +19,8 @@ from collective.backends.capabilities import Serving
 from collective.backends.devices import configure, local_devices
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.distribute import tf_internal
-from collective.distribute.extended import Extended
+from collective.distribute.extended import Extended, look_on_all_replicas
 from collective.distribute.fitting import backend_of
-from collective.distribute.loss_scale import look_on_all_replicas
 from collective.distribute.routing import route
 from collective.errors import UsageError
 

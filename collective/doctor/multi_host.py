@@ -96,8 +96,6 @@ def measure(
     """Latency and bandwidth of each pair of hosts, one pair after the other.
 
     Args:
-        hosts: Those that answered.
-        shell: What reaches them.
         nics: Interfaces that must carry the traffic; empty for any.
 
     Returns:

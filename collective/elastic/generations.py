@@ -100,11 +100,7 @@ def state_folder(job: str | None = None) -> Path:
 
 
 def make_state_folder() -> Path:
-    """Makes that folder, empty, for this user alone.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
+    """Makes that folder, empty, for this user alone; OSError if it cannot be made."""
     remove_state()
     folder = state_folder()
     folder.mkdir(mode=0o700)

@@ -86,11 +86,7 @@ def memory(name: str, size: int) -> tuple[int, str]:
 
 
 def open_memory(value: str) -> int:
-    """A descriptor of memory that a launcher made.
-
-    Raises:
-        OSError: If it is gone.
-    """
+    """A descriptor of memory that a launcher made; OSError if it is gone."""
     path, _, inode = value.rpartition(":")
     _check_inode(os.stat(path), inode)
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

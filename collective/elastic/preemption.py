@@ -25,13 +25,10 @@ class Preemption:
     The first SIGTERM is noted; a second one ends the process at once. Outside the main
     thread no signal is received. A process that this one forks is not a rank, and gets the
     handler from before: Python joins its daemon processes after a single SIGTERM.
-
-    Attributes:
-        noticed: Whether this process got SIGTERM.
     """
 
     def __init__(self) -> None:
-        self.noticed = False
+        self.noticed = False  # whether this process got SIGTERM
 
     def flags(self) -> int:
         """What this rank has to report now: the sum of the constants above."""

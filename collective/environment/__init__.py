@@ -10,25 +10,20 @@ import functools
 import os
 from collections.abc import Mapping
 
-from collective.environment import lone, unknown
+from collective.environment import launchers, lone, unknown
 from collective.environment.base import Environment as Environment
-from collective.environment.horovodrun import HorovodGloo as HorovodGloo
 from collective.environment.launcher import Launcher as Launcher
-from collective.environment.launchers import LAUNCHERS
+from collective.environment.launchers import HorovodGloo as HorovodGloo
 from collective.log import log
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
     """The launcher that started this process; None without one."""
-    env = os.environ if variables is None else variables
-    return next((kind(env) for kind in LAUNCHERS if kind(env).started_us()), None)
+    return launchers.find(os.environ if variables is None else variables)
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
     """Reads the environment.
-
-    Args:
-        variables: The environment to read; ``os.environ`` by default.
 
     Returns:
         Rank and size of this process; ``Environment()`` without a launcher.

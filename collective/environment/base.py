@@ -19,28 +19,24 @@ SETS_HOROVOD_RANK = "COLLECTIVE_SETS_HOROVOD_RANK"
 
 @dataclass(frozen=True)
 class Environment:
-    """Ranks and sizes of this process, as its launcher set them.
+    """Ranks and sizes of this process, as its launcher set them."""
 
-    Attributes:
-        launcher: ``mpirun``, ``srun``, ``horovodrun``, ``torchrun``,
-            ``collectiverun``, ``PMIx``, ``TF_CONFIG`` or, for a process without a
-            launcher, ``""``.
-        rank, size: Number of this process in the job, and number of processes.
-        local_rank, local_size: The same within this host.
-        cross_rank, cross_size: Number of this host, and number of hosts, among those
-            that have a process with this ``local_rank``. If the launcher does not set
-            them, they are computed for hosts with equally many processes.
-        joining: Whether the job was running before this process started. Until it has
-            joined, the process is a job of its own, and ``rank`` is only its name.
-    """
-
+    # ``mpirun``, ``srun``, ``horovodrun``, ``torchrun``, ``collectiverun``, ``PMIx``,
+    # ``TF_CONFIG`` or, for a process without a launcher, ``""``.
     launcher: str = ""
+    # rank, size: number of this process in the job, and number of processes.
     rank: int = 0
     size: int = 1
+    # local_rank, local_size: the same within this host.
     local_rank: int = 0
     local_size: int = 1
+    # cross_rank, cross_size: number of this host, and number of hosts, among those that
+    # have a process with this ``local_rank``. If the launcher does not set them, they
+    # are computed for hosts with equally many processes.
     cross_rank: int = -1
     cross_size: int = -1
+    # Whether the job was running before this process started. Until it has joined, the
+    # process is a job of its own, and ``rank`` is only its name.
     joining: bool = False
 
     def __post_init__(self) -> None:

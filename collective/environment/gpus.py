@@ -22,9 +22,6 @@ _OF_HOST = "COLLECTIVE_HOST_GPUS"
 def granted(variables: Mapping[str, str] | None = None) -> list[str]:
     """The devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
 
-    Args:
-        variables: The environment to read; ``os.environ`` by default.
-
     Returns:
         Numbers or UUIDs; empty without a GPU, or where the variable hides all of them.
     """
@@ -55,10 +52,6 @@ def share(
 
     The ranks of a host divide its GPUs evenly; more ranks than GPUs share them in
     order. A host on which the job has one rank keeps what it has.
-
-    Args:
-        environment: This process' place.
-        variables: The environment to read; ``os.environ`` by default.
 
     Returns:
         To be added to the rank's environment before TensorFlow starts; may be empty.

@@ -12,21 +12,13 @@ from collective.hosts import slurm
 
 
 class Launcher:
-    """A kind of launcher.
+    """A kind of launcher."""
 
-    Args:
-        variables: The environment.
-
-    Attributes:
-        name: As of ``Environment.launcher``.
-        needs: Variables that it always sets, those of rank and size first.
-        local: Variables of local rank and size.
-        across: Variables of cross rank and size; empty where it has none.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as of ``Environment.launcher``
+    # Variables that it always sets, those of rank and size first.
     needs: ClassVar[tuple[str, ...]]
-    local: ClassVar[tuple[str, str]]
+    local: ClassVar[tuple[str, str]]  # variables of local rank and size
+    # Variables of cross rank and size; empty where it has none.
     across: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, variables: Mapping[str, str]):
@@ -83,11 +75,7 @@ class Launcher:
         return []
 
     def environment(self) -> Environment:
-        """All ranks and sizes.
-
-        Raises:
-            UsageError: If a variable is not a number, or out of range.
-        """
+        """All ranks and sizes; a UsageError if one is not a number, or out of range."""
         rank, size = self.rank(), self.size()
         local_rank, local_size = self.local_rank(), self.local_size()
         if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
@@ -99,11 +87,7 @@ class Launcher:
         return Environment(self.name, rank, size, local_rank, local_size, *self.cross())
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A variable's number.
-
-        Raises:
-            UsageError: If it is not a number.
-        """
+        """A variable's number; a UsageError if it is not one."""
         text = self.variables.get(name)
         if not text and default is not None:
             return default

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from collective.environment.launchers import LAUNCHERS
+from collective.environment import launchers
 from collective.environment.slurm import Slurm
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import find_allocation
@@ -28,14 +28,8 @@ _SIZES = {
 
 
 def check_launcher(variables: Mapping[str, str]) -> None:
-    """Refuses to start a job where a cluster has started the launcher several times.
-
-    Raises:
-        UsageError: Naming what to type.
-    """
-    found = next(
-        (kind(variables) for kind in LAUNCHERS if kind(variables).started_us()), None
-    )
+    """Refuses to start a job where a cluster has started the launcher several times."""
+    found = launchers.find(variables)
     if found is None and POD in variables:
         raise _pod(variables)
     if isinstance(found, Slurm) and found.size() > 1:

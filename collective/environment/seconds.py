@@ -16,7 +16,6 @@ def seconds(variable: str, otherwise: float, text: str = "") -> float:
     """The time that a variable sets.
 
     Args:
-        variable: Its name.
         otherwise: Where it is not set, or empty.
         text: Its value, where it is not that of the environment.
 

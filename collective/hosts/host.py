@@ -33,19 +33,13 @@ class HostError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many processes it takes.
+    """A machine and how many processes it takes."""
 
-    Attributes:
-        name: Name or address; an IPv6 address without brackets.
-        slots: How many processes it takes; None where this is not given.
-        max_slots: Upper limit of ``slots``; None for no limit.
-        user: The user to log in as; empty for the same user as here.
-    """
-
-    name: str
+    name: str  # name or address; an IPv6 address without brackets
+    # How many processes it takes; None where this is not given.
     slots: int | None = None
-    max_slots: int | None = None
-    user: str = ""
+    max_slots: int | None = None  # upper limit of ``slots``; None for no limit
+    user: str = ""  # the user to log in as; empty for the same user as here
 
     def __post_init__(self) -> None:
         if not (is_name(self.name) or is_ipv6(self.name)):

@@ -79,11 +79,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
 
 
 def parse_list(text: str, source: str = "-H") -> list[Host]:
-    """The hosts of ``-H a:2,b:2``; Slurm's ``node[01-04]:2`` too.
-
-    Raises:
-        HostError: If an item is not a host.
-    """
+    """The hosts of ``-H a:2,b:2``, also ``node[01-04]:2``; HostError if one is none."""
     try:
         return merged(_items(text))
     except ValueError as error:

@@ -62,11 +62,7 @@ def allocation(
 
 
 def counts(text: str) -> list[int]:
-    """The numbers that Slurm's short form stands for: ``2(x3),1`` is 2, 2, 2, 1.
-
-    Raises:
-        ValueError: If it is not well formed.
-    """
+    """The numbers of ``2(x3),1``: 2, 2, 2, 1; ValueError if it is not well formed."""
     numbers: list[int] = []
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
@@ -83,11 +79,7 @@ def tasks(hosts: Sequence[Host]) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Splits at the commas that stand outside brackets.
-
-    Raises:
-        ValueError: If the brackets do not match.
-    """
+    """Splits at commas outside brackets; ValueError if the brackets do not match."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -103,11 +95,7 @@ def split(text: str) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """The names that one short form stands for; a plain name is itself.
-
-    Raises:
-        ValueError: If it is not well formed.
-    """
+    """The names of a short form, or a plain name; ValueError if it is malformed."""
     # Text and what is in brackets take turns.
     pieces = _BRACKETS.split(text)
     if any(set("[]") & set(plain) for plain in pieces[::2]):

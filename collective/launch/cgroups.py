@@ -65,7 +65,6 @@ def kill(group: Path, keep: Callable[[int], bool]) -> None:
     """Kills all processes of a cgroup, and of those below it.
 
     Args:
-        group: What ``make`` has returned.
         keep: Whether a process is to stay: it moves to the cgroup above.
     """
     with contextlib.suppress(OSError):

@@ -25,14 +25,10 @@ VARIABLE = "COLLECTIVE_CONTAINED"
 
 
 class Marks:
-    """The marks of the ranks that one supervisor starts.
-
-    Attributes:
-        job: What all of them begin with.
-    """
+    """The marks of the ranks that one supervisor starts."""
 
     def __init__(self) -> None:
-        self.job = secrets.token_hex(16)
+        self.job = secrets.token_hex(16)  # what all of them begin with
         self._made = 0
 
     def make(self) -> str:

@@ -27,7 +27,6 @@ class ElasticSupervisor(Supervisor):
     The job has succeeded when ``min_np`` ranks of its last membership did.
 
     Args:
-        specs: What to start.
         options: The command line, with ``min_np``.
         membership: Where ranks note that they have joined or left.
         spec_of: Makes the process of a rank from its number, its free slot, and whether

@@ -35,11 +35,7 @@ class MPI:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
     def require_elastic(self) -> None:
-        """For jobs that continue without ranks that die.
-
-        Raises:
-            UsageError: If it ends all ranks when one dies.
-        """
+        """Refuses an MPI that ends all ranks when one dies."""
         if self.family != "Open MPI" or self.version[0] < 5:
             raise UsageError(
                 f"--min-np: {self} ends all ranks when one dies",

@@ -46,7 +46,6 @@ class MpirunSupervisor(Supervisor):
     many have. Else the first failure ends it.
 
     Args:
-        options: The command line.
         hosts: Each with its number of ranks as slots.
         variables: Added to the environment of the ranks, beside those of the options.
 
@@ -122,11 +121,7 @@ class MpirunSupervisor(Supervisor):
         super().start(has_threads)
 
     def check(self) -> None:
-        """Checks the hosts, and writes the command of mpirun; ``run`` does so, too.
-
-        Raises:
-            CollectiveError: As of ``run``.
-        """
+        """Checks the hosts, and writes the command of mpirun; ``run`` does so, too."""
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
         self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1

@@ -82,11 +82,7 @@ class LaunchOptions:
     mpi_args: Sequence[str] = ()  # further options of mpirun
 
     def seconds(self, variable: str, otherwise: float) -> float:
-        """A time that an option or the environment sets.
-
-        Raises:
-            UsageError: If it is not a positive number.
-        """
+        """A time that an option or the environment sets; a UsageError if it is none."""
         return seconds(variable, otherwise, self.variables.get(variable, ""))
 
     @property

@@ -70,14 +70,11 @@ class OutputStyle:
 class RankOutput:
     """The two streams of one of ``size`` ranks.
 
-    Attributes:
-        on_screen: Lines that all ranks together have on the screen.
-
     Raises:
         OSError: If its files cannot be written.
     """
 
-    on_screen = 0
+    on_screen = 0  # lines that all ranks together have on the screen
 
     def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style
@@ -291,7 +288,6 @@ def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -
     """Prints, as the last thing on the screen, which rank failed, and its traceback.
 
     Args:
-        rank: Its name.
         how: How it ended, as of ``supervisor.how_ended``.
         errors: The last lines of its stderr; none where they can be seen already.
         hint: What to type; by default what is known of such an end.

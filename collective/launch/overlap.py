@@ -31,16 +31,12 @@ class Overlap:
 
     Args:
         seconds: How long it may take until the next generation is released.
-
-    Attributes:
-        job: The next generation, if there is one.
-        placed: Where it runs, as of ``hosts.place``.
     """
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        self.job: MpirunSupervisor | None = None
-        self.placed: Sequence[Host] = ()
+        self.job: MpirunSupervisor | None = None  # the next generation, if there is one
+        self.placed: Sequence[Host] = ()  # where it runs, as of ``hosts.place``
         self._failed = False
 
     @property

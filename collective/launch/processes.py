@@ -69,7 +69,6 @@ def start(
     """Starts a program as the leader of a new session and process group.
 
     Args:
-        command: Program and arguments.
         on_parent_death: What the kernel sends to it when the thread that started it ends.
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.

@@ -37,18 +37,14 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What the hosts reported.
+    """What the hosts reported."""
 
-    Attributes:
-        cut_off: Hosts that cannot open a connection to this one, each with the reason.
-            This alone ends no job: mpirun may know a way that this check does not.
-        names: What each host calls itself, as of ``host_names.own``, this one included.
-        have_gpus: Hosts with GPUs that the ranks may use.
-    """
-
+    # Hosts that cannot open a connection to this one, each with the reason. This alone
+    # ends no job: mpirun may know a way that this check does not.
     cut_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # What each host calls itself, as of ``host_names.own``, this one included.
     names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    have_gpus: Sequence[str] = ()
+    have_gpus: Sequence[str] = ()  # hosts with GPUs that the ranks may use
 
 
 def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers:

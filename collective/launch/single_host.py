@@ -26,8 +26,6 @@ def job(
     """The job, ready to be run; an elastic one with ``--min-np``.
 
     Args:
-        options: The command line.
-        size: Number of ranks at the start.
         variables: Added to the environment of the ranks, beside those of the options.
         slots: Returns how many ranks there should be later; by default ``size``.
     """

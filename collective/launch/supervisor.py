@@ -58,7 +58,6 @@ class Supervisor:
     """The processes of one job on this host. If one fails, it ends the others.
 
     Args:
-        specs: What to start.
         size: Number of ranks in the whole job.
         style: How their output is shown.
         verbose: Whether to print what is started and how it ends.

@@ -72,7 +72,6 @@ class ElasticJob:
         call: Function and arguments, pickled.
         seconds: In which the ranks of the start are placed, and each agent meets the head.
         options: Further ones of the launcher.
-        variables: Environment variables of the ranks.
         elastic_seconds: In which enough actors are placed, after the loss of the head.
     """
 

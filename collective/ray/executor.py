@@ -13,7 +13,7 @@ from collective.launch.agents import function
 from collective.ray.elastic_executor import ElasticCalls, Settings, elastic_calls
 from collective.ray.job import lost_actors_named
 from collective.ray.placement import Request, Workers
-from collective.ray.serve import serve
+from collective.ray.worker import serve
 
 _END_SECONDS = 20.0
 

@@ -64,11 +64,7 @@ class Holders:
         return nodes
 
     def wait_for(self, count: int, seconds: float) -> None:
-        """Returns when so many are placed.
-
-        Raises:
-            UsageError: They are not in time.
-        """
+        """Returns when so many are placed; a UsageError if they are not in time."""
         import ray
 
         deadline = Deadline(seconds)

@@ -1,18 +1,20 @@
-"""The actor of a rank: it holds the rank's resources, and passes calls to it."""
+"""The actor of a rank, which holds its resources, and what passes calls to the rank."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from collective.environment import detect
 from collective.errors import CollectiveError
 from collective.launch.agents import folders, function, slots
 
@@ -106,10 +108,34 @@ def socket_path(folder: Path, index: int) -> Path:
 
 
 def calls(rank: Connection) -> Iterator[Any]:
-    """The functions that this rank's actor sends, until it ends the rank.
+    """What this rank's actor sends until it ends the rank; EOFError if it was lost."""
+    while call := rank.recv_bytes():
+        yield cloudpickle.loads(call)
+
+
+def serve(
+    job: str,
+    executable_cls: type | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Makes the executable, and calls each function with it; returns at ``shutdown``.
 
     Raises:
         EOFError: The actor was lost.
+        Exception: That of a function that failed: the rank ends, and with it the job,
+            because other ranks may wait for this one.
     """
-    while call := rank.recv_bytes():
-        yield cloudpickle.loads(call)
+    here = detect()
+    path = socket_path(folders.make(job), here.local_rank)
+    with Client(str(path), "AF_UNIX") as actor:
+        executable = executable_cls(*args, **kwargs) if executable_cls else None
+        actor.send_bytes(b"%d" % here.rank)
+        for call in calls(actor):
+            try:
+                answer = cloudpickle.dumps((True, call(executable)))
+            except BaseException:
+                text = f"rank {here.rank} failed\n{traceback.format_exc().rstrip()}"
+                actor.send_bytes(cloudpickle.dumps((False, text)))
+                raise
+            actor.send_bytes(answer)

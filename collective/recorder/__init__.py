@@ -133,11 +133,7 @@ def close() -> None:
 
 
 def request_dump(reason: str) -> None:
-    """Requests a dump of all ranks of this host, and waits until it is written.
-
-    Args:
-        reason: What is wrong, in one sentence.
-    """
+    """Says what is wrong, and waits until all ranks of this host are dumped."""
     if _opened is not None:
         library.load().collective_recorder_request_dump(reason.encode())
 
@@ -153,7 +149,6 @@ def waits_for_input(step: int, since: float) -> None:
     """Records that the training loop waits for the input of a step.
 
     Args:
-        step: Number of the step.
         since: Since when, in seconds of ``time.perf_counter``.
     """
     _position[1] = since

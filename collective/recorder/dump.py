@@ -28,19 +28,12 @@ _LIBRARIES = (
 
 @dataclass
 class Dump:
-    """What the ranks of one host, or of several, were doing.
+    """What the ranks of one host, or of several, were doing."""
 
-    Attributes:
-        reason: Why it was written, in a sentence.
-        at: When, in seconds since the epoch.
-        size: Ranks of the whole job.
-        ranks: The ranks described, ascending.
-    """
-
-    reason: str
-    at: float
-    size: int
-    ranks: Sequence[Rank]
+    reason: str  # why it was written, in a sentence
+    at: float  # when, in seconds since the epoch
+    size: int  # ranks of the whole job
+    ranks: Sequence[Rank]  # the ranks described, ascending
 
     def summary(self) -> str:
         """Returns a line for each rank, for stderr."""

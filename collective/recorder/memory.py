@@ -19,34 +19,24 @@ STATES = ("alive", "dead", "left")
 
 @dataclass
 class Entry:
-    """A collective, or another span of a rank.
+    """A collective, or another span of a rank."""
 
-    Attributes:
-        number: Of the entry on this rank, from 1.
-        kind: Such as ``all-reduce``; empty for other spans.
-        what: Its name.
-        bytes: Of the tensors.
-        announced, started, ended: Seconds before the dump, negative; None: not yet.
-        area, sequence: The communicator, and the number of the collective in it, equal
-            on all its ranks. ``area`` is -1 for what the core did not run, or ran before
-            the last reconfiguration.
-        failed: Whether it raised an error.
-        detail: Operation and element type, if known.
-        step: Training step in which it began; None outside of one.
-    """
-
-    number: int
-    kind: str
-    what: str
-    bytes: int
+    number: int  # of the entry on this rank, from 1
+    kind: str  # such as ``all-reduce``; empty for other spans
+    what: str  # its name
+    bytes: int  # of the tensors
+    # announced, started, ended: seconds before the dump, negative; None: not yet.
     announced: float
     started: float | None
     ended: float | None
+    # area, sequence: the communicator, and the number of the collective in it, equal on
+    # all its ranks. ``area`` is -1 for what the core did not run, or ran before the
+    # last reconfiguration.
     area: int
     sequence: int
-    failed: bool = False
-    detail: str = ""
-    step: int | None = None
+    failed: bool = False  # whether it raised an error
+    detail: str = ""  # operation and element type, if known
+    step: int | None = None  # training step in which it began; None outside of one
 
     @property
     def collective(self) -> bool:
@@ -61,32 +51,24 @@ class Entry:
 
 @dataclass
 class Rank:
-    """A rank in a dump.
+    """A rank in a dump."""
 
-    Attributes:
-        rank, pid: Its rank, -1 if it left before a reconfiguration; its process.
-        host: Host name.
-        state: ``alive``, ``dead``, ``left`` or ``stopped``.
-        stack: Lines of its main thread, the innermost first.
-        sampled: When that was: seconds before the dump, negative; None: never.
-        entries: The oldest first.
-        launch_rank: The rank that it was started with, which prefixes its output.
-        joined: Whether it has joined a running job.
-        at: Position of its training loop: ``step 17``, ``input of step 17``, or empty.
-        since: Since when: seconds before the dump, negative.
-    """
-
+    # rank, pid: its rank, -1 if it left before a reconfiguration; its process.
     rank: int
     pid: int
-    host: str
-    state: str
+    host: str  # host name
+    state: str  # ``alive``, ``dead``, ``left`` or ``stopped``
+    # Lines of its main thread, the innermost first.
     stack: list[str] = field(default_factory=list)
+    # When that was: seconds before the dump, negative; None: never.
     sampled: float | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)  # the oldest first
+    # The rank that it was started with, which prefixes its output.
     launch_rank: int | None = None
-    joined: bool = False
+    joined: bool = False  # whether it has joined a running job
+    # Position of its training loop: ``step 17``, ``input of step 17``, or empty.
     at: str = ""
-    since: float = 0.0
+    since: float = 0.0  # since when: seconds before the dump, negative
 
     @property
     def name(self) -> str:
@@ -101,8 +83,6 @@ def read(local_rank: int, host: str, now: int) -> Rank:
     """Reads what a rank of this host has written.
 
     Args:
-        local_rank: Of that rank.
-        host: Name of this host.
         now: Time of the dump, in nanoseconds of the monotonic clock.
     """
     raw = library.extension().read_recorder(local_rank)

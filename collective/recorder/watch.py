@@ -33,12 +33,7 @@ _thread: threading.Thread | None = None
 
 
 def begin(environment: Environment, folder: str) -> None:
-    """Starts the thread.
-
-    Args:
-        environment: This process' rank.
-        folder: Where dumps are written.
-    """
+    """Starts the thread, which writes dumps into a folder."""
     global rank_info, _thread
     rank_info = environment
     library.load().collective_recorder_sample(_stack())

@@ -36,11 +36,7 @@ class TaskLostError(CollectiveError):
 
 
 def spark_context() -> Any:
-    """The SparkContext that is active.
-
-    Raises:
-        UsageError: There is none, or no PySpark.
-    """
+    """The SparkContext that is active; a UsageError without one, or without PySpark."""
     hint = "spark = SparkSession.builder.getOrCreate() first"
     try:
         from pyspark import SparkContext
@@ -139,7 +135,6 @@ def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
 
     Args:
         context: Spark's ``BarrierTaskContext``.
-        request: The job.
     """
     hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
     found = context.resources()

@@ -82,11 +82,7 @@ class Distributed(keras.optimizers.Optimizer):
             self._summed = False
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
-        """The optimizer's own, on reduced gradients only.
-
-        Raises:
-            CollectiveError: If the gradients were not reduced.
-        """
+        """The optimizer's own; a CollectiveError where gradients were not reduced."""
         if not self._summed:
             raise CollectiveError(
                 f"{type(self).__name__} got gradients that were not summed over the "

@@ -38,11 +38,7 @@ CONTROL_FLOW = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 @functools.cache
 def load() -> Any:
-    """Loads the library of the ops, once.
-
-    Raises:
-        CollectiveError: If it was not built or does not load.
-    """
+    """Loads the library of the ops, once; a CollectiveError where that fails."""
     library.load()
     path = library.path().with_name("libcollective_tensorflow.so")
     try:

@@ -52,22 +52,16 @@ _OPS = frozenset(
 
 @dataclass
 class _Trace:
-    """A graph that was or is being traced.
+    """A graph that was or is being traced."""
 
-    Attributes:
-        plan: Number under which the core knows the names of its collectives.
-        calls: Collectives so far, with those of its branches and loop bodies.
-        last: The last op of a process set and name.
-        ordered: How many of its ops ``_order_backward`` has seen.
-        write: There, the name of the last op that calls a function with collectives.
-        reads: There, the names of the collectives since.
-    """
-
-    plan: int
-    calls: int = 0
+    plan: int  # number under which the core knows the names of its collectives
+    calls: int = 0  # collectives so far, with those of its branches and loop bodies
+    # The last op of a process set and name.
     last: dict[tuple[int, str], weakref.ref[tf.Operation]] = field(default_factory=dict)
-    ordered: int = 0
+    ordered: int = 0  # how many of its ops ``_order_backward`` has seen
+    # There, the name of the last op that calls a function with collectives.
     write: list[str] = field(default_factory=list)
+    # There, the names of the collectives since.
     reads: list[str] = field(default_factory=list)
 
 

@@ -16,19 +16,12 @@ from collective.tensorflow_ops import library
 
 
 class RankInfo(NamedTuple):
-    """Places of this process among some ranks.
+    """Places of this process among some ranks."""
 
-    Attributes:
-        rank: int32, ``[]``: its number among them; -1 if it is not one of them.
-        size: int32, ``[]``: how many they are.
-        local_rank: int32, ``[]``: how many of them on this host are before it.
-        local_size: int32, ``[]``: how many of them are on this host.
-    """
-
-    rank: tf.Tensor
-    size: tf.Tensor
-    local_rank: tf.Tensor
-    local_size: tf.Tensor
+    rank: tf.Tensor  # int32, ``[]``: its number among them; -1 if it is not one of them
+    size: tf.Tensor  # int32, ``[]``: how many they are
+    local_rank: tf.Tensor  # int32, ``[]``: how many of them on this host are before it
+    local_size: tf.Tensor  # int32, ``[]``: how many of them are on this host
 
 
 def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:

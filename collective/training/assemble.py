@@ -57,17 +57,16 @@ from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.variants.memory.recompute import recompute_blocks
-from collective.training.variants.memory.reduce_scatter import ReduceScatter
 from collective.training.variants.memory.sharded_optimizer import (
+    ReduceScatter,
     ShardedOptimizer,
     WholeGradients,
 )
-from collective.training.variants.parallel.exchange import ByRank
+from collective.training.variants.parallel.partition import ByRank
 from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
-from collective.training.variants.virtual.exchange import TreeExchange
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.sums import PieceSums
+from collective.training.variants.virtual.sums import PieceSums, TreeExchange
 from collective.training.verification import compare_graphs, is_wanted, verify_step
 
 
@@ -75,14 +74,7 @@ class Assembly:
     """The choices of one training.
 
     Args:
-        options: As asked for.
-        backend: That it trains on.
         features: That it has besides, by their names in the table of compatibility.
-
-    Attributes:
-        features: All that are known.
-        virtual: The virtual replicas that share a batch; None: the backend's replicas.
-        hook: Compresses gradients; None: they are summed as they are.
 
     Raises:
         UsageError: On every rank alike: two of them do not work together.
@@ -91,10 +83,12 @@ class Assembly:
     def __init__(self, options: FitOptions, backend: Backend, features: set[str]):
         self.options = options
         self.backend = backend
-        self.features = options.features
+        self.features = options.features  # all that are known
         if backend.most_replicas == 1:  # which has whole batches as it is
             self.features.discard("per_replica")
+        # Compresses gradients; None: they are summed as they are.
         self.hook = None if options.hook is None else named.make(options.hook)
+        # The virtual replicas that share a batch; None: the backend's replicas.
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
         self.require(features)
 
@@ -117,9 +111,6 @@ class Assembly:
         self, prepared: PreparedModel, data: TrainingData, verbose: str | int
     ) -> StepPlan:
         """Decides what was left open; every rank calls it.
-
-        Args:
-            verbose: Whether to say how the step compares with Keras' own.
 
         Returns:
             How the step computes what is not a sum over rows.
@@ -235,9 +226,7 @@ def make_step(
     """The step of a model that Keras' own ``train_step`` would train.
 
     Args:
-        prepared: The model, with all of its variables.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        options: Of the training.
         plan: How it computes what is not a sum over rows.
         maybe_empty: Whether a replica may have a batch without rows.
         attachments: What else travels in the exchange.
@@ -405,15 +394,7 @@ def make_evaluation(
     steps: int | None = None,
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
-    """The evaluation that a model needs.
-
-    Args:
-        steps: Batches, at most.
-        plan: How it computes what is not a sum over rows.
-
-    Raises:
-        UsageError: The plan cannot be followed on this backend.
-    """
+    """The evaluation of a model; a UsageError where the backend cannot do it."""
     if has_own_step(prepared):
         return CustomEvaluation(prepared, backend, inputs, steps)
     plan = plan or StepPlan()

@@ -17,8 +17,7 @@ from collective.training.observers.checkpoint.identity import (
 )
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm, DesyncCheck
-from collective.training.observers.elastic.callback_memory import CallbackMemory
-from collective.training.observers.elastic.membership import Membership
+from collective.training.observers.elastic.membership import CallbackMemory, Membership
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver

@@ -19,15 +19,10 @@ ONE_EACH = "a backend with one replica in each process, as native, mpi, tf-multi
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a training may have.
+    """Something that a training may have."""
 
-    Attributes:
-        title: Its name in an error; ``{backend}`` is the name of the backend.
-        without: What to do to be without it.
-    """
-
-    title: str
-    without: str
+    title: str  # its name in an error; ``{backend}`` is the name of the backend
+    without: str  # what to do to be without it
 
 
 FEATURES = {

@@ -107,10 +107,6 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
 
     Where it is not caught, rank 0 alone prints it.
 
-    Args:
-        error: On rank 0, the error.
-        what: What raised it, for a message.
-
     Returns:
         On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its
         text where it cannot be copied.
@@ -141,11 +137,7 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
 def _when_uncaught(
     error: BaseException, action: Callable[[], None], prints: bool
 ) -> None:
-    """Has the interpreter do this with an uncaught error.
-
-    Args:
-        prints: Whether it prints the error: one rank does.
-    """
+    """Has the interpreter do this with an uncaught error."""
     printing = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:

@@ -125,8 +125,6 @@ def transformer(
         input_shape: ``(length,)`` of integer tokens below ``vocabulary``;
             ``(length, features)`` of floats; or ``(height, width, channels)``: each
             row of an image is a token.
-        classes: Number of classes.
-        blocks: Encoder blocks.
         width: Size of a token's vector.
         heads: Attention heads.
         dropout: Rate, in attention and behind each sub-layer.

@@ -42,10 +42,8 @@ def open_inputs(
     """Data to read in their order.
 
     Args:
-        data: Rows, or batches of them.
         batch_size: Rows of a batch, over all replicas; None as in Keras. Of no effect
             on batches.
-        steps: Batches of a pass; None for all.
     """
     if isinstance(data, Source):
         rows = batch_size or default_batch_size(data, steps)

@@ -47,11 +47,8 @@ def prepare(
     """Makes a model ready to train on a backend; every rank calls it.
 
     Args:
-        model: Compiled, or a function that makes it.
-        spec: ``tf.TensorSpec`` of a batch.
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
-        shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
         hook: Compresses gradients; its state starts from zero in each training.
         features: Of the training, to refuse those that do not work with the model's.
 

@@ -1,11 +1,8 @@
 """The record of a model that is ready to train.
 
-``prepare`` makes it once: the model is built, its variables cut into shards or put on
-devices. Step, evaluation, callbacks and checkpoints need it. ``fit`` hands it to those
-that it makes; all others look it up by the model with ``get_prepared``. So does a second
-``fit`` of the same model, which continues with the same shards and devices: the
-optimizer's state is in them. The table below is the only place where this is kept;
-nothing is stored on Keras objects.
+``prepare`` makes it once. Step, evaluation, callbacks and checkpoints look it up by the model
+(``get_prepared``), and so does a second ``fit``, which continues with the same shards and
+devices. Nothing is stored on Keras objects.
 """
 
 from __future__ import annotations
@@ -27,25 +24,19 @@ if TYPE_CHECKING:  # this room knows no variant
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model and what was done to it.
+    """A model and what was done to it."""
 
-    Attributes:
-        model: Built and compiled, with all variables of its optimizer.
-        trainable: ``model.trainable_variables`` when it was prepared. The model's own
-            lists have another order after ``layer.trainable`` is set, and Keras' train
-            function does not follow that either.
-        state: ``model.non_trainable_variables``, likewise.
-        partition: The variables of which each rank has a shard; None: every rank has
-            all of them.
-        placement: On which device each layer is; None: all on the default device.
-        hook: What a communication hook keeps between steps; None: there is no hook.
-    """
-
-    model: keras.Model
+    model: keras.Model  # built and compiled, with all variables of its optimizer
+    # ``model.trainable_variables`` when it was prepared. The model's own lists have
+    # another order after ``layer.trainable`` is set, and Keras' train function does not
+    # follow that either.
     trainable: list[keras.Variable]
-    state: list[keras.Variable]
+    state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
+    # The variables of which each rank has a shard; None: every rank has all of them.
     partition: PartitionedVariables | None = None
+    # On which device each layer is; None: all on the default device.
     placement: Placement | None = None
+    # What a communication hook keeps between steps; None: there is no hook.
     hook: HookState | None = None
 
     def colocated(self, function: Callable[..., Any]) -> Callable[..., Any]:

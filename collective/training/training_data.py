@@ -29,18 +29,13 @@ from collective.training.verification import compare_data
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a training on this rank.
+    """The data of a training on this rank."""
 
-    Attributes:
-        inputs: Rows by number, or batches as they come.
-        validation: Likewise, in their order; None: nothing validates.
-        backend: That it trains on.
-        virtual: The virtual replicas that share a batch; None: the backend's replicas.
-    """
-
-    inputs: Input | Batches
+    inputs: Input | Batches  # rows by number, or batches as they come
+    # Likewise, in their order; None: nothing validates.
     validation: Input | Batches | None
-    backend: Backend
+    backend: Backend  # that it trains on
+    # The virtual replicas that share a batch; None: the backend's replicas.
     virtual: VirtualReplicas | None
 
     @classmethod
@@ -113,10 +108,6 @@ class TrainingData:
     def check(self, accumulate: int, must_agree: dict[str, Any]) -> int:
         """Compares the ranks' data, and that every piece gets a row; every rank calls it.
 
-        Args:
-            accumulate: Micro-batches of a step.
-            must_agree: Arguments that must be the same on all ranks, by name.
-
         Returns:
             The rows of a micro-batch, at most.
         """
@@ -143,11 +134,7 @@ class TrainingData:
         return self.batch_rows
 
     def maybe_empty(self, micro_batches: int = 1) -> bool:
-        """Whether a batch may have fewer rows than the pieces that it is cut into.
-
-        Args:
-            micro_batches: Into which each piece is cut.
-        """
+        """Whether a batch may have fewer rows than the pieces that it is cut into."""
         if isinstance(self.inputs, Batches):
             return True
         size = self.inputs.global_batch_size

@@ -21,6 +21,7 @@ from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.prepared import PreparedModel, get_partition, get_prepared
+from collective.training.traced import nodes_of
 
 SMALL = 64  # elements; tensors up to this size are sent as one
 _WRITES = (
@@ -86,8 +87,6 @@ def register_outside_variables(
     """Finds the outside variables of a step.
 
     Args:
-        prepared: The model.
-        backend: That the step is for.
         traced: The concrete function of the forward and backward pass.
 
     Raises:
@@ -103,7 +102,7 @@ def register_outside_variables(
     with backend.scope():
         read = [*traced.graph.variables, *rates.get_concrete_function().graph.variables]
     outside = list({id(v): v for v in read if id(v) not in known}.values())
-    written = _writes(traced)
+    written = any(node.op.startswith(_WRITES) for node in nodes_of(traced.graph))
     if written and outside and backend.most_replicas > 1:
         names = ", ".join(repr(v.name) for v in outside)
         raise UsageError(
@@ -112,12 +111,6 @@ def register_outside_variables(
             hint="make it by self.add_weight(..., trainable=False) of a layer",
         )
     _outside[model] = outside
-
-
-def _writes(traced: Any) -> bool:
-    graph = traced.graph.as_graph_def()
-    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-    return any(node.op.startswith(_WRITES) for node in nodes)
 
 
 def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:

@@ -155,7 +155,7 @@ def test_a_job_within_a_job_is_a_new_one(place):
 
 IN_FORKS = """
 import os, time
-from collective.backends.auto.forked import in_a_fork
+from collective.backends.auto.choose import in_a_fork
 assert in_a_fork(lambda: [1, 2], 20) == [1, 2]
 assert in_a_fork(lambda: print("not seen") or 1 / 0, 20) is None
 assert in_a_fork(lambda: os._exit(3), 20) is None

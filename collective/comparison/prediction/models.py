@@ -23,15 +23,10 @@ FORWARD = 1 / 3  # of a step: back-propagation takes twice as long
 
 @dataclass(frozen=True)
 class Gradient:
-    """One trainable variable's.
+    """One trainable variable's."""
 
-    Attributes:
-        bytes: Its size, in float32.
-        ready: Seconds from the start of a step until it is there.
-    """
-
-    bytes: int
-    ready: float
+    bytes: int  # its size, in float32
+    ready: float  # seconds from the start of a step until it is there
 
 
 @dataclass(frozen=True)

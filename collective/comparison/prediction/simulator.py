@@ -28,17 +28,12 @@ class Wire:
     """What a message costs.
 
     The defaults are assumptions about a server of today, not measurements.
-
-    Attributes:
-        bytes_per_second: Of a host's link, in each direction.
-        latency: Seconds one way between hosts.
-        per_message: Seconds of a core at each end of a message.
-        per_byte: Seconds of a core at each end for each byte, to copy and to sum.
     """
 
-    bytes_per_second: float
-    latency: float = 5e-6
-    per_message: float = 1e-6
+    bytes_per_second: float  # of a host's link, in each direction
+    latency: float = 5e-6  # seconds one way between hosts
+    per_message: float = 1e-6  # seconds of a core at each end of a message
+    # Seconds of a core at each end for each byte, to copy and to sum.
     per_byte: float = 1 / 20e9
 
 

@@ -22,23 +22,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Policy:
-    """How a backend sums gradients.
+    """How a backend sums gradients."""
 
-    Attributes:
-        algorithm: Of the core: ours, or the one that stands for the library's.
-        bucket_bytes: None: one bucket, after the last gradient.
-        fuses: The most bytes of buckets that are there which travel as one; 0: none.
-        cycle: Seconds between two looks at what is there.
-        stages: Whether a GPU's gradients go through the memory of its host.
-        note: What is assumed.
-    """
-
-    algorithm: str
-    bucket_bytes: int | None
+    algorithm: str  # of the core: ours, or the one that stands for the library's
+    bucket_bytes: int | None  # None: one bucket, after the last gradient
+    # The most bytes of buckets that are there which travel as one; 0: none.
     fuses: int = 0
-    cycle: float = 0.0
-    stages: bool = False
-    note: str = ""
+    cycle: float = 0.0  # seconds between two looks at what is there
+    stages: bool = False  # whether a GPU's gradients go through the memory of its host
+    note: str = ""  # what is assumed
 
 
 # As the backends are by default on several hosts (docs/how-to/choosing-a-backend.md).
@@ -61,19 +53,12 @@ FLAT_RING = Policy("ring", BYTES_BETWEEN_HOSTS, note="a ring, bucket by bucket")
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step of one model on one cluster by one policy; all in seconds.
+    """A step of one model on one cluster by one policy; all in seconds."""
 
-    Attributes:
-        compute: Of one device alone.
-        step: With communication.
-        sums: All all-reduces, end to end.
-        wire: What the links need at least for these bytes.
-    """
-
-    compute: float
-    step: float
-    sums: float
-    wire: float
+    compute: float  # of one device alone
+    step: float  # with communication
+    sums: float  # all all-reduces, end to end
+    wire: float  # what the links need at least for these bytes
 
     @property
     def efficiency(self) -> float:
@@ -108,9 +93,6 @@ def predict(
     """Predicts a step.
 
     Args:
-        profile: The model, on one device.
-        cluster: Where it is to run.
-        policy: The backend's.
         gpu: Whether devices are GPUs, whose gradients some backends stage.
     """
     seconds = times(cluster, policy.algorithm)

@@ -76,8 +76,6 @@ def run_node(
     """Runs the agent of one node to the end of the job.
 
     Args:
-        job: What all nodes know.
-        node: The number of this one.
         gpus: Those that its ranks see; empty for all.
         variables: Of the environment, for the ranks.
     """
@@ -148,7 +146,6 @@ def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any
     """What the ranks returned, in their order.
 
     Args:
-        found: What became of each node.
         size: Number of ranks; None for an elastic job, which may end with any.
         who: The function that the user called.
 

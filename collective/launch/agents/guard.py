@@ -31,7 +31,6 @@ def guarded(main: Callable[[], int], folder: Path | None = None) -> int:
     """Runs a function in a child; returns its exit code when nothing is left of it.
 
     Args:
-        main: The function.
         folder: Of the parent; removed here if the parent has ended before.
     """
     _LIBC.prctl(_SUBREAPER, 1)

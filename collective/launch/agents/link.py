@@ -99,8 +99,6 @@ class Link:
     """One end of a connection.
 
     Args:
-        reader: What comes.
-        writer: What goes.
         key: Of the connection; None where the other end is a process of this user.
         is_head: Which end this is.
     """

@@ -51,11 +51,9 @@ def read(
     """From the command line, else from srun, TF_CONFIG or Kubernetes.
 
     Args:
-        options: The command line.
         found: This process' place, if a launcher has started one process on each node.
         addresses: ``host:port`` of each of them, if known.
         variables: The environment; the secret is taken out of it.
-        version: Of this package.
 
     Raises:
         UsageError: Something is missing, or contradicts the rest.

@@ -11,12 +11,7 @@ _NAME = "slots"
 
 
 def write(folder: Path, slots: Mapping[int, int]) -> None:
-    """Says it to the head of the job, on the head's node.
-
-    Args:
-        folder: Of the job; nothing is done where there is none.
-        slots: By the number of the node.
-    """
+    """Says it to the head of the job of this folder, by node, if there is one here."""
     part = folder / f"{_NAME}.part"
     with contextlib.suppress(FileNotFoundError):
         part.write_text(json.dumps({str(node): count for node, count in slots.items()}))

@@ -112,11 +112,7 @@ _Client.register("registry")
 
 
 def connect(addresses: Sequence[tuple[str, int]], key: bytes) -> Any:
-    """The registry of another process: the first address that answers.
-
-    Raises:
-        ConnectionError: If none does.
-    """
+    """The registry at the first address that answers; ConnectionError if none does."""
     errors = []
     for address in addresses:
         manager = _Client(address, key)

@@ -134,15 +134,12 @@ class BatchwiseEvaluation(ABC):
 
 
 class TestSums:
-    """Sums over a replica's rows in inference mode.
+    """Sums over a replica's rows in inference mode."""
 
-    Attributes:
-        counts_replicas: Whether a graph with these sums has the number of replicas in it.
-        metrics: Values of metrics that continue from batch to batch, where they are not
-            sums over rows.
-    """
-
+    # Whether a graph with these sums has the number of replicas in it.
     counts_replicas = False
+    # Values of metrics that continue from batch to batch, where they are not sums over
+    # rows.
     metrics: MetricState | None = None
 
     def __init__(

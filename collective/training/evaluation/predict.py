@@ -282,14 +282,10 @@ class _Prediction:
 
 @dataclass(frozen=True)
 class _Predictor:
-    """What predicts the rows of a kind of batch.
+    """What predicts the rows of a kind of batch."""
 
-    Attributes:
-        function: From a ``Batch`` to the outputs for its rows.
-        used: Once it was traced, the seed generators that it counts up.
-    """
-
-    function: Any
+    function: Any  # from a ``Batch`` to the outputs for its rows
+    # Once it was traced, the seed generators that it counts up.
     used: list[keras_compat.SeedUse]
 
     @functools.cached_property

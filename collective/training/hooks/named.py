@@ -8,11 +8,7 @@ from collective.training.hooks.power_sgd import PowerSGD
 
 
 def make(hook: str | CommunicationHook) -> CommunicationHook:
-    """A hook by its name: ``powersgd``, or ``powersgd:RANK``.
-
-    Raises:
-        UsageError: There is no such hook.
-    """
+    """A hook by its name: ``powersgd``, or ``powersgd:RANK``; else a UsageError."""
     if isinstance(hook, CommunicationHook):
         return hook
     if isinstance(hook, str):

@@ -42,8 +42,6 @@ def gradient_bytes(
     """Bytes of gradients that a replica sends in one step.
 
     Args:
-        variables: That are trained.
-        hook: That compresses gradients.
         rounds_to: The dtype in which a backend sends large gradients.
     """
     width = tf.as_dtype(rounds_to).size if rounds_to else dtype_of_sums(variables).size

@@ -21,19 +21,7 @@ from collective.training.hooks.hook import CommunicationHook, Exchanged
 
 
 class HookState:
-    """The variables of a hook in one training.
-
-    Args:
-        hook: That they are of.
-        trainable: The variables whose gradients are summed.
-        dtype: Of the sums.
-        backend: Connects the ranks.
-
-    Attributes:
-        errors: What was left over, by the index of the trainable variable; of this
-            replica.
-        shared: What the hook keeps, likewise; the same on every replica.
-    """
+    """The variables of a hook in one training, for sums of a dtype."""
 
     def __init__(
         self,
@@ -46,10 +34,12 @@ class HookState:
         self.backend = backend
         shapes = {i: tuple(v.shape) for i, v in enumerate(trainable)}
         compressed = {i: s for i, s in shapes.items() if hook.compresses(s)}
+        # What was left over, by the index of the trainable variable; of this replica.
         self.errors = {
             i: tf.Variable(tf.zeros(shape, dtype), trainable=False)
             for i, shape in compressed.items()
         }
+        # What the hook keeps, likewise; the same on every replica.
         self.shared = {
             i: [
                 tf.Variable(array, trainable=False, dtype=dtype)

@@ -29,8 +29,7 @@ class Arrays(Source):
     Args:
         x: Array ``[rows, ...]``, ``tf.RaggedTensor`` or ``tf.SparseTensor``; or a dict
             or tuple of such. Lists count as arrays.
-        y: Likewise, or None.
-        sample_weight: Likewise, or None.
+        y, sample_weight: Likewise, or None.
 
     Raises:
         UsageError: Lengths differ, or TensorFlow has no dtype for an array.

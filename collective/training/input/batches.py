@@ -39,13 +39,9 @@ _Read = tuple[Batch, Any]
 
 @dataclass(frozen=True)
 class BatchesPlan:
-    """What a checkpoint knows of such batches.
+    """What a checkpoint knows of such batches."""
 
-    Attributes:
-        batches_per_epoch: As given; None: an epoch is one pass over the data.
-    """
-
-    batches_per_epoch: int | None
+    batches_per_epoch: int | None  # as given; None: an epoch is one pass over the data
 
 
 class Batches(Feed):
@@ -53,11 +49,6 @@ class Batches(Feed):
 
     Without ``steps_per_epoch``, an epoch is one pass over the data. In an elastic job,
     the last batches are kept whole, for a step that is made again by fewer ranks.
-
-    Attributes:
-        spec: ``Batch`` of type specs, with an open number of rows.
-        batch_size: Rows of a batch where the data set says it, else None.
-        is_stacked: Whether what counts as rows are whole batches of several replicas.
 
     Raises:
         UsageError: A batch is not ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, or
@@ -77,8 +68,11 @@ class Batches(Feed):
         self._adapter = _Shares(data, self._cut, backend)
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
         self.plan = BatchesPlan(steps_per_epoch)
+        # ``Batch`` of type specs, with an open number of rows.
         self.spec = self._adapter.spec
+        # Rows of a batch where the data set says it, else None.
         self.batch_size = self._adapter.rows
+        # Whether what counts as rows are whole batches of several replicas.
         self.is_stacked: bool = getattr(data, "is_stacked", False)
         self._agreement = Agreement(backend)
         self._tape = self._new_tape()

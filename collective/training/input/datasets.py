@@ -35,19 +35,12 @@ _SYNTHETIC_ROWS = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set, ready to train on.
+    """A data set, ready to train on."""
 
-    Attributes:
-        name: As the user named it.
-        train: Rows to train on.
-        test: Rows to test on, or None.
-        classes: Number of classes; None where labels are not integers.
-    """
-
-    name: str
-    train: Source
-    test: Source | None = None
-    classes: int | None = None
+    name: str  # as the user named it
+    train: Source  # rows to train on
+    test: Source | None = None  # rows to test on, or None
+    classes: int | None = None  # number of classes; None where labels are not integers
 
 
 def load(what: str, *, seed: int = 0, rows: int | None = None) -> Data:

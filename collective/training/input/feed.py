@@ -27,13 +27,9 @@ ENDLESS = sys.maxsize
 
 
 class Feed(abc.ABC):
-    """Batches of successive epochs.
+    """Batches of successive epochs."""
 
-    Attributes:
-        ended: Whether an epoch had no batch at all: none will have one.
-    """
-
-    ended: bool = False
+    ended: bool = False  # whether an epoch had no batch at all: none will have one
 
     def epochs(self, steps: int) -> int:
         """The epoch to stop before, for so many steps; ``ENDLESS`` where it is not known."""
@@ -79,7 +75,6 @@ class PlannedFeed(Feed):
     the last epoch of a pass is shorter where the number does not divide.
 
     Args:
-        inputs: The plan.
         backend: Whose ranks compare batches that have checksums. With an elastic one,
             replicas may change: see ``Input.movable``.
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.

@@ -27,9 +27,6 @@ class ImageFolder(Source):
         channels: 1 for grey, 3 for colour, 4 with transparency.
         classes: Names of the sub-folders in the order of labels; by default, sorted.
 
-    Attributes:
-        classes: As above.
-
     Raises:
         UsageError: The folder does not exist or has no image, or one of its classes is
             not in ``classes``.

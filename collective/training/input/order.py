@@ -23,8 +23,6 @@ class KerasOrder:
     """The orders of the passes over so many rows.
 
     Args:
-        rows: Rows of a pass.
-        batch_size: Rows of a batch.
         seed: TensorFlow's global seed, as ``keras.utils.set_random_seed`` sets it.
         kind: Of ``KINDS``.
     """

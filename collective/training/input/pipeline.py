@@ -1,9 +1,6 @@
 """Global batches as ``tf.data`` pipelines: each process reads its own rows, ahead.
 
-Which rows make up global batch s, and which of them are ours, follows from (seed, rows,
-global batch size, step) by arithmetic alone (``collective.training.input.plan``). No
-process asks another one, any number of workers sees the same global batches, and
-training resumes at any step.
+``collective.training.input.plan`` says which rows these are, by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -27,23 +24,18 @@ _MAX_THREADS = 8
 
 
 class Batch(NamedTuple):
-    """The rows of one step that this process holds.
+    """The rows of one step that this process holds."""
 
-    Attributes:
-        x, y: Trees of tensors ``[n, ...]``; n may be 0.
-        sample_weight: Tree of tensors ``[n, ...]``, or None.
-        global_rows: int64 scalar: rows of the whole global batch, over all processes.
-        rows_read: int64 ``[n, 2]``: place in the global batch, and row number, of each
-            row that was read; None unless ``Input`` has ``with_rows_read``.
-        checksum: int64 scalar, of the whole global batch; None unless ``Input`` has
-            ``with_checksums``.
-    """
-
+    # x, y: trees of tensors ``[n, ...]``; n may be 0.
     x: Any
     y: Any
-    sample_weight: Any
-    global_rows: Any
+    sample_weight: Any  # tree of tensors ``[n, ...]``, or None
+    global_rows: Any  # int64 scalar: rows of the whole global batch, over all processes
+    # int64 ``[n, 2]``: place in the global batch, and row number, of each row that was
+    # read; None unless ``Input`` has ``with_rows_read``.
     rows_read: Any = None
+    # int64 scalar, of the whole global batch; None unless ``Input`` has
+    # ``with_checksums``.
     checksum: Any = None
 
 
@@ -63,11 +55,6 @@ class Input:
         with_checksums: Whether batches have ``Batch.checksum``, where this process sees
             whole batches: of a source without random access.
 
-    Attributes:
-        plan: Which rows make which batch.
-        rows: Rows of an epoch.
-        steps_per_epoch: Steps of an epoch, the short one included.
-
     Raises:
         UsageError: If there are not rows, or the batch size is below 1.
     """
@@ -84,7 +71,7 @@ class Input:
     ):
         self.source: Source = as_source(source)
         self.global_batch_size = global_batch_size
-        self.rows = len(self.source)
+        self.rows = len(self.source)  # rows of an epoch
         self.with_rows_read = with_rows_read
         self.with_checksums = with_checksums and not self.source.random_access
         if global_batch_size < 1:
@@ -97,7 +84,9 @@ class Input:
                 "the data set has no rows", hint="pass data with at least one row"
             )
         shuffle = self.source.random_access and shuffle
+        # Which rows make which batch.
         self.plan = Plan(self.rows, global_batch_size, seed, shuffle)
+        # Steps of an epoch, the short one included.
         self.steps_per_epoch = self.plan.steps_per_epoch
 
     @property
@@ -116,7 +105,6 @@ class Input:
             first_step: First step, counted over all epochs.
             last_step: Step to stop before.
             local_replicas: The replicas in this process, consecutive numbers.
-            replicas: Number of replicas in the job.
 
         Returns:
             One ``Batch`` for each step, in order, also where this process has no row.

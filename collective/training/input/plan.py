@@ -27,19 +27,13 @@ def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The global batches of a training.
+    """The global batches of a training."""
 
-    Attributes:
-        rows: Rows of an epoch; each is used exactly once.
-        global_batch_size: Rows of a step; the last step of an epoch may have fewer.
-        seed: With the number of the epoch, it determines the order of rows.
-        shuffle: False keeps the source's order; True is one of our own, which is never
-            held in memory; ``order.KINDS`` are Keras' own.
-    """
-
-    rows: int
-    global_batch_size: int
-    seed: int
+    rows: int  # rows of an epoch; each is used exactly once
+    global_batch_size: int  # rows of a step; the last step of an epoch may have fewer
+    seed: int  # with the number of the epoch, it determines the order of rows
+    # False keeps the source's order; True is one of our own, which is never held in
+    # memory; ``order.KINDS`` are Keras' own.
     shuffle: bool | str
 
     @property

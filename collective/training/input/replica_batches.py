@@ -74,11 +74,7 @@ def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
 
 
 def stacked(data: Any, replicas: int) -> _Stacked:
-    """The batches of data, stacked.
-
-    Raises:
-        UsageError: The data are rows, of which no batches were made.
-    """
+    """The batches of data, stacked; a UsageError for rows, of which none were made."""
     if not isinstance(data, keras_compat.DataAdapter):
         raise UsageError(
             "per_replica='batch' takes data that are batches, and these are rows",

@@ -21,9 +21,7 @@ class Synthetic(Source):
     """Rows of floats around 0, with labels.
 
     Args:
-        shape: Shape of a row.
         classes: Number of classes, int32 labels from 0 up.
-        rows: Number of rows.
         seed: Each seed has its own data.
         first: Number of the first row: test rows continue where training rows end.
     """

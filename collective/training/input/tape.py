@@ -23,13 +23,10 @@ class Tape(Generic[T]):
     Args:
         read: The batches of the next epoch.
         keeps: How many batches and ends of epochs are kept.
-
-    Attributes:
-        ended: Whether an epoch had no batch at all: none will have one.
     """
 
     def __init__(self, read: Callable[[], Iterator[T]], keeps: int):
-        self.ended = False
+        self.ended = False  # whether an epoch had no batch at all: none will have one
         self._events = _events(read)
         self._kept: deque[T | None] = deque(maxlen=keeps)
         self._again = 0  # how many of the kept ones come again

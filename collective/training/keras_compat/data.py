@@ -93,12 +93,7 @@ def _without_optionals(part: Any) -> Any:
 def passes(
     array: np.ndarray, batch_size: int, shuffle: bool | str, seed: int
 ) -> Iterator[np.ndarray]:
-    """The array, pass after pass, in the order that ``fit`` would take its rows.
-
-    Args:
-        shuffle: As for ``fit``.
-        seed: TensorFlow's global seed.
-    """
+    """The array, pass after pass, in ``fit``'s order of rows with TensorFlow's seed."""
     with tf.init_scope(), replacing(context, "global_seed", lambda: seed):
         adapter = ArrayDataAdapter(array, batch_size=batch_size, shuffle=shuffle)
         batches = adapter.get_tf_dataset()

@@ -122,9 +122,6 @@ def record_applied(
 
     Used around ``intercept``, it sees what the hooks have made of the gradients: of the
     replicas of this process, at the first one.
-
-    Args:
-        update: Whether they update their variables.
     """
     original = BaseOptimizer.apply
 

@@ -24,19 +24,15 @@ mask_of, set_mask = masking.get_keras_mask, masking.set_keras_mask
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operation in a functional model. Tensors are identified by a number.
+    """An operation in a functional model. Tensors are identified by a number."""
 
-    Attributes:
-        operation: The layer.
-        outputs: The tensors that it makes, with their bytes per row of the batch.
-        compute: Takes the values of its inputs, adds those of its outputs.
-    """
-
-    operation: Any
+    operation: Any  # the layer
     name: str
     is_model: bool
     inputs: frozenset[int]
+    # The tensors that it makes, with their bytes per row of the batch.
     outputs: dict[int, int]
+    # Takes the values of its inputs, adds those of its outputs.
     compute: Callable[[dict[int, Any]], None]
 
 

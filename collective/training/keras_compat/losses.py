@@ -23,19 +23,15 @@ _ROWS = 10007
 
 
 class Unreduced(NamedTuple):
-    """A loss without the mean at its end.
+    """A loss without the mean at its end."""
 
-    Attributes:
-        values: What the loss returns for the rows; any shape.
-        weight: Sample weights or None; they need not have the rank of ``values``.
-        counted: Whether the number of values depends on the data, and not only on the
-            number of rows.
-    """
-
-    values: tf.Tensor
+    values: tf.Tensor  # what the loss returns for the rows; any shape
+    # Sample weights or None; they need not have the rank of ``values``.
     weight: tf.Tensor | None
     mask: tf.Tensor | None
     reduction: str | None
+    # Whether the number of values depends on the data, and not only on the number of
+    # rows.
     counted: bool
 
 

@@ -280,11 +280,7 @@ def replace_clipping(
     optimizer: keras.Optimizer,
     clip: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """Makes the optimizer clip un-scaled gradients by a function.
-
-    Returns:
-        The function that it replaces.
-    """
+    """Has a function clip un-scaled gradients; returns the one that it replaces."""
     core = core_optimizer(optimizer)
     own, core._clip_gradients = core._clip_gradients, clip
     return own

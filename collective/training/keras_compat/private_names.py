@@ -81,11 +81,7 @@ NAMES: Mapping[str, str] = {
 
 
 def check(names: Mapping[str, str] = NAMES) -> None:
-    """Compares this Keras with the table.
-
-    Raises:
-        UsageError: It lacks some of the names.
-    """
+    """Compares this Keras with the table; a UsageError where it lacks a name."""
     missing = [*_missing(names)]
     if missing:
         raise UsageError(

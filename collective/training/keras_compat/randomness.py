@@ -164,15 +164,12 @@ class FixedNoise:
 
     A draw with as many rows as there are here gives each row the numbers that it has in
     every other cut; a draw of another shape gives one constant.
-
-    Attributes:
-        normalizes: Whether a layer has normalized by its batch.
-        shapes: Of the draws, in order; ``_ROWS`` stands for the number of rows here.
     """
 
     def __init__(self, start: int, stop: int, total: int):
         self.total = total
-        self.normalizes = False
+        self.normalizes = False  # whether a layer has normalized by its batch
+        # Of the draws, in order; ``_ROWS`` stands for the number of rows here.
         self.shapes: list[tuple[int, ...]] = []
         self._at = _At(start, stop)
 

@@ -52,17 +52,11 @@ _STATEFUL = (
 
 
 class Place(NamedTuple):
-    """Which rows of the global batch a piece of it has.
+    """Which rows of the global batch a piece of it has."""
 
-    Attributes:
-        first: int64 scalar, the place of its first row.
-        rows: int64 scalar, its rows; may be 0, where the pass runs on a made-up row.
-        total: int64 scalar, rows of the global batch.
-    """
-
-    first: Any
-    rows: Any
-    total: Any
+    first: Any  # int64 scalar, the place of its first row
+    rows: Any  # int64 scalar, its rows; may be 0, where the pass runs on a made-up row
+    total: Any  # int64 scalar, rows of the global batch
 
 
 @contextlib.contextmanager

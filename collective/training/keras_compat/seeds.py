@@ -29,17 +29,13 @@ _CONDITIONAL = (
 
 
 class SeedUse:
-    """Which generators a pass has asked, found by tracing it.
-
-    Attributes:
-        asked: For each state, in the order of the first request: the state, and
-            whether each request was ``ordered``.
-        others: What cannot be counted, a few words each.
-    """
+    """Which generators a pass has asked, found by tracing it."""
 
     def __init__(self) -> None:
+        # For each state, in the order of the first request: the state, and whether each
+        # request was ``ordered``.
         self.asked: dict[int, tuple[keras.Variable, list[bool]]] = {}
-        self.others: list[str] = []
+        self.others: list[str] = []  # what cannot be counted, a few words each
 
     def next(self, generator: SeedGenerator, ordered: bool) -> tf.Tensor:
         """What ``SeedGenerator.next`` returns at this request."""
@@ -52,11 +48,7 @@ class SeedUse:
         return seed
 
     def advance(self, assign: Callable[[Sequence[Any], Sequence[Any]], None]) -> None:
-        """Counts the generators up, in the graph, after all passes of a step.
-
-        Args:
-            assign: ``Backend.assign``.
-        """
+        """Counts the generators up, in the graph, after all passes of a step."""
         states = [state for state, _ in self.asked.values()]
         new = [
             advanced(tf.convert_to_tensor(state), requests)

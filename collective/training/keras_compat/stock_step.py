@@ -28,29 +28,25 @@ from collective.training.keras_compat.stateless_metrics import (
 
 @dataclass
 class StepOutcome:
-    """What a training or test step on some rows computes.
+    """What a training or test step on some rows computes."""
 
-    Attributes:
-        logs: Under Keras' names: the loss, those of single outputs, the metrics.
-        gradients: Of each trainable variable, before the optimizer; None where the loss
-            does not depend on it. Empty for a test step.
-        state: The new value of each non-trainable variable.
-        weights: By index, the new values of trainable variables that layers assign.
-        outside: Names of variables that are written and are none of the model's.
-        added: The sum of the losses from ``add_loss`` and regularizers.
-        terms: Each of them, for each piece of the rows.
-        of_between: The gradients of what ``between`` gave, times the scale of the loss.
-    """
-
+    # Under Keras' names: the loss, those of single outputs, the metrics.
     logs: dict[str, Any] = field(default_factory=dict)
+    # Of each trainable variable, before the optimizer; None where the loss does not
+    # depend on it. Empty for a test step.
     gradients: list[np.ndarray | None] = field(default_factory=list)
+    # The new value of each non-trainable variable.
     state: list[np.ndarray] = field(default_factory=list)
     predictions: list[np.ndarray] = field(default_factory=list)
+    # By index, the new values of trainable variables that layers assign.
     weights: dict[int, np.ndarray] = field(default_factory=dict)
+    # Names of variables that are written and are none of the model's.
     outside: list[str] = field(default_factory=list)
-    added: float = 0.0
+    added: float = 0.0  # the sum of the losses from ``add_loss`` and regularizers
     adding: list[str] = field(default_factory=list)
+    # Each of them, for each piece of the rows.
     terms: list[list[float]] = field(default_factory=list)
+    # The gradients of what ``between`` gave, times the scale of the loss.
     of_between: list[Any] = field(default_factory=list)
 
 

@@ -25,10 +25,6 @@ class ForwardScope(keras.StatelessScope):
         trainable: The trainable variables and their values, which the tape watches.
         draw: Returns the seed (int32, shape [2]) of the n-th untracked generator; None:
             each is what it is.
-
-    Attributes:
-        assigned: For each trainable variable by index, the values assigned to it.
-        unknown: Variables that were assigned and are in neither list.
     """
 
     def __init__(
@@ -39,7 +35,9 @@ class ForwardScope(keras.StatelessScope):
         tape: tf.GradientTape | None = None,
     ):
         super().__init__([*trainable, *others], collect_losses=True)
+        # For each trainable variable by index, the values assigned to it.
         self.assigned: dict[int, list[tf.Tensor]] = {}
+        # Variables that were assigned and are in neither list.
         self.unknown: list[keras.Variable] = []
         self._indices = {id(v): i for i, (v, _) in enumerate(trainable)}
         self._known = set(self.state_mapping)

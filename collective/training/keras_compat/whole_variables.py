@@ -21,12 +21,7 @@ Values = Mapping[int, np.ndarray]
 
 
 class Whole:
-    """What happens to variables inside ``whole_variables``.
-
-    Args:
-        variables: Each holds a shard.
-        fetch: Returns their whole values.
-    """
+    """What happens to variables, which hold shards, inside ``whole_variables``."""
 
     def __init__(
         self, variables: Sequence[keras.Variable], fetch: Callable[[], Values]

@@ -66,10 +66,7 @@ class CallbackState:
     def share(self, backend: Backend, model: keras.Model, params: Any) -> bool:
         """Gives every rank what has changed on rank 0 since the last call of it.
 
-        Every rank calls it.
-
-        Returns:
-            Whether this rank has rank 0's state now.
+        Every rank calls it, and learns whether it has rank 0's state now.
         """
         kinds = [f"{type(c).__module__}.{type(c).__qualname__}" for c in self.callbacks]
         changed: dict[Key, bytes] = {}
@@ -198,7 +195,7 @@ def _around(callback: keras.callbacks.Callback) -> Iterator[tuple[str, str, Any,
                 functions.append(value)
             elif _is_plain(value):
                 yield "cell", f"{name}.{of}", cell, value
-        for of in _names(function.__code__):
+        for of in names_in(function.__code__):
             value = function.__globals__.get(of, function)
             if isinstance(value, _FUNCTION):
                 if value.__module__ == function.__module__:
@@ -215,9 +212,10 @@ def _around(callback: keras.callbacks.Callback) -> Iterator[tuple[str, str, Any,
 _FUNCTION = types.FunctionType
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
+    """The names of globals that a function, and those in it, may read."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return {*code.co_names}.union(*map(_names, inner))
+    return {*code.co_names}.union(*map(names_in, inner))
 
 
 def _is_plain(value: Any) -> bool:

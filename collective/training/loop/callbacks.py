@@ -70,12 +70,6 @@ class Hooks:
 
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
-        model: What they are set to.
-        params: Given to the callbacks, as Keras does.
-
-    Attributes:
-        used: The hooks that a callback of rank 0 overrides; after ``agree``.
-        has_bar: Whether the callbacks are Keras' own list, which has a progress bar.
     """
 
     def __init__(
@@ -86,10 +80,12 @@ class Hooks:
         params: Mapping[str, Any],
     ):
         self.callbacks = flatten(callbacks)
+        # Whether the callbacks are Keras' own list, which has a progress bar.
         self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
         self.model = model
         self.backend = backend
         self.params = dict(params)
+        # The hooks that a callback of rank 0 overrides; after ``agree``.
         self.used: set[str] = set()
         # In the order of now: it depends on which layers are trainable.
         self._variables = (
@@ -302,11 +298,7 @@ class BatchHooks:
 
 
 class RankZeroCallbacks(Observer):
-    """Runs hooks on rank 0, and makes every rank follow what they decided.
-
-    Attributes:
-        hooks: Calls them, also those of the validation.
-    """
+    """Runs hooks on rank 0, and makes every rank follow what they decided."""
 
     def __init__(
         self, callbacks: Callbacks, position: Position, params: dict[str, Any]
@@ -314,6 +306,7 @@ class RankZeroCallbacks(Observer):
         self.position = position
         self.model = position.model
         self.backend = position.backend
+        # Calls them, also those of the validation.
         self.hooks = Hooks(callbacks, self.model, self.backend, params)
         self._batches = BatchHooks(self.hooks, "train")
         self._epoch = self._first = self._stop = 0

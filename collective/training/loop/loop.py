@@ -52,24 +52,19 @@ class TrainingStep(Protocol):
 
 @dataclass
 class Loop:
-    """Runs the steps of a training.
-
-    Args:
-        epochs: Epochs of the whole training; ``ENDLESS`` where steps decide.
-        last_step: Steps of the whole training, over all epochs; ``ENDLESS`` where the
-            number of epochs decides.
-        observers: Called at fixed points, innermost first.
-        validate: Validation after an epoch, a collective; None for none.
-        validated: Of the number of an epoch, whether ``validate`` follows it.
-    """
+    """Runs the steps of a training."""
 
     position: Position
     step: TrainingStep
     feed: Feed
-    epochs: int
+    epochs: int  # epochs of the whole training; ``ENDLESS`` where steps decide
+    # Steps of the whole training, over all epochs; ``ENDLESS`` where the number of
+    # epochs decides.
     last_step: int
-    observers: Sequence[Observer] = ()
+    observers: Sequence[Observer] = ()  # called at fixed points, innermost first
+    # Validation after an epoch, a collective; None for none.
     validate: Callable[[], dict[str, float]] | None = None
+    # Of the number of an epoch, whether ``validate`` follows it.
     validated: Callable[[int], bool] = lambda epoch: True
 
     def __post_init__(self) -> None:

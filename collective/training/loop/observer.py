@@ -25,35 +25,23 @@ from collective.training.step.attachments import Attachment
 
 
 class FinishedStep(NamedTuple):
-    """A step that every rank has finished.
+    """A step that every rank has finished."""
 
-    Attributes:
-        number: Of the step, from 0, over all epochs.
-        begin: When the loop began to wait for its batch; seconds of
-            ``time.perf_counter``, as the next two.
-        ready: When it had the batch.
-        done: When the step had returned.
-        ended: As ``done``, in seconds since the epoch (``time.time``).
-        report: What the step returned, see ``collective.training.step.report``.
-        batch: What this process has given it.
-    """
-
-    number: int
+    number: int  # of the step, from 0, over all epochs
+    # When the loop began to wait for its batch; seconds of ``time.perf_counter``, as
+    # the next two.
     begin: float
-    ready: float
-    done: float
-    ended: float
-    report: tf.Tensor
-    batch: Batch
+    ready: float  # when it had the batch
+    done: float  # when the step had returned
+    ended: float  # as ``done``, in seconds since the epoch (``time.time``)
+    report: tf.Tensor  # what the step returned, see ``collective.training.step.report``
+    batch: Batch  # what this process has given it
 
 
 class Observer:
-    """Base class of all observers; no method does anything.
+    """Base class of all observers; no method does anything."""
 
-    Attributes:
-        attachments: What the observer adds to the all-reduce of each step.
-    """
-
+    # What the observer adds to the all-reduce of each step.
     attachments: Sequence[Attachment] = ()
 
     def begin(self) -> None:

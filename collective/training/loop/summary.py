@@ -67,9 +67,7 @@ class Summary:
         """Summarizes a training.
 
         Args:
-            options: The options of the run.
             test: Loss and metrics on the test data; may be empty.
-            parameters: Number of the model's parameters.
             rows: Rows of the training data.
         """
         backend = result.backend

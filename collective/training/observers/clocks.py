@@ -29,17 +29,11 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Offset:
-    """This process' clock minus that of rank 0.
+    """This process' clock minus that of rank 0."""
 
-    Attributes:
-        seconds: The offset.
-        error: Bound of the error in seconds when it was measured.
-        at: Time of the measurement, by this process' clock.
-    """
-
-    seconds: float
-    error: float
-    at: float
+    seconds: float  # the offset
+    error: float  # bound of the error in seconds when it was measured
+    at: float  # time of the measurement, by this process' clock
 
 
 def now() -> float:

@@ -50,15 +50,7 @@ class _Step(NamedTuple):
 
 
 def begin(path: str, backend: Backend) -> Timeline:
-    """A new trace; every process calls it.
-
-    Args:
-        path: The trace, on rank 0's host.
-        backend: What the processes talk through.
-
-    Raises:
-        UsageError: If the file cannot be written.
-    """
+    """A new trace; every process calls it. A UsageError if it cannot be written."""
     hosts = gather(backend, clocks.number_of(_host()))
     if _first_here(backend, hosts):
         name = _part(path, home=hosts[backend.rank] == hosts[0])
@@ -75,7 +67,6 @@ def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> T
 
     Args:
         mine: This process' timeline, if it has one.
-        path, backend: As for ``begin``.
         step: The one to continue with.
 
     Raises:
@@ -100,8 +91,6 @@ class Timeline:
     """Records this process' steps.
 
     Args:
-        path: The trace, which was begun.
-        backend: What the processes talk through.
         hosts: By rank, a number for its host.
         home: That of the host where the trace is.
         offset: This process' clock less rank 0's.
@@ -151,7 +140,6 @@ class Timeline:
         """Takes a step, whose times are seconds of ``time.perf_counter``.
 
         Args:
-            number: Of the step.
             begin: When it began to wait for its input.
             ready: When it had it.
             done: When it had ended.
@@ -315,12 +303,7 @@ class Timeline:
 
 
 class TimelineObserver(Observer):
-    """Writes the timeline while the training runs.
-
-    Args:
-        path: The trace, on rank 0's host.
-        position: Of the training.
-    """
+    """Writes the timeline while the training runs."""
 
     def __init__(self, path: str, position: Position):
         self.path = path

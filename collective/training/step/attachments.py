@@ -49,13 +49,11 @@ class Attachment(ABC):
     The sum may be in float32, or travel as bfloat16 (integers up to 256 are exact in
     both). For numbers of each single replica, a contribution is zero in all rows but
     its own (``one_hot(replica, most_replicas)``).
-
-    Attributes:
-        per_rank: Whether the ranks that hold one replica together contribute different
-            rows. All contributions then are ``[most_replicas, n]``, and the total has a
-            row for each rank.
     """
 
+    # Whether the ranks that hold one replica together contribute different rows. All
+    # contributions then are ``[most_replicas, n]``, and the total has a row for each
+    # rank.
     per_rank: ClassVar[bool] = False
 
     def prepare(self) -> None:

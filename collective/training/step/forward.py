@@ -37,29 +37,24 @@ class Predicted(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over rows; they can be added over micro-batches and over replicas.
+    """Sums over rows; they can be added over micro-batches and over replicas."""
 
-    Attributes:
-        gradients: One list for each denominator of the loss (first the divided part, if
-            there is one). Each has one dense tensor for each connected variable.
-        weights: Scalars, the denominators of the undivided losses.
-        losses: Scalars: the divided part as Keras shows it, then the total of each
-            undivided loss.
-        outputs: Scalars ``total, weight`` for each output's own loss; weight is 0 for a
-            divided one.
-        metrics: The metrics' variables, counted from zero.
-        state: What these rows contribute to the new values of what the model assigns
-            (``collective.training.step.layer_state``).
-        overwrites: ``[pieces, *shape]`` for each trainable variable that is overwritten
-            by its gradient; zero but in the place of these rows.
-    """
-
+    # One list for each denominator of the loss (first the divided part, if there is
+    # one). Each has one dense tensor for each connected variable.
     gradients: list[list[tf.Tensor]]
-    weights: list[tf.Tensor]
+    weights: list[tf.Tensor]  # scalars, the denominators of the undivided losses
+    # Scalars: the divided part as Keras shows it, then the total of each undivided
+    # loss.
     losses: list[tf.Tensor]
+    # Scalars ``total, weight`` for each output's own loss; weight is 0 for a divided
+    # one.
     outputs: list[tuple[tf.Tensor, tf.Tensor]]
-    metrics: list[tf.Tensor]
+    metrics: list[tf.Tensor]  # the metrics' variables, counted from zero
+    # What these rows contribute to the new values of what the model assigns
+    # (``collective.training.step.layer_state``).
     state: list[tf.Tensor]
+    # ``[pieces, *shape]`` for each trainable variable that is overwritten by its
+    # gradient; zero but in the place of these rows.
     overwrites: list[tf.Tensor]
 
 

@@ -23,46 +23,39 @@ class Weights(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What the sums of one replica in one step depend on.
+    """What the sums of one replica in one step depend on."""
 
-    Attributes:
-        weights: Values of the model's variables.
-        rows: The rows of this replica; there may be none.
-        count: int64 scalar, their number.
-        global_rows: int64 scalar, rows of the global batch.
-        loss_scale: float32 scalar, the loss is multiplied by it before differentiation.
-        number: int64 scalar, the step's number.
-        replica: int64 scalar, the replica's number in the job.
-        first_row: int64 scalar, the place of its first row in the global batch.
-        metrics: float64 vector, the values from which metrics of the whole batch
-            continue; empty where there are none.
-    """
-
-    weights: Weights
-    rows: Rows
-    count: Any
-    global_rows: Any
+    weights: Weights  # values of the model's variables
+    rows: Rows  # the rows of this replica; there may be none
+    count: Any  # int64 scalar, their number
+    global_rows: Any  # int64 scalar, rows of the global batch
+    # float32 scalar, the loss is multiplied by it before differentiation.
     loss_scale: Any
-    number: Any
-    replica: Any
-    first_row: Any
+    number: Any  # int64 scalar, the step's number
+    replica: Any  # int64 scalar, the replica's number in the job
+    first_row: Any  # int64 scalar, the place of its first row in the global batch
+    # float64 vector, the values from which metrics of the whole batch continue; empty
+    # where there are none.
     metrics: Any
+
+    def of_pass(
+        self, rows: Rows, micro_batch: Any = 0, start: Any = None
+    ) -> tuple[Any, ...]:
+        """The arguments of ``Forward.train`` for some of the rows, from ``start`` on."""
+        first = self.first_row
+        if start is not None:
+            first += tf.cast(start, tf.int64)
+        place = [self.number, self.replica, tf.cast(micro_batch, tf.int64), first]
+        return self.weights, rows, self.global_rows, self.loss_scale, tf.stack(place)
 
 
 class ReplicaRows(NamedTuple):
-    """The rows of one replica.
+    """The rows of one replica."""
 
-    Attributes:
-        rows: The rows; there may be none.
-        count: int64 scalar, their number.
-        rows_read: As ``Batch.rows_read``, for these rows; ``()`` where it is absent.
-        first: int64 scalar, the place of the first of them in the global batch.
-    """
-
-    rows: Rows
-    count: tf.Tensor
-    rows_read: Any
-    first: tf.Tensor
+    rows: Rows  # the rows; there may be none
+    count: tf.Tensor  # int64 scalar, their number
+    rows_read: Any  # as ``Batch.rows_read``, for these rows; ``()`` where it is absent
+    first: tf.Tensor  # int64 scalar, the place of the first of them in the global batch
 
 
 def read_weights(prepared: PreparedModel) -> Weights:

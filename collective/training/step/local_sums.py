@@ -32,12 +32,7 @@ _SCALE = tf.TensorSpec([], tf.float32)
 def trace_training(
     forward: Forward, spec: Batch, jit_compile: bool = False
 ) -> TracedPass:
-    """Traces the forward and backward pass over some rows.
-
-    Args:
-        spec: ``tf.TensorSpec`` of a batch.
-        jit_compile: Whether XLA compiles it.
-    """
+    """Traces the forward and backward pass over some rows."""
     return trace_pass(forward.train, forward.prepared, spec, jit_compile)
 
 
@@ -54,15 +49,7 @@ def trace_pass(
 
 
 class MicroBatches:
-    """Sums micro-batch by micro-batch; see ``LocalSums``.
-
-    Args:
-        forward: The pass over a micro-batch.
-        spec: ``tf.TensorSpec`` of a batch.
-        micro_batches: How many.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the pass.
-    """
+    """Sums micro-batch by micro-batch of batches like ``spec``; see ``LocalSums``."""
 
     counts_replicas = False
 
@@ -106,15 +93,7 @@ class MicroBatches:
 
     def _add_up(self, inputs: StepInputs) -> Sums:
         def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Sums:
-            first = inputs.first_row + tf.cast(start, tf.int64)
-            micro_batch = tf.cast(micro_batch, tf.int64)
-            sums = self.traced.function(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, micro_batch, first]),
-            )
+            sums = self.traced.function(*inputs.of_pass(rows, micro_batch, start))
             return self._beside_variables(sums)
 
         return accumulate(

@@ -44,7 +44,6 @@ def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> Non
 
     Args:
         variables: Whose gradients are added up by rows.
-        optimizer: The model's.
     """
     others = [
         single.name

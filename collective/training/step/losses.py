@@ -46,36 +46,28 @@ from collective.training import keras_compat
 
 
 class SumAndWeight(NamedTuple):
-    """The sum of one loss over some rows. Scalars.
+    """The sum of one loss over some rows. Scalars."""
 
-    Attributes:
-        total: S_r; divided already where ``weight`` is None. What is differentiated.
-        weight: W_r.
-        shown: What Keras shows; the same as ``total`` but where there is no reduction.
-    """
-
+    # S_r; divided already where ``weight`` is None. What is differentiated.
     total: tf.Tensor
-    weight: tf.Tensor | None
+    weight: tf.Tensor | None  # W_r
+    # What Keras shows; the same as ``total`` but where there is no reduction.
     shown: tf.Tensor
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """The loss of some rows, as contributions to the global batch's loss.
+    """The loss of some rows, as contributions to the global batch's loss."""
 
-    Attributes:
-        divided: Scalar; its sum over replicas is the divided part of the loss.
-        undivided: One ``(total, weight)`` for each undivided loss; with both summed over
-            replicas, total / weight is that part of the loss.
-        outputs: ``(shown, weight)`` of each output's own loss, without loss weights, of
-            a model with several; weight is 0 for a divided one.
-        shown: The divided part as Keras shows it: without a reduction, Keras
-            differentiates the sum of the values and shows their mean.
-    """
-
-    divided: tf.Tensor
+    divided: tf.Tensor  # scalar; its sum over replicas is the divided part of the loss
+    # One ``(total, weight)`` for each undivided loss; with both summed over replicas,
+    # total / weight is that part of the loss.
     undivided: list[tuple[tf.Tensor, tf.Tensor]]
+    # ``(shown, weight)`` of each output's own loss, without loss weights, of a model
+    # with several; weight is 0 for a divided one.
     outputs: list[tuple[tf.Tensor, tf.Tensor]]
+    # The divided part as Keras shows it: without a reduction, Keras differentiates the
+    # sum of the values and shows their mean.
     shown: tf.Tensor
 
     @property
@@ -108,7 +100,6 @@ def loss_sums(
     """Takes the compiled loss of a batch apart; differentiable.
 
     Args:
-        model: Compiled.
         x, y, y_pred, sample_weight: The rows of this replica and the predictions.
         added: Values of ``add_loss`` and regularizers from the forward pass.
         rows, global_rows: Scalars, the number of these rows and of the global batch's.

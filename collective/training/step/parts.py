@@ -20,30 +20,22 @@ from collective.training.step.passes import TracedPass
 
 
 class ReplicaSums(NamedTuple):
-    """The sums of one replica.
+    """The sums of one replica."""
 
-    Attributes:
-        sums: ``Sums`` over its rows; or what the exchange takes that goes with it.
-        not_finite: The first variable whose gradient is not finite; see
-            ``collective.training.step.finite.first_of``.
-        found: By the trace of these sums.
-    """
-
-    sums: Any
+    sums: Any  # ``Sums`` over its rows; or what the exchange takes that goes with it
+    # The first variable whose gradient is not finite; see
+    # ``collective.training.step.finite.first_of``.
     not_finite: tf.Tensor
-    found: Found
+    found: Found  # by the trace of these sums
 
 
 class LocalSums(Protocol):
-    """Makes sums over this process' rows.
+    """Makes sums over this process' rows."""
 
-    Attributes:
-        traced: The forward and backward pass over some rows, the same on every rank.
-        counts_replicas: Whether a graph with these sums has the number of replicas in it,
-            so that it is traced again for another number.
-    """
-
+    # The forward and backward pass over some rows, the same on every rank.
     traced: TracedPass
+    # Whether a graph with these sums has the number of replicas in it, so that it is
+    # traced again for another number.
     counts_replicas: bool
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
@@ -61,17 +53,11 @@ class LocalSums(Protocol):
 
 
 class StepSums(NamedTuple):
-    """What a step sums over replicas.
+    """What a step sums over replicas."""
 
-    Attributes:
-        sums: Losses, gradients, metrics, state.
-        not_finite: See ``collective.training.step.finite.at_replica``.
-        attached: The tensors of each attachment.
-    """
-
-    sums: Any
-    not_finite: tf.Tensor
-    attached: list[list[tf.Tensor]]
+    sums: Any  # losses, gradients, metrics, state
+    not_finite: tf.Tensor  # see ``collective.training.step.finite.at_replica``
+    attached: list[list[tf.Tensor]]  # the tensors of each attachment
 
 
 class Span(NamedTuple):
@@ -85,12 +71,7 @@ class Exchange(Protocol):
     """Sums over all replicas."""
 
     def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
-        """Inside ``Backend.run``: the sums, and the time that the exchange took.
-
-        Args:
-            local: Of this replica.
-            found: By the trace of the local sums.
-        """
+        """Inside ``Backend.run``: the sums, and the time that the exchange took."""
         ...
 
 

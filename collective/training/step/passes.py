@@ -17,13 +17,6 @@ class TracedPass:
 
     Args:
         run: Returns sums, or other tensors, and what it has found.
-        signature: Of its arguments.
-        jit_compile: Whether XLA compiles it.
-
-    Attributes:
-        function: The pass; returns the sums alone.
-        concrete: As it was traced.
-        found: By the trace.
     """
 
     def __init__(
@@ -40,9 +33,10 @@ class TracedPass:
                 records.append(found)
             return result
 
+        # The pass; returns the sums alone.
         self.function = traced(sums, input_signature=signature, jit_compile=jit_compile)
-        self.concrete = self.function.get_concrete_function()
-        self.found = records[0]
+        self.concrete = self.function.get_concrete_function()  # as it was traced
+        self.found = records[0]  # by the trace
 
     @property
     def shapes(self) -> Any:

@@ -63,12 +63,7 @@ class KerasUpdate:
 def global_gradients(
     sums: Sums, found: Found, prepared: PreparedModel
 ) -> tuple[list[Any], list[int]]:
-    """The gradients of the global loss, and their variables by index.
-
-    Args:
-        sums: Over all replicas.
-        found: By the trace of the local sums.
-    """
+    """Gradients of the global loss, of sums over replicas; their variables by index."""
     # A maximum over pieces of the batch: of one piece, and of all its rows.
     overwrites = [
         tf.cast(tf.reduce_max(pieces, axis=0), tf.float32) for pieces in sums.overwrites

@@ -81,11 +81,7 @@ def _name(options: Mapping[str, Any]) -> str:
 
 
 def run(path: str) -> int:
-    """Runs the trainings of a file, prints a table and plots the losses.
-
-    Returns:
-        1 if a training failed, else 0.
-    """
+    """Trains, prints a table, plots losses; returns 1 if a training failed, else 0."""
     arguments = read(path)
     trained = fit_many(**arguments)
     Console(highlight=False, force_terminal=None if is_terminal() else False).print(

@@ -21,8 +21,11 @@ from collective.training import compatibility
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
-from collective.training.unedited.data_cache import replace_cache
-from collective.training.unedited.files import replace_mkdir, replace_savers
+from collective.training.unedited.files import (
+    replace_cache,
+    replace_mkdir,
+    replace_savers,
+)
 from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
@@ -132,12 +135,9 @@ def distribute_keras(
 
 
 def _silence() -> Callable[[], None]:
-    """Discards what this process writes to its standard output from now on.
+    """Discards what this process writes to its standard output; returns what ends it.
 
     The file descriptor is replaced: libraries and child processes are silent, too.
-
-    Returns:
-        What ends it.
     """
     sys.stdout.flush()
     nowhere, screen = os.open(os.devnull, os.O_WRONLY), os.dup(1)

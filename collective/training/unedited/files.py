@@ -1,14 +1,23 @@
-"""Files of an unedited script: rank 0 writes models, and one rank downloads at a time."""
+"""Files of an unedited script: rank 0 writes models, and one rank downloads at a time.
+
+TensorFlow refuses a data set's cache file that another process is writing, so each rank
+writes its own. A cache that is complete is read by all ranks.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
+import glob
 import hashlib
 import inspect
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
@@ -109,3 +118,30 @@ def replace_mkdir(job: Job) -> None:
 
 def _made_since(path: str, since: float) -> bool:
     return os.path.isdir(path) and os.stat(path).st_ctime >= since
+
+
+def replace_cache(job: Job) -> None:
+    """Has every rank but 0 cache into a file of its own, which it removes at its end."""
+    stock, rank = tf.data.Dataset.cache, job.backend.rank
+    if not rank:
+        return
+
+    @functools.wraps(stock)
+    def cache(self: tf.data.Dataset, filename: Any = "", *args: Any, **kwargs: Any):
+        plain = isinstance(filename, str | os.PathLike)
+        if plain and os.fspath(filename) and not _is_complete(filename):
+            filename = f"{os.fspath(filename)}-rank{rank}-{os.getpid()}"
+            atexit.register(_remove, filename)
+        return stock(self, filename, *args, **kwargs)
+
+    job.replace(tf.data.Dataset, "cache", cache)
+
+
+def _is_complete(filename: str | os.PathLike[str]) -> bool:
+    return os.path.exists(f"{os.fspath(filename)}.index")
+
+
+def _remove(filename: str) -> None:
+    for path in glob.glob(f"{glob.escape(filename)}[._]*"):
+        with contextlib.suppress(OSError):
+            os.remove(path)

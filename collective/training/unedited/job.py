@@ -43,38 +43,29 @@ _REMOVAL = CALLS.index(REMOVE)
 
 
 class Job:
-    """What the replaced functions share, and how they are put back.
-
-    Attributes:
-        used: The calls that the script has made so far.
-        around_writes: Contexts around each write of a file, on every rank: rank 0 alone
-            reads what it writes.
-        made: Files and folders that this rank has written, or found made by another.
-        seed: What random generators were seeded with where the script had set no seed.
-        grouped: The backend with several ranks to a replica, by how many.
-        split_layers: The layers of the script that are split over such ranks.
-        whole: Whether the variables of such layers are whole now.
-        keeps_private: Whether ranks other than 0 have files of their own.
-        private: Those of this rank; None: it has the real ones.
-        recovery: Repeats calls that the death of a rank interrupts.
-        takes_over: What this rank does when it becomes rank 0, because that died or left.
-        replica_counts: All numbers of replicas that the job has had.
-    """
+    """What the replaced functions share, and how they are put back."""
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.recovery = Recovery(backend)
+        self.recovery = Recovery(backend)  # repeats calls that a death interrupts
         self.recovery.on_change.append(self._changed)
+        # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []
-        self.replica_counts = {backend.replicas}
-        self.used: set[str] = set()
+        self.replica_counts = {backend.replicas}  # all that the job has had
+        self.used: set[str] = set()  # the calls that the script has made so far
+        # Around each write of a file, on every rank: rank 0 alone reads what it writes.
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
+        # What random generators were seeded with where the script had set no seed.
         self.seed: int | None = None
-        self.made: set[str] = set()
-        self.grouped: dict[int, Backend] = {}
+        self.made: set[str] = set()  # files that this rank, or another, has made
+        self.grouped: dict[int, Backend] = {}  # by how many ranks hold a replica
+        # The layers of the script that are split over such ranks, and whether they are
+        # whole now.
         self.split_layers: WeakSet[keras.Layer] = WeakSet()
         self.whole = False
-        self.keeps_private = self.undone = False
+        self.undone = False
+        # Whether ranks other than 0 have files of their own, and those of this rank.
+        self.keeps_private = False
         self.private: PrivateFiles | None = None
         self._noted: set[str] = set()
         self._depth = 0
@@ -256,13 +247,9 @@ class Job:
 
 
 class _Once:
-    """A removal, which happens once though ranks die meanwhile.
+    """A removal, which happens once though ranks die meanwhile."""
 
-    Attributes:
-        may_be_gone: Whether rank 0 may have died after it had removed the file.
-    """
-
-    may_be_gone = False
+    may_be_gone = False  # whether rank 0 may have died after it had removed the file
 
     def __init__(self, remove: Callable[[], Any]):
         self._remove = remove

@@ -31,15 +31,11 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class PrivateFiles:
-    """A working directory of this process, made of links to the one that it had.
-
-    Attributes:
-        root: The folder that stands for ``/``.
-        real: The working directory that it had.
-    """
+    """A working directory of this process, made of links to the one that it had."""
 
     def __init__(self) -> None:
-        self.real = os.getcwd()
+        self.real = os.getcwd()  # the working directory that it had
+        # The folder that stands for ``/``.
         self.root = os.path.realpath(tempfile.mkdtemp(prefix="collective-private-"))
         self._removed: set[str] = set()
         self._busy = False

@@ -60,14 +60,11 @@ class _Outcome:
 
 
 class Recovery:
-    """Runs the calls that all ranks make together, again after ranks have died.
-
-    Attributes:
-        on_change: What this rank does after each change of the ranks, before it
-            exchanges anything with others.
-    """
+    """Runs the calls that all ranks make together, again after ranks have died."""
 
     def __init__(self, backend: Backend):
+        # What this rank does after each change of the ranks, before it exchanges
+        # anything with others.
         self.on_change: list[Callable[[], None]] = []
         self._backend = backend
         self._number, self._stage = 0, _ENDED  # of the current call
@@ -96,7 +93,6 @@ class Recovery:
         Args:
             attempt: Makes the call. It is repeated from its begin, unless a training
                 continues.
-            what: Its name.
             model: Whose seeds an attempt may count up.
             data: What it reads; iterators cannot be read again.
 

@@ -25,12 +25,7 @@ _OWN = os.path.join(os.path.dirname(collective.__file__), "")  # this package's 
 
 
 class Script:
-    """What ``python script.py`` or ``python -m module`` would run.
-
-    Args:
-        path: Of the script; empty with a module.
-        module: Its name; empty with a script.
-    """
+    """What ``python script.py``, or ``-m module`` where path is empty, would run."""
 
     def __init__(self, path: str, module: str, arguments: Sequence[str]):
         self.spec: ModuleSpec | None = None

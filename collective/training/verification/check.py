@@ -59,7 +59,6 @@ class Check:
     """The comparison of a model's step.
 
     Args:
-        step: Our step.
         batches: Rows of the first batches to train on, ``()`` for what is absent.
         validation: Rows to test with.
         pieces: Into how many the rows are cut; one, where the step always sees its
@@ -122,9 +121,6 @@ class Check:
 
     def run(self, traced: Sequence[Traced | None] = ()) -> StepPlan:
         """Runs it. No variable is changed.
-
-        Args:
-            traced: What ``traced`` has found.
 
         Raises:
             UsageError: Our step would train another model than Keras'.

@@ -75,12 +75,8 @@ class WholeCalls:
     batch had; all other gradients are the pieces' own, and so are compared.
 
     Args:
-        model: That has the layers.
         places: Of the layers, among ``model._flatten_layers()``.
         sizes: Rows of the pieces.
-
-    Attributes:
-        gradients: Those of ``inputs()`` in the pass over the whole batch.
     """
 
     def __init__(self, model: keras.Model, places: Sequence[int], sizes: Sequence[int]):
@@ -89,6 +85,7 @@ class WholeCalls:
         self.sizes = sizes
         self._inputs: dict[int, list[list[Any]]] = {id(x): [] for x in self.layers}
         self._again: dict[int, int] = {id(layer): 0 for layer in self.layers}
+        # Those of ``inputs()`` in the pass over the whole batch.
         self.gradients: Iterator[Any] = iter(())
         self._of_inputs: dict[int, Any] = {}
 

@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.loop.callback_state import names_in
 
 # Deeper values are named by their type only.
 _DEPTH = 12
@@ -119,7 +120,7 @@ class _Describer:
         wrapped = inspect.unwrap(function)
         parts = [self._code(function.__code__, depth)]
         parts.append(self.of([function.__defaults__, function.__kwdefaults__], depth))
-        names = _names(function.__code__)
+        names = names_in(function.__code__)
         for cell in function.__closure__ or ():
             try:
                 parts.append(self._used(cell.cell_contents, names, depth - 1))
@@ -184,15 +185,6 @@ def _is_users_module(name: str) -> bool:
     path = Path(file).resolve()
     folders = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
     return not any(path.is_relative_to(Path(folder).resolve()) for folder in folders)
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The names of globals that a function, and those in it, may read."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
 
 
 def _array(value: Any) -> str:

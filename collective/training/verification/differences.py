@@ -39,15 +39,11 @@ _SMALL_LOG = 1e-2
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two outcomes of a step.
+    """One difference between two outcomes of a step."""
 
-    Attributes:
-        kind: ``loss``, ``metric``, ``gradient``, ``state`` or ``weight``.
-        stock, own: Keras' value and ours, in words.
-    """
-
-    kind: str
+    kind: str  # ``loss``, ``metric``, ``gradient``, ``state`` or ``weight``
     name: str
+    # stock, own: Keras' value and ours, in words.
     stock: str
     own: str
     validation: bool = False
@@ -60,23 +56,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One step, computed in several ways.
-
-    Attributes:
-        stock: By Keras, all rows at once.
-        own: By us, in pieces; or the exception that this raises.
-        whole: By us, in one piece; likewise.
-        gathered: By Keras' loss and metrics, on the predictions of all pieces; None
-            where that raises an exception.
-        found: Where ``own`` differs from ``stock``.
-    """
+    """One step, computed in several ways."""
 
     training: bool
-    stock: StepOutcome
-    own: StepOutcome | Exception
-    whole: StepOutcome | Exception
+    stock: StepOutcome  # by Keras, all rows at once
+    own: StepOutcome | Exception  # by us, in pieces; or the exception that this raises
+    whole: StepOutcome | Exception  # by us, in one piece; likewise
+    # By Keras' loss and metrics, on the predictions of all pieces; None where that
+    # raises an exception.
     gathered: StepOutcome | None
-    found: Sequence[Difference]
+    found: Sequence[Difference]  # where ``own`` differs from ``stock``
 
 
 def tolerance(model: keras.Model) -> float:
@@ -95,18 +84,13 @@ def rounding(dtypes: Collection[str]) -> float:
 
 
 class Pair(NamedTuple):
-    """One tensor in two outcomes of a step.
+    """One tensor in two outcomes of a step."""
 
-    Attributes:
-        kind: ``loss``, ``metric``, ``gradient``, ``state``, ``weight`` or ``log``.
-        before: The variable, of what is compared by its change.
-    """
-
-    kind: str
+    kind: str  # ``loss``, ``metric``, ``gradient``, ``state``, ``weight`` or ``log``
     name: str
     expected: Any
     got: Any
-    before: Any = None
+    before: Any = None  # the variable, of what is compared by its change
 
 
 def differing(
@@ -303,15 +287,11 @@ def outside(names: Sequence[str]) -> UsageError:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of the differences of a model whose rows are cut into pieces of these sizes.
-
-    Attributes:
-        allowed: The relative difference that is rounding.
-    """
+    """Of the differences of a model whose rows are cut into pieces of these sizes."""
 
     model: keras.Model
     sizes: Sequence[int]
-    allowed: float
+    allowed: float  # the relative difference that is rounding
 
     def failed(self, error: Exception) -> Difference:
         """The step raises an exception for a piece of the rows."""

@@ -19,6 +19,7 @@ import tensorflow as tf
 from collective.training import keras_compat
 from collective.training.input.leaves import open_rows
 from collective.training.step.rows import Rows
+from collective.training.traced import nodes_of
 
 # Numbers that Keras and TensorFlow count up: names of layers and of functions.
 _COUNTED = re.compile(r"_\d+(?=[/:_]|$)")
@@ -32,19 +33,16 @@ _DRAWS = re.compile(
 
 @dataclass(frozen=True)
 class Traced:
-    """What a graph has.
+    """What a graph has."""
 
-    Attributes:
-        digest: Of operations, constants and captured tensors; None where it has Python
-            code, which is never seen.
-        draws: Random operations of TensorFlow that keep a state of their own.
-        outside: Scalar float variables that it reads and that are not in ``known``.
-        rounds_to: The floating types to which it casts wider numbers.
-    """
-
+    # Of operations, constants and captured tensors; None where it has Python code,
+    # which is never seen.
     digest: str | None
+    # Random operations of TensorFlow that keep a state of their own.
     draws: tuple[str, ...]
+    # Scalar float variables that it reads and that are not in ``known``.
     outside: tuple[tf.Variable, ...]
+    # The floating types to which it casts wider numbers.
     rounds_to: frozenset[str] = frozenset()
 
 
@@ -62,10 +60,7 @@ def trace(
     except Exception:
         return None
     graph = traced.graph
-    definition = graph.as_graph_def()
-    nodes = list(definition.node)
-    for part in definition.library.function:
-        nodes += part.node_def
+    nodes = nodes_of(graph)
     operations = {node.op for node in nodes}
     digest = None
     if not operations.intersection(_OPAQUE):
@@ -114,12 +109,8 @@ def constants(graph: tf.Graph) -> list[str]:
     The same on ranks that have traced the same program. Numbers of NumPy, Python or the
     clock that code draws while it is traced are constants.
     """
-    definition = graph.as_graph_def()
-    nodes = list(definition.node)
-    for part in definition.library.function:
-        nodes += part.node_def
     found = []
-    for node in nodes:
+    for node in nodes_of(graph):
         tensor = node.attr["value"].tensor if node.op == "Const" else None
         if tensor is None or tensor.dtype == tf.string.as_datatype_enum:
             continue

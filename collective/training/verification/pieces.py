@@ -57,10 +57,6 @@ class Untraced:
 
     Args:
         draws: How it draws random numbers; by default as in Keras.
-
-    Attributes:
-        plan: Says which values of ``add_loss`` are sums over rows.
-        counted: The most look-ups of a row so far, by variable; see ``Found.counted``.
     """
 
     def __init__(
@@ -68,9 +64,10 @@ class Untraced:
     ):
         self.prepared = prepared
         self.model = prepared.model
+        # The most look-ups of a row so far, by variable; see ``Found.counted``.
         self.counted: dict[int, int] = {}
         self.backend = backend
-        self.plan = StepPlan()
+        self.plan = StepPlan()  # says which values of ``add_loss`` are sums over rows
         self._draws = draws or Draws(prepared)
         self._layout = Layout(prepared.model)
 

@@ -81,7 +81,6 @@ def compare_graphs(backend: Backend, graph: tf.Graph, drawn: bool) -> None:
     """Refuses ranks whose code drew other numbers while it was traced.
 
     Args:
-        graph: The traced step.
         drawn: Whether NumPy's or Python's generators were asked meanwhile.
     """
     if drawn and backend.rank == 0:

@@ -84,7 +84,6 @@ class StockRun(Observer):
     What callbacks assign between steps is assigned in both trainings.
 
     Args:
-        steps: How many.
         seed: Of the training: where it is given, Keras' own draws are others.
     """
 

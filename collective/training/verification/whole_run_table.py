@@ -19,19 +19,13 @@ _TENSORS = 12  # as many are shown
 
 @dataclass
 class Step:
-    """One step by both.
-
-    Attributes:
-        losses: Keras', and ours.
-        weights: The relative difference of all weights together.
-        tensors: That of each, by path.
-    """
+    """One step by both."""
 
     number: int
     rows: int
-    losses: tuple[float, float]
-    weights: float
-    tensors: dict[str, float] = field(default_factory=dict)
+    losses: tuple[float, float]  # Keras', and ours
+    weights: float  # the relative difference of all weights together
+    tensors: dict[str, float] = field(default_factory=dict)  # that of each, by path
 
     @property
     def loss(self) -> float:

@@ -14,8 +14,7 @@ from collective.launch.agents import folders, slots
 from collective.library import PeerLost
 from collective.ray import RayExecutor
 from collective.ray.elastic import Agent
-from collective.ray.serve import serve
-from collective.ray.worker import Found, Worker
+from collective.ray.worker import Found, Worker, serve
 from collective.run_function import by_rank
 
 

@@ -28,33 +28,28 @@ Gathered = Mapping[int, np.ndarray]
 
 @dataclass(frozen=True)
 class State:
-    """What a training is at the end of a step.
+    """What a training is at the end of a step."""
 
-    Attributes:
-        epoch: The epoch to continue with, from 0.
-        step: The step to continue with; steps count on over epochs. It is the first of
-            the next epoch, while ``epoch`` is still this one, if its validation and
-            the hooks of its end are still to run.
-        variables: Values of ``all_variables(model)``: weights, layer state with
-            seed generators, optimizer.
-        sums: What the metrics of the epoch so far are made of (``Averages.sums``);
-            empty between epochs.
-        losses: float64, of every step before this one.
-        history: Logs of the epochs that have ended, by name.
-        random: Global generators, as ``random_state`` returns them.
-        stopped: Whether a callback has ended the training.
-        hook: What a communication hook keeps between steps, by name
-            (``collective.training.hooks.state``).
-    """
-
-    epoch: int
+    epoch: int  # the epoch to continue with, from 0
+    # The step to continue with; steps count on over epochs. It is the first of the next
+    # epoch, while ``epoch`` is still this one, if its validation and the hooks of its
+    # end are still to run.
     step: int
+    # Values of ``all_variables(model)``: weights, layer state with seed generators,
+    # optimizer.
     variables: Sequence[np.ndarray]
+    # What the metrics of the epoch so far are made of (``Averages.sums``); empty
+    # between epochs.
     sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    # float64, of every step before this one.
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    # Logs of the epochs that have ended, by name.
     history: dict[str, list[Any]] = field(default_factory=dict)
+    # Global generators, as ``random_state`` returns them.
     random: dict[str, np.ndarray] = field(default_factory=dict)
-    stopped: bool = False
+    stopped: bool = False  # whether a callback has ended the training
+    # What a communication hook keeps between steps, by name
+    # (``collective.training.hooks.state``).
     hook: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -92,7 +87,6 @@ def values_of(
     takes states repeatedly passes the arrays of an earlier one.
 
     Args:
-        model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
         gathered: What ``Position.gather`` returned.
 

@@ -132,9 +132,6 @@ def read(
     """Reads a checkpoint; nothing is changed.
 
     Args:
-        path: Its folder.
-        model: What it is for.
-        plan: What makes its batches: rows, sizes, seed.
         training: Describes this training (``identity.py``); None: not compared.
         anyway: Whether a training with other settings or data may go on from it.
 

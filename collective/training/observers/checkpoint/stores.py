@@ -31,14 +31,10 @@ def make(place: str | os.PathLike[str]) -> FolderStore:
 
 
 class FolderStore:
-    """A folder of this host, or one that hosts share.
-
-    Attributes:
-        folder: Where checkpoints are written and read.
-    """
+    """A folder of this host, or one that hosts share."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder = folder  # where checkpoints are written and read
 
     def shown(self, path: Path) -> str:
         """The name of a checkpoint, or of the folder, for users."""
@@ -126,11 +122,7 @@ class UrlStore(FolderStore):
         self._get(self.folder / name, storage.MANIFEST)
 
     def fetch(self, path: Path) -> None:
-        """Copies a checkpoint's files from the URL.
-
-        Raises:
-            Unusable: One cannot be copied.
-        """
+        """Copies a checkpoint's files from the URL; Unusable where that fails."""
         for name in (storage.WEIGHTS, storage.ARRAYS):
             try:
                 if not (path / name).exists():

@@ -33,6 +33,7 @@ from collective.running_time import Deadline
 from collective.training.exchange import gather_few
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
+from collective.training.loop.callbacks import Hooks
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
@@ -58,18 +59,13 @@ class Reconfigure(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """The job has other ranks than before.
+    """The job has other ranks than before."""
 
-    Attributes:
-        former: The former number of each rank, by its new one; -1 for one that joined.
-        size: The former number of ranks.
-        noticed: When it was noticed, in seconds of ``time.perf_counter``.
-        left: Former ranks that have left by themselves; all others that are gone died.
-    """
-
+    # The former number of each rank, by its new one; -1 for one that joined.
     former: Sequence[int]
-    size: int
-    noticed: float
+    size: int  # the former number of ranks
+    noticed: float  # when it was noticed, in seconds of ``time.perf_counter``
+    # Former ranks that have left by themselves; all others that are gone died.
     left: Sequence[int] = ()
 
     @property
@@ -311,6 +307,21 @@ class Membership(Observer):
             hint=hint,
             everywhere=False,
         )
+
+
+class CallbackMemory(Observer):
+    """Gives every rank the state of the callbacks at the end of each epoch.
+
+    So ``EarlyStopping`` continues to count when rank 0 dies. What hooks of batches have gathered
+    since the last epoch is lost with rank 0.
+    """
+
+    def __init__(self, hooks: Hooks):
+        self._hooks = hooks
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Outside of the callbacks, which have ended the epoch then."""
+        self._hooks.share_memory()
 
 
 def join(backend: Backend) -> Change:

@@ -23,13 +23,11 @@ class StateHandoff:
     """What one generation of a job gives to the next.
 
     The first rank of each host keeps and finds the state.
-
-    Attributes:
-        possible: Whether there may be a next generation. Only in the first training of
-            a script: the next generation would repeat those before it.
     """
 
     def __init__(self, position: Position, plan: Mapping[str, Any]):
+        # Whether there may be a next generation. Only in the first training of a
+        # script: the next generation would repeat those before it.
         self.possible = generations.may_restart() and next(_trainings) == 0
         self._position, self._plan = position, plan
         self._backend = position.backend

@@ -28,42 +28,27 @@ Steps = dict[int, list[tuple[int, int, int]]]
 
 @dataclasses.dataclass
 class Run:
-    """What followed one ``from`` line.
-
-    Attributes:
-        last: The last step written, or ``start - 1``.
-        undone: Steps written before that it undid.
-    """
+    """What followed one ``from`` line."""
 
     start: int
     replicas: int
     backend: str
-    last: int
-    undone: int
+    last: int  # the last step written, or ``start - 1``
+    undone: int  # steps written before that it undid
 
 
 @dataclasses.dataclass
 class Proof:
-    """What a ledger proves.
-
-    Attributes:
-        runs: Starts and resumes of the training, in order.
-        faults: What is wrong, a sentence each; empty for a perfect ledger.
-        epochs: Rows used in each epoch; all of them, but for the last.
-    """
+    """What a ledger proves."""
 
     plan: Plan
-    runs: list[Run]
-    faults: list[str]
-    epochs: list[int]
+    runs: list[Run]  # starts and resumes of the training, in order
+    faults: list[str]  # what is wrong, a sentence each; empty for a perfect ledger
+    epochs: list[int]  # rows used in each epoch; all of them, but for the last
 
 
 def check(path: str | os.PathLike[str]) -> Proof:
-    """Replays a ledger.
-
-    Raises:
-        UsageError: If it cannot be read, or is not a ledger.
-    """
+    """Replays a ledger; a UsageError if it cannot be read, or is none."""
     plan, runs, steps, faults = _replay(path)
     per_epoch = plan.steps_per_epoch
     last = max(steps, default=-1)

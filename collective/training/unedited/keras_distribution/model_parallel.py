@@ -64,11 +64,7 @@ def model_axis(distribution: Any) -> tuple[str, int] | None:
 
 
 def make_groups(job: Job, distribution: Any) -> None:
-    """Makes the groups of ranks that a distribution needs. Every rank calls it.
-
-    Raises:
-        UsageError: The backend cannot split layers.
-    """
+    """Makes the groups of ranks that a distribution needs. Every rank calls it."""
     axis = model_axis(distribution)
     if axis is None or axis[1] in job.grouped:
         return

@@ -54,18 +54,15 @@ Values = dict[str, np.ndarray]
 
 @dataclass
 class Trial:
-    """What a step has done with some rows.
+    """What a step has done with some rows."""
 
-    Attributes:
-        gradients: Those that optimizers applied, in order.
-        variables: What it has written besides, afterwards.
-        outputs: For each returned leaf, by rule: what it is of the whole batch.
-        draws: Shapes of random draws, ``FixedNoise.shapes``.
-    """
-
+    # Those that optimizers applied, in order.
     gradients: Values = field(default_factory=dict)
+    # What it has written besides, afterwards.
     variables: Values = field(default_factory=dict)
+    # For each returned leaf, by rule: what it is of the whole batch.
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    # Shapes of random draws, ``FixedNoise.shapes``.
     draws: list[tuple[int, ...]] = field(default_factory=list)
 
 

@@ -31,16 +31,12 @@ from collective.training.variants.custom_step.share import Share
 
 
 class LoopHooks(ReplicaHooks):
-    """The intercepted calls of one step, on this rank's rows.
-
-    Attributes:
-        summed: Gradients that are global already, by id.
-    """
+    """The intercepted calls of one step, on this rank's rows."""
 
     def __init__(self, sums: OrderedSums, share: Share, sums_over_rows: bool):
         super().__init__(sums, share)
         self.sums_over_rows = sums_over_rows
-        self.summed: dict[int, Any] = {}
+        self.summed: dict[int, Any] = {}  # gradients that are global already, by id
 
     def weighed(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:
         """What this rank adds to a sum over ranks."""
@@ -120,12 +116,9 @@ class LoopHooks(ReplicaHooks):
 
 @dataclass(eq=False)
 class LoopReplica(OrderedReplica):
-    """One rank in a step, for what layers sum over ranks.
+    """One rank in a step, for what layers sum over ranks."""
 
-    Attributes:
-        sums_over_rows: Whether its loss is a part of that of the whole batch.
-    """
-
+    # Whether its loss is a part of that of the whole batch.
     sums_over_rows: bool = False
 
     def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:

@@ -17,20 +17,13 @@ from collective.training.variants.custom_step.share import Share
 
 
 class Piece(NamedTuple):
-    """This rank's rows of a batch.
-
-    Attributes:
-        rank: Whose they are.
-        start: Index of the first one.
-        rows: Number of them; 0 where the batch has fewer rows than ranks.
-        total: Rows of the batch.
-    """
+    """This rank's rows of a batch."""
 
     share: Share
-    rank: int
-    start: int
-    rows: int
-    total: int
+    rank: int  # whose they are
+    start: int  # index of the first one
+    rows: int  # number of them; 0 where the batch has fewer rows than ranks
+    total: int  # rows of the batch
 
 
 def is_array(leaf: Any) -> bool:

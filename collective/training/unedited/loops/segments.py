@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -68,17 +68,12 @@ def rewrite(tree: ast.Module, file: str, steps: list[Step]) -> None:
     ast.fix_missing_locations(tree)
 
 
-class Step:
-    """One step in the source.
+class Step(NamedTuple):
+    """One step in the source."""
 
-    Attributes:
-        place: Where it begins.
-        taped: Names that are read inside of the ``with``: of these some are rows.
-        results: Names whose values the code around it reads.
-    """
-
-    def __init__(self, place: str, taped: set[str], results: list[str]):
-        self.place, self.taped, self.results = place, taped, results
+    place: str  # where it begins
+    taped: set[str]  # names that are read inside of the ``with``: some are rows
+    results: list[str]  # names whose values the code around it reads
 
 
 class Steps:

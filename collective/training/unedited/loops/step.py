@@ -41,57 +41,36 @@ Reduced = tuple[list[Any], Any, Any]
 
 
 class Plan(NamedTuple):
-    """What the first call of a step has shown.
+    """What the first call of a step has shown."""
 
-    Attributes:
-        rows: Indices of the inputs that are rows.
-        sums_over_rows: Whether gradients of ranks are added, not averaged.
-        rules: For each output how it becomes that of the whole batch.
-        certain: False: a rule was chosen by numbers that fit several.
-    """
-
-    rows: list[int]
-    sums_over_rows: bool
-    rules: list[str]
-    certain: bool
+    rows: list[int]  # indices of the inputs that are rows
+    sums_over_rows: bool  # whether gradients of ranks are added, not averaged
+    rules: list[str]  # for each output how it becomes that of the whole batch
+    certain: bool  # False: a rule was chosen by numbers that fit several
 
 
 @dataclass(eq=False)
 class LocalRun:
-    """What the script's code returned for some rows.
+    """What the script's code returned for some rows."""
 
-    Attributes:
-        outputs: As it returned them.
-        leaves: The same, flat.
-        sources: The metric whose result a leaf is, by index.
-        summed: Indices of leaves that are global gradients.
-        updated: ids of variables that optimizers have written.
-    """
-
-    outputs: Any
-    leaves: list[Any]
+    outputs: Any  # as it returned them
+    leaves: list[Any]  # the same, flat
+    # The metric whose result a leaf is, by index.
     sources: dict[int, keras_compat.Source]
-    summed: set[int]
-    updated: set[int]
+    summed: set[int]  # indices of leaves that are global gradients
+    updated: set[int]  # ids of variables that optimizers have written
 
 
 @dataclass(eq=False, repr=False)  # TensorFlow's warnings show it
 class RowStep:
-    """A function of a batch.
-
-    Args:
-        function: Takes the inputs, a tree, as one argument.
-        name: For messages.
-        in_graph: Whether it is traced, as a ``tf.function`` is.
-        agree: ``check.agree``.
-        may_be_rows: Of the flat inputs, which may be rows; None: all.
-    """
+    """A function of a batch."""
 
     job: Job
-    function: Callable[[Any], Any]
-    name: str
-    in_graph: bool
-    agree: Callable[[RowStep, Any], Plan]
+    function: Callable[[Any], Any]  # takes the inputs, a tree, as one argument
+    name: str  # for messages
+    in_graph: bool  # whether it is traced, as a ``tf.function`` is
+    agree: Callable[[RowStep, Any], Plan]  # ``check.agree``
+    # Of the flat inputs, which may be rows; None: all.
     may_be_rows: Callable[[Any], list[int]] | None = None
     plan: Plan | None = None
     sums: OrderedSums = field(init=False)

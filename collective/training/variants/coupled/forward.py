@@ -26,7 +26,6 @@ class CoupledForward(Forward):
     Args:
         plan: Whether loss and metrics are those of the whole global batch, and how the
             gradients of look-ups travel.
-        replica: That the pass is traced for.
         metrics: Values of the metrics' variables, from which metrics of the whole global
             batch continue; all others count from zero.
     """

@@ -1,11 +1,7 @@
 """The gradient of each look-up in an embedding, from all replicas.
 
-A batch may look up one row of a table several times. Keras gives the optimizer the
-gradient of each look-up by itself (``tf.IndexedSlices`` with repeated indices), and Adam,
-RMSprop and others then add up their *squares*, which no sum over replicas has. So the
-slices of all replicas are gathered here. SGD gives the same either way, unless it clips.
-
-Where only their sum is wanted, the slices are gathered if they have fewer bytes than the
+Most optimizers add up the squares of what they get, which no sum over replicas has
+(``collective.training.step.look_ups``). So the slices of all replicas are gathered here.
 table, and added up then.
 """
 
@@ -90,10 +86,7 @@ def travelling_as_rows(
 ) -> tuple[int, ...]:
     """Which gradients have fewer bytes as look-ups of the global batch than as a table.
 
-    The same on every rank: it follows from the plan alone.
-
-    Returns:
-        Indices of trainable variables.
+    Indices of trainable variables; every rank has the same, which follow from the plan.
     """
     found = []
     for place, of_row in plan.look_ups:
@@ -173,7 +166,6 @@ def gather_look_ups(
     Args:
         look_ups: Of this replica, one for each table.
         replica: int64 scalar, its number.
-        replicas: How many there are.
         sums: Sums tensors of one dtype over replicas.
     """
     if not look_ups or replicas == 1:

@@ -81,11 +81,7 @@ class FirstPass(Forward):
         loss_scale: tf.Tensor,
         position: tf.Tensor,
     ) -> tuple[Any, Found]:
-        """As ``train``, but stops at the predictions.
-
-        Returns:
-            No sums, and the predictions with their masks.
-        """
+        """As ``train``, up to the predictions with their masks: there are no sums."""
         key = self.draws.key(position)
         state = self.draws.seeded(weights.state, key)
         scope = self._scope(Weights(weights.trainable, state), key)
@@ -105,15 +101,11 @@ class FirstPass(Forward):
 
 
 class Head(CoupledForward):
-    """Loss and metrics of the whole batch, from predictions of this replica.
+    """Loss and metrics of the whole batch, from predictions of this replica."""
 
-    Attributes:
-        leaves: The predictions.
-        gradients: Of the loss with respect to each of them, None for one that it does not
-            depend on. After ``train``.
-    """
-
-    leaves: list[tf.Tensor]
+    leaves: list[tf.Tensor]  # the predictions
+    # Of the loss with respect to each of them, None for one that it does not depend on.
+    # After ``train``.
     gradients: list[Any]
 
     def on(self, predictions: Any, masks: list[Any]) -> Head:
@@ -212,13 +204,9 @@ class CoupledMicroBatches:
     """Sums micro-batch by micro-batch, with collectives after them.
 
     Args:
-        draws: How the passes draw random numbers.
         pieces: As of ``Forward``.
         recompute: In the pass that is differentiated.
         plan: What needs the whole batch.
-        spec: ``tf.TensorSpec`` of a batch.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the passes.
 
     Raises:
         UsageError: The loss draws random numbers, or assigns variables.
@@ -291,15 +279,7 @@ class CoupledMicroBatches:
         """One pass over all micro-batches."""
 
         def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Any:
-            first = inputs.first_row + tf.cast(start, tf.int64)
-            number = tf.cast(micro_batch, tf.int64)
-            return traced.function(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, number, first]),
-            )
+            return traced.function(*inputs.of_pass(rows, micro_batch, start))
 
         count = tf.maximum(inputs.count, 1)  # for_replica has made up a row
         micro_batches = self.pieces[1]
@@ -338,14 +318,7 @@ class CoupledMicroBatches:
         head = Head(
             *(self.prepared, self.draws, self.pieces, None, self.plan, replica, values)
         ).on(*predictions)
-        zero = tf.zeros([], tf.int64)
-        sums, found = head.train(
-            inputs.weights,
-            rows,
-            inputs.global_rows,
-            inputs.loss_scale,
-            tf.stack([inputs.number, inputs.replica, zero, inputs.first_row]),
-        )
+        sums, found = head.train(*inputs.of_pass(rows))
         if found.changing or found.seeds.asked or found.overwritten:
             raise UsageError(
                 f"the loss of model {self.prepared.model.name!r} draws random numbers or "

@@ -53,13 +53,9 @@ def planned(plan: StepPlan) -> StepPlan:
 
 @dataclass(eq=False)
 class Holder(ReplicaContext):
-    """A replica that holds pieces, consecutive ones.
+    """A replica that holds pieces, consecutive ones."""
 
-    Attributes:
-        start: int64 scalar, the place of its first row in the global batch.
-    """
-
-    start: tf.Tensor
+    start: tf.Tensor  # int64 scalar, the place of its first row in the global batch
 
     @property
     def first_row(self) -> tf.Tensor:
@@ -89,10 +85,7 @@ class Holder(ReplicaContext):
 class CoupledPieces(CoupledMicroBatches):
     """Sums over the pieces of this replica, with collectives between two passes.
 
-    Args:
-        virtual: The pieces of a global batch.
-        dtype: As of ``PieceSums``.
-        given: As of ``CoupledMicroBatches``; micro-batches are those of a piece.
+    Arguments as of ``PieceSums``, and as of ``CoupledMicroBatches`` of a piece.
     """
 
     def __init__(

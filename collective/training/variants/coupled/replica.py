@@ -25,22 +25,16 @@ from collective.training.step.found import Found
 
 @dataclass(eq=False)
 class ReplicaContext:
-    """One replica in one forward pass, inside ``Backend.run``.
-
-    Attributes:
-        number: int64 scalar, the replica's number.
-        rows: int64 scalar, rows of the replica; may be 0.
-        global_rows: int64 scalar, rows of the global batch.
-        maybe_empty: Whether ``rows`` may be 0. The pass then has one row made up
-            instead (``for_replica``), which must count nowhere.
-        whole_layers: ids of the layers that are computed on the rows of all replicas.
-    """
+    """One replica in one forward pass, inside ``Backend.run``."""
 
     backend: Backend
-    number: tf.Tensor
-    rows: tf.Tensor
-    global_rows: tf.Tensor
+    number: tf.Tensor  # int64 scalar, the replica's number
+    rows: tf.Tensor  # int64 scalar, rows of the replica; may be 0
+    global_rows: tf.Tensor  # int64 scalar, rows of the global batch
+    # Whether ``rows`` may be 0. The pass then has one row made up instead
+    # (``for_replica``), which must count nowhere.
     maybe_empty: bool
+    # ids of the layers that are computed on the rows of all replicas.
     whole_layers: frozenset[int] = field(default=frozenset(), init=False)
     _before: list[tf.Operation] = field(default_factory=list, init=False)
 

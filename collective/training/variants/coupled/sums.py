@@ -32,12 +32,9 @@ class CoupledSums:
         alone: A pass without collectives, to find out about the model before the step is
             traced.
         make: Makes the pass.
-        spec: ``tf.TensorSpec`` of a batch.
         metrics: Values of metrics that continue; None where all count from zero.
         sync_batch_norm: Whether every layer of batch normalization has the statistics
             of the whole global batch; otherwise those with ``synchronized=True`` do.
-        maybe_empty: Whether a replica may have no rows.
-        jit_compile: Whether XLA compiles the pass, between its collectives.
     """
 
     counts_replicas = True
@@ -69,21 +66,12 @@ class CoupledSums:
     def __call__(self, inputs: StepInputs) -> ReplicaSums:
         """Inside ``Backend.run``: the sums of this replica."""
         values = self.metrics.unpack(inputs.metrics) if self.metrics else None
-        micro_batch = tf.zeros([], tf.int64)
 
         def run(replica: ReplicaContext, rows: Rows) -> tuple[Sums, Found]:
             train = self.make(replica, values).train
             if self.jit_compile:
                 train = compiled_around_collectives(train)
-            return train(
-                inputs.weights,
-                rows,
-                inputs.global_rows,
-                inputs.loss_scale,
-                tf.stack(
-                    [inputs.number, inputs.replica, micro_batch, inputs.first_row]
-                ),
-            )
+            return train(*inputs.of_pass(rows))
 
         with batch_norm.synchronized(self.sync_batch_norm):
             sums, found = for_replica(

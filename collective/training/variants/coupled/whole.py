@@ -48,16 +48,13 @@ def gather(model: keras.Model, own: Predicted, replica: ReplicaContext) -> Predi
 
 @dataclass
 class WholeBatch:
-    """One global batch on one replica.
-
-    Attributes:
-        metric_state: Values of the variables, to continue from; None: from zero.
-    """
+    """One global batch on one replica."""
 
     model: keras.Model
     rows: Predicted
     replica: ReplicaContext
     metric_variables: Sequence[keras.Variable]
+    # Values of the variables, to continue from; None: from zero.
     metric_state: list[tf.Tensor] | None
 
     def loss(

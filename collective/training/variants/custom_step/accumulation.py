@@ -137,32 +137,21 @@ class MicroBatchHooks(ReplicaHooks):
 
 
 class Run(NamedTuple):
-    """What all micro-batches of a replica have in common.
+    """What all micro-batches of a replica have in common."""
 
-    Attributes:
-        call: As of ``LocalStep.trace``.
-        whole: The replica's share of the batch.
-        before: As of ``LocalStep.contribution``: what each of them begins with.
-        alike: Values of ``LocalStep.alike``, as well.
-    """
-
-    call: Callable[..., Any]
-    whole: Share
+    call: Callable[..., Any]  # as of ``LocalStep.trace``
+    whole: Share  # the replica's share of the batch
+    # As of ``LocalStep.contribution``: what each of them begins with.
     before: Sequence[tf.Tensor]
-    alike: Sequence[tf.Tensor]
+    alike: Sequence[tf.Tensor]  # values of ``LocalStep.alike``, as well
 
 
 @dataclass(eq=False)
 class AccumulatingStep(LocalStep):
-    """Calls a ``train_step`` on the micro-batches of one replica's rows.
+    """Calls a ``train_step`` on the micro-batches of one replica's rows."""
 
-    Args:
-        micro_batches: How many.
-        maybe_empty: Whether one may have no rows.
-    """
-
-    micro_batches: int = 2
-    maybe_empty: bool = True
+    micro_batches: int = 2  # how many
+    maybe_empty: bool = True  # whether one may have no rows
     _specs: tuple[Logs, Gradients] = field(default_factory=lambda: ({}, []))
 
     def trace(self, rows: Rows, share: Share) -> Callable[..., Any]:

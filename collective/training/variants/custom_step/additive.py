@@ -31,27 +31,19 @@ _CLOSE = 1e-3
 
 
 class Additive:
-    """The numbers of a step that are sums over rows.
-
-    Attributes:
-        found: Their keys.
-        counts: How many numbers of each kind the last run had.
-        means, totals: What ``record`` notes, where they are not None: of each number the
-            sums, with shares and without; over replicas after ``sum_over``.
-    """
+    """The numbers of a step that are sums over rows."""
 
     def __init__(self) -> None:
-        self.found: set[Key] = set()
+        self.found: set[Key] = set()  # their keys
+        # How many numbers of each kind the last run had.
         self.counts: Counter[str] = Counter()
+        # means, totals: what ``record`` notes, where they are not None: of each number
+        # the sums, with shares and without; over replicas after ``sum_over``.
         self.means: Recorded | None = None
         self.totals: Recorded | None = None
 
     def begin(self) -> Additive:
-        """Before a run of the step by one replica, which counts its own numbers.
-
-        Returns:
-            The same numbers, with the counts of this run.
-        """
+        """Before a replica runs the step: the numbers, with the counts of this run."""
         run = copy.copy(self)
         run.counts = self.counts = Counter()
         return run
@@ -93,11 +85,7 @@ class Additive:
                 kind[key] = [next(sums) for _ in values]
 
     def among(self, whole: Recorded) -> Iterator[Key]:
-        """The numbers that are sums, and not means.
-
-        Args:
-            whole: The numbers of the batch in one piece.
-        """
+        """Those of the numbers of a whole batch that are sums, and not means."""
         assert self.means is not None and self.totals is not None
         for key, values in whole.items():
             if key in self.totals and key not in self.found:
@@ -114,17 +102,12 @@ class Additive:
 
 
 class NotingHooks(keras_compat.Hooks):
-    """Notes the numbers of a step as they are.
-
-    Attributes:
-        noted: By their keys; gradients dense.
-        counts: As of ``Additive``.
-    """
+    """Notes the numbers of a step as they are."""
 
     def __init__(self) -> None:
         self._keys = Additive()
-        self.noted: Recorded = {}
-        self.counts = self._keys.counts
+        self.noted: Recorded = {}  # by their keys; gradients dense
+        self.counts = self._keys.counts  # as of ``Additive``
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Notes them."""

@@ -193,9 +193,6 @@ def _in_pieces(
 ) -> tuple[Trial, str, bool]:
     """The step on the replicas' rows, undone afterwards; every rank calls it.
 
-    Args:
-        sizes, held: As of ``_cut``.
-
     Returns:
         What it has done, what it leaves other than on other ranks, and whether a layer
         has normalized by its batch.
@@ -310,14 +307,11 @@ def _shown(key: str) -> str:
 
 @dataclass
 class Trial:
-    """What a step has done.
+    """What a step has done."""
 
-    Attributes:
-        values: By kind: ``gradient``, those that optimizers applied, in order, by
-            variable; ``metric``, the metrics' variables afterwards; ``log``, what it
-            returned; ``state``, all other variables, but those that optimizers write.
-    """
-
+    # By kind: ``gradient``, those that optimizers applied, in order, by variable;
+    # ``metric``, the metrics' variables afterwards; ``log``, what it returned;
+    # ``state``, all other variables, but those that optimizers write.
     values: dict[str, Values]
 
 

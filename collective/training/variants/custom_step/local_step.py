@@ -34,53 +34,43 @@ MakeHooks: TypeAlias = Callable[..., ReplicaHooks]
 
 
 class Contribution(NamedTuple):
-    """What a replica adds to the sums over replicas.
+    """What a replica adds to the sums over replicas."""
 
-    Attributes:
-        logs: As the step has returned them.
-        sums: Changes of state, and of the metrics' variables, in float64; and returned
-            values that are not a metric's result, by name.
-    """
-
-    logs: Logs
+    logs: Logs  # as the step has returned them
+    # Changes of state, and of the metrics' variables, in float64; and returned values
+    # that are not a metric's result, by name.
     sums: tuple[list[tf.Tensor], list[tf.Tensor], Logs]
 
 
 @dataclass(eq=False)
 class LocalStep:
-    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
-
-    Attributes:
-        hooks: Makes what is done at the intercepted calls.
-        additive: Which numbers are sums over rows.
-        sources: For each returned name, the metric whose result it is; None for
-            others. Known after the first call, as the next two.
-        paths: See ``ReplicaHooks.paths``.
-        state: The variables that the method writes, other than those of optimizers and
-            metrics: each replica may have another value afterwards.
-        alike: What it writes and every replica writes alike: states of random generators,
-            and what ``following`` finds.
-        others: What is drawn otherwise than in one process, a few words each.
-        apply_by: As of ``ReplicaHooks``.
-        synchronizes: Whether layers of batch normalization have the statistics of the
-            whole global batch.
-        inline: Whether the method is traced in the graph of the whole step: replicas of
-            one process cannot meet in another one. Then ``note_written`` is called with
-            that graph, and the step is traced again.
-    """
+    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows."""
 
     model: keras.Model
     method: Callable[[Any], Any]
     sums: OrderedSums
-    hooks: MakeHooks = ReplicaHooks
+    hooks: MakeHooks = ReplicaHooks  # makes what is done at the intercepted calls
+    # Which numbers are sums over rows.
     additive: Additive = field(default_factory=Additive)
+    # For each returned name, the metric whose result it is; None for others. Known
+    # after the first call, as the next two.
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
-    paths: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # see ``ReplicaHooks.paths``
+    # The variables that the method writes, other than those of optimizers and metrics:
+    # each replica may have another value afterwards.
     state: list[tf.Variable] = field(default_factory=list)
+    # What it writes and every replica writes alike: states of random generators, and
+    # what ``following`` finds.
     alike: list[tf.Variable] = field(default_factory=list)
+    # What is drawn otherwise than in one process, a few words each.
     others: list[str] = field(default_factory=list)
-    apply_by: ApplyBy | None = None
+    apply_by: ApplyBy | None = None  # as of ``ReplicaHooks``
+    # Whether layers of batch normalization have the statistics of the whole global
+    # batch.
     synchronizes: bool = False
+    # Whether the method is traced in the graph of the whole step: replicas of one
+    # process cannot meet in another one. Then ``note_written`` is called with that
+    # graph, and the step is traced again.
     inline: bool = False
     _updated: set[int] = field(default_factory=set)
 
@@ -116,12 +106,7 @@ class LocalStep:
         return self.changes(call(rows, share), share, before)
 
     def totals(self, sums: Any, attached: Any) -> tuple[Any, Any]:
-        """The sums over replicas.
-
-        Args:
-            sums: As of ``Contribution``.
-            attached: Further tensors, in float64.
-        """
+        """The sums over replicas; those of attached tensors are in float64."""
         local = sums, attached
         flat = tf.nest.flatten(local)
         if self.is_whole or not flat:

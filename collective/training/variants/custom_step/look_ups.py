@@ -1,10 +1,7 @@
 """The gradient of each look-up in an embedding, from all replicas, in a user's own step.
 
-A batch may look up one row of a table several times. Keras gives the optimizer the
-gradient of each look-up by itself (``tf.IndexedSlices`` with repeated indices), and Adam,
-RMSprop and others then add up their *squares*, which no sum over replicas has. So
-``tape.gradient`` returns here what it returns in one process: the look-ups of the global
-batch.
+So that optimizers see each look-up, as in one process (``step.look_ups``),
+``tape.gradient`` returns here the look-ups of the global batch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """A ``train_step`` on the pieces of virtual replicas: one update, by sums along their tree.
 
-The step runs once on each piece, and what it would apply is dropped. What the pieces add to
-the sums over them goes along the tree, as that of other steps: gradients, metrics, state,
-returned values. Then the step runs once more, for its update: where it takes gradients, it
-gets those of all pieces, and goes on from there. It needs a row for that, which counts
-nowhere. So the bits depend on the number of pieces alone: every rank computes each of its
-pieces in the same loop, and updates from the same sums.
+The step runs once on each piece, where what it would apply is dropped, and once more on one row,
+which counts nowhere, for its update: there ``tape.gradient`` returns the sums over all pieces.
+So the bits depend on the number of pieces alone.
 """
 
 from __future__ import annotations
@@ -73,12 +70,9 @@ class UpdateHooks(PieceHooks):
 
 @dataclass(eq=False)
 class PieceStep(AccumulatingStep):
-    """Calls a ``train_step`` on the pieces that one replica holds.
+    """Calls a ``train_step`` on the pieces that one replica holds."""
 
-    Args:
-        virtual: The pieces of a global batch; ``micro_batches`` are those of a piece.
-    """
-
+    # The pieces of a global batch; ``micro_batches`` are those of a piece.
     virtual: VirtualReplicas = field(kw_only=True)
 
     def rows(self, batch: Batch, replica: tf.Tensor) -> ReplicaRows:

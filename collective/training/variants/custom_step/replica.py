@@ -139,12 +139,6 @@ class ReplicaHooks(Hooks):
 
     Args:
         apply_by: What applies gradients; None: the optimizers themselves.
-
-    Attributes:
-        updated: ids of the TensorFlow variables that optimizers write: equal on all
-            replicas without another sum.
-        paths: Names of the variables of all gradients, in the order in which
-            ``finite.first_of`` numbers them.
     """
 
     def __init__(
@@ -156,7 +150,11 @@ class ReplicaHooks(Hooks):
         self.alone = self.backend.most_replicas == 1
         self.share = self.whole = share
         self.additive = Additive()
+        # ids of the TensorFlow variables that optimizers write: equal on all replicas
+        # without another sum.
         self.updated: set[int] = set()
+        # Names of the variables of all gradients, in the order in which
+        # ``finite.first_of`` numbers them.
         self.paths: list[str] = []
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
         self._located: list[tf.Tensor] = []

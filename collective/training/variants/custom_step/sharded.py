@@ -23,11 +23,7 @@ from collective.training.variants.memory.sharded_optimizer import ShardedOptimiz
 
 
 class WithoutUpdates(keras_compat.Hooks):
-    """Has a step apply nothing, so that its optimizer is not built.
-
-    Args:
-        optimizer: The one that is to be built for shards.
-    """
+    """Has a step apply nothing by an optimizer that is to be built for shards."""
 
     def __init__(self, optimizer: keras.Optimizer):
         self.optimizer = optimizer
@@ -40,12 +36,7 @@ class WithoutUpdates(keras_compat.Hooks):
 
 
 class ShardedUpdate:
-    """The update of a ``train_step`` by the shards of its optimizer.
-
-    Args:
-        prepared: With an optimizer of shards.
-        sums: Orders the collectives of the step.
-    """
+    """The update of a ``train_step`` by the shards of its prepared optimizer."""
 
     def __init__(self, prepared: PreparedModel, sums: OrderedSums):
         assert isinstance(prepared.partition, ShardedOptimizer)
@@ -88,11 +79,7 @@ class ShardedUpdate:
 
 
 def check_optimizer(optimizer: keras.Optimizer, sharded: keras.Optimizer) -> None:
-    """Refuses a step with more than one optimizer.
-
-    Raises:
-        UsageError: The optimizer is not the one that is sharded.
-    """
+    """Refuses a step with another optimizer than the one that is sharded."""
     if optimizer is not sharded:
         raise UsageError(
             f"the train_step applies gradients by an optimizer {optimizer.name!r}, which "

@@ -8,20 +8,14 @@ import tensorflow as tf
 
 
 class Share(NamedTuple):
-    """A replica's part of a global batch.
+    """A replica's part of a global batch."""
 
-    Attributes:
-        rows: int64 scalar, its rows; 0 where the batch has fewer rows than replicas.
-        global_rows: int64 scalar.
-        number: int64 scalar, of the step.
-        replica: int64 scalar.
-        first_row: int64 scalar, the place of the first of its rows in the batch.
-    """
-
+    # int64 scalar, its rows; 0 where the batch has fewer rows than replicas.
     rows: tf.Tensor
-    global_rows: tf.Tensor
-    number: tf.Tensor
-    replica: tf.Tensor
+    global_rows: tf.Tensor  # int64 scalar
+    number: tf.Tensor  # int64 scalar, of the step
+    replica: tf.Tensor  # int64 scalar
+    # int64 scalar, the place of the first of its rows in the batch.
     first_row: tf.Tensor
 
     def of(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:

@@ -59,7 +59,6 @@ class CustomStep:
     """The step of a model with its own ``train_step``; the interface of ``Step``.
 
     Args:
-        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         maybe_empty: Whether a replica may have a batch without rows.
         sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.

@@ -34,12 +34,7 @@ def whole_or_absent(variables: Sequence[tf.Variable]) -> Iterator[None]:
 def check_known(
     written: Sequence[tf.Variable], known: Sequence[tf.Variable], backend: Backend
 ) -> None:
-    """Refuses, in an elastic job, state that a rank which joins would not get.
-
-    Args:
-        written: What the step writes.
-        known: What a state of the training has.
-    """
+    """Refuses, in an elastic job, written state that a joining rank would not get."""
     ids = {id(variable) for variable in known}
     lost = [variable.name for variable in written if id(variable) not in ids]
     if backend.elastic and lost:

@@ -39,7 +39,6 @@ def check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None:
     """Refuses, before the model is built, an optimizer that cannot update shards.
 
     Args:
-        model: Compiled.
         option: The option that asks for shards.
         partitioned: Whether an earlier training has partitioned its variables already.
     """
@@ -68,7 +67,6 @@ class PartitionedVariables(ShardedVariables, ABC):
 
     Args:
         model: Built and compiled, its optimizer built for shards.
-        backend: Connects the ranks.
         shards: By ``id`` of the variable.
     """
 

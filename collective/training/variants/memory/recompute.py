@@ -27,6 +27,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Node
+from collective.training.traced import nodes_of
 
 # Operations that draw other numbers in a second call.
 _DRAWS = ("Random", "Truncated", "Parameterized", "Multinomial")
@@ -108,7 +109,6 @@ class _Blocks:
         """Computes the nodes of a functional model in order, in blocks.
 
         Args:
-            nodes: The nodes.
             results: Tensors that are wanted at the end.
             values: Of the tensors known so far; those needed later are added.
         """
@@ -216,9 +216,8 @@ def _called_twice(function: Any, tape: keras_compat.Tape) -> list[tf.Tensor]:
 
 
 def _refuse_draws(function: Any, name: str) -> None:
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-    draws = next((n.op for n in nodes if n.op.startswith(_DRAWS)), None)
+    operations = (node.op for node in nodes_of(function.graph))
+    draws = next((op for op in operations if op.startswith(_DRAWS)), None)
     if draws:
         raise UsageError(
             f"{name} cannot be recomputed: it draws other random numbers in a second "

@@ -25,6 +25,9 @@ from collective.buckets import by_dtype
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import join
+from collective.training.step.found import Found
+from collective.training.step.parts import Span, StepSums
+from collective.training.step.reduction import AllReduce
 from collective.training.traced import traced
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import (
@@ -43,8 +46,6 @@ def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> Non
     """Refuses, before the model is built, what cannot be sharded.
 
     Args:
-        model: Compiled.
-        backend: The backend.
         partitioned_before: Whether an earlier training has sharded the optimizer.
     """
     for option in ("algorithm", "transport_dtype", "bucket_bytes"):
@@ -206,3 +207,20 @@ class WholeGradients:
         self.check = shards.check
         self.apply = shards.apply_whole
         self.finish = shards.finish
+
+
+class ReduceScatter(AllReduce):
+    """An all-reduce without the gradients, which are reduce-scattered."""
+
+    def __init__(self, backend: Backend, dtype: tf.DType, shards: ShardedOptimizer):
+        super().__init__(backend, dtype)
+        self.shards = shards
+
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
+        """Inside ``Backend.run``; the span is that of the all-reduce."""
+        gradients = local.sums.gradients
+        rest = local._replace(sums=local.sums._replace(gradients=[]))
+        total, span = super().__call__(rest, found)
+        flat = [tf.cast(g, self.dtype) for g in tf.nest.flatten(gradients)]
+        own = tf.nest.pack_sequence_as(gradients, self.shards.reduce_scatter(flat))
+        return total._replace(sums=total.sums._replace(gradients=own)), span

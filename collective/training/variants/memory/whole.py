@@ -25,7 +25,6 @@ class ShardedVariables:
     Args:
         variables: In an order that all ranks have.
         shards: By ``id`` of the variable.
-        backend: Connects the ranks.
     """
 
     def __init__(

@@ -268,7 +268,6 @@ def _lookup(
         table: ``[own rows, n]``, this rank's shard.
         ids: int64 ``[k]``, the same on every rank of the group.
         rows: Over all ranks together.
-        group: The ranks.
 
     Returns:
         ``[k, n]``, the same on every rank.

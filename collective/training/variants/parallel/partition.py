@@ -1,4 +1,4 @@
-"""The variables of a model of which each rank of a tensor group has a shard.
+"""The variables of a model of which each rank of a tensor group has a shard, and their step.
 
 A checkpoint has them whole. A new training, and what callbacks change, copies shards from
 the first replica to the ranks with the same shard of other replicas.
@@ -20,7 +20,10 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
+from collective.training.step.attachments import Attachment
 from collective.training.step.found import Found
+from collective.training.step.parts import Span, StepSums
+from collective.training.step.reduction import AllReduce
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.shards import Shard
@@ -32,7 +35,6 @@ def check(model: keras.Model, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
     Args:
-        model: Compiled.
         partitioned_before: Whether an earlier training has partitioned the model.
     """
     partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
@@ -146,3 +148,40 @@ class TensorParallelVariables(PartitionedVariables):
 
     def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
         return self.group.all_reduce(numbers)
+
+
+class ByRank(AllReduce):
+    """An all-reduce, then what each rank of a replica has contributed.
+
+    The all-reduce sums over replicas; ranks of one replica have different totals.
+
+    Args:
+        dtype: As for ``AllReduce``.
+        group: The ranks of this replica (``Backend.tensor``).
+        attachments: Of ``StepSums.attached``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: tf.DType,
+        group: Any,
+        attachments: Sequence[Attachment],
+    ):
+        super().__init__(backend, dtype)
+        self.group = group
+        self.attachments = attachments
+
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
+        """Inside ``Backend.run``; the span is that of the all-reduce."""
+        total, span = super().__call__(local, found)
+        chosen = [place for place, a in enumerate(self.attachments) if a.per_rank]
+        tensors = [t for place in chosen for t in total.attached[place]]
+        columns = [total.not_finite[:, None], *tensors]
+        by_rank = self.group.by_rank(tf.concat(columns, axis=1))
+        pieces = tf.split(by_rank, [c.shape[1] for c in columns], axis=1)
+        attached = list(total.attached)
+        left = iter(pieces[1:])
+        for place in chosen:
+            attached[place] = [next(left) for _ in attached[place]]
+        return total._replace(not_finite=pieces[0][:, 0], attached=attached), span

@@ -16,15 +16,10 @@ from collective.training.input.plan import share
 
 
 class Node(NamedTuple):
-    """A node of the tree.
+    """A node of the tree."""
 
-    Attributes:
-        start: The first piece that it covers, a multiple of ``2**level``.
-        level: 0 for a leaf.
-    """
-
-    start: int
-    level: int
+    start: int  # the first piece that it covers, a multiple of ``2**level``
+    level: int  # 0 for a leaf
 
 
 @dataclass(frozen=True)

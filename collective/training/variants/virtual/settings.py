@@ -42,10 +42,8 @@ def deterministic() -> Iterator[None]:
 
 def intra_op_threads() -> int:
     """Threads of one operation; TensorFlow takes all cores where none are set."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return int(tf.config.threading.get_intra_op_parallelism_threads()) or cores
+    chosen = int(tf.config.threading.get_intra_op_parallelism_threads())
+    return chosen or len(os.sched_getaffinity(0))
 
 
 def describe(virtual: VirtualReplicas) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Local sums of virtual replicas: piece by piece, along the subtrees that a replica holds."""
+"""Sums of virtual replicas: piece by piece, along subtrees, and their exchange."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
+from collective.training.step.clock import now
+from collective.training.step.found import Found
 from collective.training.step.inputs import ReplicaRows, StepInputs, process_rows
 from collective.training.step.local_sums import MicroBatches
-from collective.training.step.parts import ReplicaSums
+from collective.training.step.parts import ReplicaSums, Span, StepSums
+from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variables import SMALL
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees
+from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees, total
 
 
 @dataclass(frozen=True)
 class SubtreeSums:
-    """The sums over the subtrees of a replica, for ``TreeExchange``.
+    """The sums over the subtrees of a replica, for ``TreeExchange``."""
 
-    Attributes:
-        vectors: Of each subtree.
-        layout: What they hold.
-        number: int64 scalar, the step's number.
-    """
-
-    vectors: Any
-    layout: SumsLayout
-    number: tf.Tensor
+    vectors: Any  # of each subtree
+    layout: SumsLayout  # what they hold
+    number: tf.Tensor  # int64 scalar, the step's number
 
 
 class PieceSums:
@@ -161,3 +158,38 @@ class SumsLayout:
             for i, part in zip(group, parts, strict=True):
                 leaves[i] = tf.reshape(part, self._shapes[i])
         return tf.nest.pack_sequence_as(self._structure, leaves)
+
+
+class TreeExchange:
+    """Sums over all pieces of a global batch; see ``Exchange``.
+
+    The same bits for any number of replicas.
+
+    Args:
+        dtype: Of all that is not in the vectors of ``PieceSums``.
+    """
+
+    def __init__(self, virtual: VirtualReplicas, backend: Backend, dtype: tf.DType):
+        self.virtual = virtual
+        self.backend = backend
+        self.dtype = dtype
+
+    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
+        """Inside ``Backend.run``: the sums, and the time that the exchange took."""
+        backend, subtrees = self.backend, local.sums
+        assert isinstance(subtrees, SubtreeSums)
+        with tf.control_dependencies(tf.nest.flatten(subtrees.vectors)):
+            start = now()
+            sums = tf.nest.map_structure(tf.identity, subtrees.vectors)
+        attached = tf.nest.flatten(local.attached)
+        others = [tf.cast(t, self.dtype) for t in [local.not_finite, *attached]]
+        located, *others = sum_tensors(backend, others, [])
+        with tf.control_dependencies([located]):  # one collective after the other
+            sums = tf.nest.map_structure(tf.identity, sums)
+        replica, always = replica_number(backend), subtrees.number >= 0
+        vectors = total(self.virtual, backend, replica, sums, always=always)
+        with tf.control_dependencies([start, *vectors]):
+            stop = now()
+        attached = tf.nest.pack_sequence_as(local.attached, others)
+        whole = subtrees.layout.unpack(vectors)
+        return StepSums(whole, located, attached), Span(start, stop)

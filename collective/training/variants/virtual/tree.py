@@ -8,19 +8,9 @@ range, as it computes their pieces; ``finish`` adds the rest.
 TensorFlow's graph optimizer rewrites ``(a + b) + (c + d)`` as one sum of four, from left
 to right. So each addition here is a branch whose condition is known at run time only.
 
-Partial sums of subtrees then go from every process to every process, bit for bit. What
-travels is not added on its way, so no backend's order of summation matters. The
-parts are laid out in one buffer with a slot for each subtree of the job, which only one
-process fills. An all-reduce of their bit patterns as integers is then exact: one number
-and zeros. (As floats, -0.0 + 0.0 would become 0.0.)
-
-Where the backend has an all-to-all exchange, each process adds up its share of the
-elements of all subtrees, and the totals are gathered. With as many processes as virtual
-replicas this sends the bytes of one all-reduce; the buffer of slots, those of one for
-each process.
-
-Two subtrees on two replicas need none of this: a + b is b + a, so an ordinary all-reduce
-has the bits of the tree.
+Partial sums of subtrees travel as bit patterns, and nothing is added on the way: an all-reduce
+of integers, of which all but one are zero, is exact in any order. (As floats, -0.0 + 0.0 would
+become 0.0.) docs/explanation/virtual-replicas.md has the rest.
 """
 
 from __future__ import annotations
@@ -44,16 +34,11 @@ Slots = list[list[tf.Tensor]]
 
 
 class Piece(NamedTuple):
-    """What a piece has.
+    """What a piece has."""
 
-    Attributes:
-        vectors: To be summed over the pieces.
-        mark: float32 scalar, 0 where all is well.
-        rows: Tensors ``[n, ...]``, any n: wanted of all pieces one after the other.
-    """
-
-    vectors: list[tf.Tensor]
-    mark: tf.Tensor
+    vectors: list[tf.Tensor]  # to be summed over the pieces
+    mark: tf.Tensor  # float32 scalar, 0 where all is well
+    # Tensors ``[n, ...]``, any n: wanted of all pieces one after the other.
     rows: Sequence[tf.Tensor] = ()
 
 
