@@ -18,6 +18,10 @@ _READ = "ReadVariableOp"
 _OTHERWISE = None
 
 
+# By these, collectives in graphs have an order.
+_ORDER = "collective_order"
+
+
 def written_variables(graph: Any) -> list[tf.Variable]:
     """The variables of others that a function writes.
 
@@ -32,7 +36,8 @@ def written_variables(graph: Any) -> list[tf.Variable]:
     for operation in graph.get_operations():
         _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         written |= {handle.ref() for handle in writes}
-    variables = {id(v.handle): v for v in graph.variables}
+    others = [v for v in graph.variables if not v.name.startswith(_ORDER)]
+    variables = {id(v.handle): v for v in others}
     handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
     return [variables[handle] for handle in handles if handle in variables]
 

@@ -219,7 +219,7 @@ def _problem_of(step: CustomStep, whole: Rows, ours: Trial, differing: str) -> s
             f"it leaves other values in {differing!r} on each rank; it writes what it "
             "has computed from its part of the rows"
         )
-    elif step.backend.rank == 0:
+    elif _takes_part(step):
         stock = _by_keras(step, whole, keras_compat.Hooks())
         problem = _problem(step.model, stock, ours)
     return broadcast_object(step.backend, problem)
@@ -239,7 +239,7 @@ def _found_sums(
     try:
         trial()
         additive.sum_over(step.backend)
-        if step.backend.rank == 0:
+        if _takes_part(step):
             noting = NotingHooks()
             before = [_array(v) for v in step.local.state]
             with undone(step.model, step.local.written):
@@ -256,6 +256,14 @@ def _found_sums(
     found = broadcast_object(step.backend, found)
     additive.found |= found
     return bool(found)
+
+
+def _takes_part(step: CustomStep) -> bool:
+    """Whether this rank runs Keras' step; all, where each holds copies of variables.
+
+    A copy is a part of the value then, and ranks read the whole together.
+    """
+    return step.backend.rank == 0 or len(step.backend.local_replicas) > 1
 
 
 def _by_keras(
