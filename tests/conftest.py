@@ -18,6 +18,7 @@ from collective import library
 from collective.backends.horovod import installed
 from collective.errors import CollectiveError
 from tests import launch
+from tests.lean import stacks
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Logical devices are made once, before TensorFlow's first operation, or never.
@@ -138,10 +139,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
     """Makes the logical devices if any test imports TensorFlow."""
-    if "tensorflow" in sys.modules and not launch.launched():
-        from collective.backends.devices import local_devices
+    if "tensorflow" in sys.modules:
+        stacks.forget()
+        if not launch.launched():
+            from collective.backends.devices import local_devices
 
-        local_devices(DEVICES)
+            local_devices(DEVICES)
     # Keras' and TensorFlow's own objects live for ever: exclude them from collections,
     # which took more than a third of the time of all tests that trace a model.
     gc.freeze()

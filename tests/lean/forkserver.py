@@ -2,12 +2,14 @@
 
 To import them takes two seconds of processor time, and the tests start hundreds of
 ranks. Run as a script, this file is the server: it imports them once, and forks for
-every client. ``hand_over``, called by sitecustomize.py in a process that has only
-just started, sends the server this process' program, environment and open files, waits
-for the fork to end, and ends the same way; signals to the one reach the other.
+every client. ``hand_over``, called by sitecustomize.py in a rank or a script that has
+only just started, sends the server this process' program, environment and open files,
+waits for the fork to end, and ends the same way; signals to the one reach the other.
+A fork ends soon, so it collects no garbage: graphs are millions of objects that live on.
 
 There are two servers, for even and for odd ranks: ranks that share their seed for the
-order of sets would hide a program that depends on this order.
+order of sets would hide a program that depends on this order. Ranks of an unedited script
+share it, and those that are started with it have one server.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ RANKS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 # otherwise than the server has it imports them itself.
 READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
+# Of the order of sets: that of collective.distribute, and of the server of even ranks.
+SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 FILES = 250  # a message takes 253 at most
 
@@ -52,11 +56,14 @@ def hand_over(path: str) -> None:
     """
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
     if rank is None:
-        return
+        if not sys.orig_argv[1].endswith(".py"):  # a launcher
+            return
+        rank = 0
+    parity = 0 if os.environ.get("PYTHONHASHSEED") == SHARED_SEED else rank % 2
     connection = socket.socket(socket.AF_UNIX)
     with contextlib.closing(connection):
         try:
-            connection.connect(f"{path}.{rank % 2}")
+            connection.connect(f"{path}.{parity}")
         except OSError:
             return
         os.environ.pop(VARIABLE)
@@ -209,20 +216,21 @@ def start(path: str, environment: dict[str, str]) -> None:
         os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    for parity in range(2):
+    for parity, seed in enumerate((SHARED_SEED, str(os.getpid()))):
         subprocess.Popen(
             [sys.executable, __file__, f"{path}.{parity}", os.path.basename(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**environment, "PYTHONHASHSEED": str(os.getpid() * 2 + parity)},
+            env={**environment, "PYTHONHASHSEED": seed},
         )
 
 
 def run(program: dict) -> None:
     """Runs what the words behind ``python`` say, in a fork, as ``python`` does."""
     words = program["arguments"]
+    sys.orig_argv = [sys.executable, *words]
     buffered = "PYTHONUNBUFFERED" not in os.environ
     while words[0].startswith("-") and words[0] not in ("-m", "-c"):
         buffered = buffered and words[0] != "-u"
@@ -283,6 +291,7 @@ def end(run: Callable[[dict], None], program: dict) -> None:
 if __name__ == "__main__":
     import atexit
     import builtins
+    import gc
     import io
     import runpy
     import threading
@@ -291,8 +300,12 @@ if __name__ == "__main__":
     import keras  # noqa: F401
     import numpy as np
     import pytest  # noqa: F401
+    import stacks
     import tensorflow  # noqa: F401
 
+    stacks.forget()
+    gc.disable()
+    gc.freeze()
     # Kept: the sockets in it would, when they are collected, close files of a fork.
     server = Server(sys.argv[1], int(sys.argv[2]))
     program = server.run()
