@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "on_ranks: make test runs it on ranks, which this file's launch starts; in one "
         "process it is one of the matrix",
     )
+    config.addinivalue_line("markers", "waits: its job stands still for long")
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
