@@ -85,8 +85,6 @@ PYTEST   := $(BIN)/python -m pytest
 # One worker more than the two cores that this is meant for: much of the time it waits
 # for ranks it has started.
 PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
-# These are held to ends in time, and run with as many workers as there are cores.
-test-faults: WORKERS ?= 2
 
 # CHECKED=1 after make check: without the unit tests, which it has run. CHANGED=1: only
 # what a change since the last commit can reach; CHANGED=main: since that commit.

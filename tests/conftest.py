@@ -18,6 +18,7 @@ from collective import library
 from collective.backends.horovod import installed
 from collective.errors import CollectiveError
 from tests import launch
+from tests.lean import stacks
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Logical devices are made once, before TensorFlow's first operation, or never.
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "on_ranks: make test runs it on ranks, which this file's launch starts; in one "
         "process it is one of the matrix",
     )
+    config.addinivalue_line("markers", "waits: its job stands still for long")
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
@@ -138,13 +140,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
     """Makes the logical devices if any test imports TensorFlow."""
-    if "tensorflow" in sys.modules and not launch.launched():
-        import tensorflow as tf
+    if "tensorflow" in sys.modules:
+        stacks.forget()
+        if not launch.launched():
+            import tensorflow as tf
 
-        from collective.backends.devices import local_devices
+            from collective.backends.devices import local_devices
 
-        tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
-        local_devices(DEVICES)
+            tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
+            local_devices(DEVICES)
     # Keras' and TensorFlow's own objects live for ever: exclude them from collections,
     # which took more than a third of the time of all tests that trace a model.
     gc.freeze()

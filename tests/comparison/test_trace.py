@@ -26,7 +26,7 @@ def test_two_ranks_record_what_one_process_does(tmp_path):
     for name, before in (("single", []), ("native", launch.command("native", 2))):
         file = tmp_path / f"{name}.npz"
         command = [*before, *program, str(file), "--backend", name, *options]
-        code, printed = launch.run(command, launch.environment(), 100)
+        code, printed = launch.run(command, launch.environment(forked=True), 100)
         assert code == 0, printed
         with np.load(file) as trace:
             losses[name] = trace["losses"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,20 @@ from tests.hosts import lab
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--table", metavar="FILE", help="put the table of faults there")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Jobs that wait come one after the other, beside jobs that use the processors.
+
+    pytest-xdist cuts the list into as many pieces as there are workers: the last one
+    begins with them.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting = [item for item in items if item.get_closest_marker("waits")]
+    others = [item for item in items if item not in waiting]
+    begin = len(items) * (workers - 1) // workers
+    items[:] = others[:begin] + waiting + others[begin:]
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ pytestmark = launch.NEEDS_CORE
 # Times as long as promised is allowed: the machine may be busy, and some times are from the
 # start of the job on, with the import of TensorFlow.
 BUSY = 6
+# Their jobs stand still for most of their time.
+WAIT = re.compile(r".*(--rank-timeout|for ever, COLLECTIVE_TIMEOUT)")
 
 
 # Another fault shows the same: there rank 0 does what rank 1 does, or another moment of a
@@ -50,6 +52,7 @@ REPEATED = re.compile(
 def on(fault: Fault):
     """A parameter set; only in make test-all where another shows the same."""
     marks = [pytest.mark.matrix] if REPEATED.match(fault.id) else []
+    marks += [pytest.mark.waits] if WAIT.match(fault.id) else []
     return pytest.param(fault, id=fault.id, marks=marks)
 
 

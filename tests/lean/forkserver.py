@@ -2,12 +2,15 @@
 
 To import them takes two seconds of processor time, and the tests start hundreds of
 ranks. Run as a script, this file is the server: it imports them once, and forks for
-every client. ``hand_over``, called by sitecustomize.py in a process that has only
-just started, sends the server this process' program, environment and open files, waits
-for the fork to end, and ends the same way; signals to the one reach the other.
+every client. ``hand_over``, called by sitecustomize.py in a rank or a script that has
+only just started, sends the server this process' program, environment and open files,
+waits for the fork to end, and ends the same way; signals to the one reach the other. A
+fork is on the host of its client, where hosts are namespaces.
+A fork ends soon, so it collects no garbage: graphs are millions of objects that live on.
 
 There are two servers, for even and for odd ranks: ranks that share their seed for the
-order of sets would hide a program that depends on this order.
+order of sets would hide a program that depends on this order. Ranks of an unedited script
+share it, and those that are started with it have one server.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ RANKS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 # otherwise than the server has it imports them itself.
 READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
+# Of the order of sets: that of collective.distribute, and of the server of even ranks.
+SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-FILES = 250  # a message takes 253 at most
+NAMESPACES = "net", "uts", "mnt"  # of a host in tests/hosts
+FILES = 249  # a message takes 253 at most
 
 
 def read_at_import(environment: dict[str, str]) -> dict[str, str]:
@@ -50,13 +56,18 @@ def hand_over(path: str) -> None:
 
     Returns only where the server does not take it: this process then runs it itself.
     """
+    if "collective.launch.rank" in sys.orig_argv:  # starts the rank
+        return
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
     if rank is None:
-        return
+        if not sys.orig_argv[1].endswith(".py"):  # a launcher
+            return
+        rank = 0
+    parity = 0 if os.environ.get("PYTHONHASHSEED") == SHARED_SEED else rank % 2
     connection = socket.socket(socket.AF_UNIX)
     with contextlib.closing(connection):
         try:
-            connection.connect(f"{path}.{rank % 2}")
+            connection.connect(f"{path}.{parity}")
         except OSError:
             return
         os.environ.pop(VARIABLE)
@@ -70,11 +81,13 @@ def hand_over(path: str) -> None:
             "files": files,
             "processors": sorted(os.sched_getaffinity(0)),
         }
+        hosts = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]
         text = os.memfd_create("program")
         os.write(text, json.dumps(program).encode())
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        socket.send_fds(connection, [b"."], [text, *files])
-        os.close(text)
+        socket.send_fds(connection, [b"."], [text, *hosts, *files])
+        for number in (text, *hosts):
+            os.close(number)
         answer = connection.makefile()
         if not (process := int(answer.readline() or 0)):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -137,7 +150,7 @@ class Server:
 
     def _accept(self) -> None:
         connection = self.listener.accept()[0]
-        _, files, _, _ = socket.recv_fds(connection, 1, FILES + 3)
+        _, files, _, _ = socket.recv_fds(connection, 1, FILES + 4)
         if not files:
             connection.close()
             return
@@ -147,7 +160,9 @@ class Server:
         same = read_at_import(program["environment"]) == read_at_import(os.environ)
         process = os.fork() if same else 0
         if same and process == 0:
-            self._become(program, files[1:], connection)
+            namespaces = files[1 : 1 + len(NAMESPACES)]
+            enter(namespaces)
+            self._become(program, files[1 + len(namespaces) :], connection)
             return
         for number in files[1:]:
             os.close(number)
@@ -194,7 +209,17 @@ class Server:
         os.environ.update(program["environment"])
         os.chdir(program["folder"])
         os.sched_setaffinity(0, program["processors"])
+        tempfile.tempdir = None  # found again by this environment
         self.program = program
+
+
+def enter(namespaces: list[int]) -> None:
+    """Enters those of ``NAMESPACES``, by their files, that are not this process' own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, number in zip(NAMESPACES, namespaces, strict=True):
+        own = os.stat(f"/proc/self/ns/{kind}").st_ino
+        if os.fstat(number).st_ino != own and libc.setns(number, 0):
+            raise OSError(ctypes.get_errno(), f"setns: {kind}")
 
 
 def start(path: str, environment: dict[str, str]) -> None:
@@ -209,20 +234,21 @@ def start(path: str, environment: dict[str, str]) -> None:
         os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    for parity in range(2):
+    for parity, seed in enumerate((SHARED_SEED, str(os.getpid()))):
         subprocess.Popen(
             [sys.executable, __file__, f"{path}.{parity}", os.path.basename(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**environment, "PYTHONHASHSEED": str(os.getpid() * 2 + parity)},
+            env={**environment, "PYTHONHASHSEED": seed},
         )
 
 
 def run(program: dict) -> None:
     """Runs what the words behind ``python`` say, in a fork, as ``python`` does."""
     words = program["arguments"]
+    sys.orig_argv = [sys.executable, *words]
     buffered = "PYTHONUNBUFFERED" not in os.environ
     while words[0].startswith("-") and words[0] not in ("-m", "-c"):
         buffered = buffered and words[0] != "-u"
@@ -277,22 +303,33 @@ def end(run: Callable[[dict], None], program: dict) -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
+    with open("/proc/self/maps") as loaded:
+        if "libmpi.so" in loaded.read():
+            # The core finalizes MPI where the C library ends the process.
+            ctypes.CDLL(None).exit(code & 255)
     os._exit(code & 255)
 
 
 if __name__ == "__main__":
     import atexit
     import builtins
+    import ctypes
+    import gc
     import io
     import runpy
+    import tempfile
     import threading
     import types
 
     import keras  # noqa: F401
     import numpy as np
     import pytest  # noqa: F401
+    import stacks
     import tensorflow  # noqa: F401
 
+    stacks.forget()
+    gc.disable()
+    gc.freeze()
     # Kept: the sockets in it would, when they are collected, close files of a fork.
     server = Server(sys.argv[1], int(sys.argv[2]))
     program = server.run()

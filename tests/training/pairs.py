@@ -21,6 +21,7 @@ from collective.training.exchange import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
 from tests.training.hooks.everything import Everything
+from tests.training.small import on_rank_zero
 from tests.training.test_equivalence import together
 
 NAME = os.environ.get(launch.BACKEND, "single")
@@ -148,7 +149,8 @@ def differences(features: set[str], backend: Any, folder: Path) -> list[str]:
     """What is further apart than rounding; empty when nothing is."""
     if backend.size > 1:
         folder = Path(broadcast_object(backend, str(folder)))
-    wanted, got = stock(features), ours(features, backend, folder)
+    wanted = on_rank_zero(backend, lambda: stock(features))
+    got = ours(features, backend, folder)
     return [
         f"{place}: {np.abs(one - other).max()}"
         for place, (one, other) in enumerate(zip(got, wanted, strict=True))

@@ -17,6 +17,7 @@ from collective.training.loop.result import Result
 from collective.training.observers.checkpoint import schedule
 from collective.training.variables import replicated_variables
 from tests import launch
+from tests.training.test_equivalence import together
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
 PER_EPOCH = 6  # five batches of ten rows and one of three
@@ -104,6 +105,12 @@ def gather(backend: Any, value: Any) -> list[Any]:
     if backend.size == 1:
         return [value]
     return [broadcast_object(backend, value, root) for root in range(backend.size)]
+
+
+def on_rank_zero(backend: Any, compute: Callable[[], Any]) -> Any:
+    """What rank 0 computes, on every rank: Keras' own training is as long as ours."""
+    value = together(backend, compute) if backend.rank == 0 else None
+    return value if backend.size == 1 else broadcast_object(backend, value)
 
 
 def state(trained: keras.Model) -> list[np.ndarray]:

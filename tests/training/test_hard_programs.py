@@ -29,6 +29,7 @@ from tests.training.against_keras import (
     trained_by_us,
 )
 from tests.training.hard_programs import PROGRAMS, dense
+from tests.training.small import on_rank_zero
 
 HERE = "tests/training/test_hard_programs.py"
 # Pieces: a batch of 10 rows in 3 pieces, of 3 rows in as many.
@@ -72,7 +73,7 @@ def train(make, backend, **more):
 def test_trains_what_keras_trains(name, backend):
     program = PROGRAMS[name]
     keras.config.set_floatx(program.floatx)
-    wanted = trained_by_keras(program)
+    wanted = on_rank_zero(backend, lambda: trained_by_keras(program))
     for pieces in PIECES:
         keras.utils.clear_session(free_memory=False)
         got = trained_by_us(program, backend, pieces)

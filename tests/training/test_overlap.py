@@ -21,6 +21,6 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
 )  # fmt: skip
 def test_a_bucket_is_summed_while_the_next_is_computed(backend):
     command = [*launch.command(backend, 2), sys.executable, str(SCRIPT), backend]
-    code, printed = launch.run(command, launch.environment(), 100)
+    code, printed = launch.run(command, launch.environment(forked=True), 100)
     assert code == 0, printed
     assert printed.count("early in 4 steps") == 2, printed

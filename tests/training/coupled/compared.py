@@ -19,8 +19,11 @@ from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from tests import launch
+from tests.training.small import on_rank_zero
 
 BATCH, EPOCHS = 10, 3
+# The values of the variables, by their paths in their order, and the history.
+Outcome = tuple[list[tuple[str, np.ndarray]], dict[str, list]]
 NAMES = (os.environ[launch.BACKEND],) if launch.launched() else ("single",)
 
 
@@ -31,8 +34,8 @@ def planned(
     backend: Any,
     plan: StepPlan,
     **options: Any,
-) -> tuple[keras.Model, dict[str, list]]:
-    """The model and its history, as ``collective.training.fit`` trains it."""
+) -> Outcome:
+    """As ``collective.training.fit`` trains."""
     inputs = Input(data, BATCH, shuffle=False)
     prepared = prepare(make, backend, inputs.spec, micro_batch_rows=BATCH)
     position = Position(prepared.model, backend)
@@ -46,40 +49,48 @@ def planned(
     virtual = None if count is None else VirtualReplicas(count)
     feed = PlannedFeed(inputs, backend, virtual=virtual)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
-    return prepared.model, position.history
+    return outcome(prepared.model, position.history)
 
 
 def stock(
-    make: Callable[[], keras.Model], data: tuple, validation: tuple | None
-) -> tuple[keras.Model, dict[str, list]]:
+    make: Callable[[], keras.Model], data: tuple, validation: tuple | None, backend: Any
+) -> Outcome:
     """The same by ``keras.Model.fit``."""
     x, y, *weight = data
-    model = make()
-    history = model.fit(
-        x,
-        y,
-        sample_weight=weight[0] if weight else None,
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-        validation_data=validation,
-    )
-    return model, history.history
+
+    def train() -> Outcome:
+        model = make()
+        history = model.fit(
+            x,
+            y,
+            sample_weight=weight[0] if weight else None,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            shuffle=False,
+            verbose=0,
+            validation_data=validation,
+        )
+        return outcome(model, history.history)
+
+    return on_rank_zero(backend, train)
 
 
-def assert_same(got: tuple, wanted: tuple, tolerance: float) -> None:
+def outcome(model: keras.Model, history: dict[str, list]) -> Outcome:
+    """All but metrics and the states of generators."""
+    variables = [
+        (variable.path, np.array(variable))
+        for variable in model.variables
+        if "metric" not in variable.path and not variable.name.startswith("seed")
+    ]
+    return variables, history
+
+
+def assert_same(got: Outcome, wanted: Outcome, tolerance: float) -> None:
     """Every variable and the whole history."""
-    (model, history), (reference, numbers) = got, wanted
-    for mine, other in zip(model.variables, reference.variables, strict=True):
-        if "metric" in other.path or other.name.startswith("seed"):
-            continue
+    (variables, history), (reference, numbers) = got, wanted
+    for (_, mine), (path, other) in zip(variables, reference, strict=True):
         np.testing.assert_allclose(
-            np.array(mine),
-            np.array(other),
-            rtol=tolerance,
-            atol=tolerance,
-            err_msg=other.path,
+            mine, other, rtol=tolerance, atol=tolerance, err_msg=path
         )
     assert sorted(history) == sorted(numbers)
     for name, values in numbers.items():

@@ -242,7 +242,7 @@ def test_trains_what_stock_keras_trains(name, precision, backend):
     make, data, plan = CASES[name]
     counts = (30, 20) if name == "two-outputs" else (31, 17)
     arguments = make(), data(counts[0]), data(counts[1], 9)
-    wanted = stock(*arguments)
+    wanted = stock(*arguments, backend)
     got = planned(*arguments, backend, plan)
     assert_same(got, wanted, TOLERANCE[precision])
 
@@ -335,7 +335,7 @@ def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     data = rng.integers(0, 7, (31, 6)), rng.normal(size=(31, 1))
     plan = StepPlan(gather_look_ups=True)
     got = planned(make, data, None, backend, plan)
-    assert_same(got, stock(make, data, None), 1e-10)
+    assert_same(got, stock(make, data, None, backend), 1e-10)
     combined = planned(make, data, None, backend, StepPlan())
     with pytest.raises(AssertionError):
         assert_same(combined, got, 1e-4)
@@ -388,7 +388,7 @@ def test_look_ups_of_which_rows_have_some_more(distinct, backend):
     x[:, :2] = 1 + x[:, :2] // 2
     x[::3, 2:] = 0
     data = x, rng.normal(size=(31, 1))
-    wanted = stock(make, data, None)
+    wanted = stock(make, data, None, backend)
     every = planned(make, data, None, backend, StepPlan(gather_look_ups=True))
     assert_same(every, wanted, 1e-10)
     by_rows = planned(make, data, None, backend, StepPlan(as_rows=(0,)))

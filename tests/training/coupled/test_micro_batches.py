@@ -102,7 +102,7 @@ def assert_trains_as_stock(cases, name, backend, **options):
     counts = (30, 20) if name == "two-outputs" else (31, 17)
     arguments = make(), data(counts[0]), data(counts[1], 9)
     got = planned(*arguments, backend, plan, **options)
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_same(got, stock(*arguments, backend), 1e-10)
 
 
 # Of virtual replicas, masks are other ones.
@@ -123,7 +123,7 @@ def test_pieces_with_other_options(options, backend):
     make, data, plan = PIECES["look-ups" if "recompute" in options else "counting"]
     arguments = make(), data(31), None
     got = planned(*arguments, backend, plan, virtual_replicas=4, **options)
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_same(got, stock(*arguments, backend), 1e-10)
 
 
 @pytest.mark.parametrize("rows_have_some_more", [False, True])
@@ -147,7 +147,7 @@ def test_look_ups_of_a_loss_that_is_a_sum(rows_have_some_more, backend):
     data = rng.integers(1, 7, (31, 6)).astype("int32"), rng.normal(size=(31, 1))
     data[0][::3, 2:] = 0
     every = planned(make, data, None, backend, LOOK_UPS, accumulate=4)
-    assert_same(every, stock(make, data, None), 1e-10)
+    assert_same(every, stock(make, data, None, backend), 1e-10)
     by_rows = dataclasses.replace(LOOK_UPS, gather_look_ups=False, as_rows=(0,))
     added = planned(make, data, None, backend, by_rows, accumulate=4)
     assert_same(added, planned(make, data, None, backend, StepPlan()), 1e-10)
@@ -158,7 +158,7 @@ def test_recomputed_look_ups(backend):
     _, data, plan = CASES["look-ups"]
     arguments = (lambda: embedded(keras.optimizers.RMSprop)), data(31), None
     got = planned(*arguments, backend, plan, accumulate=2, recompute=True)
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_same(got, stock(*arguments, backend), 1e-10)
 
 
 @pytest.mark.parametrize("options", [{"recompute": True}, {"jit_compile": True}])
@@ -167,7 +167,7 @@ def test_with_other_options(options, backend):
     data = test_gathered.rows(31)
     plan = test_gathered.LOSS
     got = planned(make, data, None, backend, plan, accumulate=2, **options)
-    assert_same(got, stock(make, data, None), 1e-10)
+    assert_same(got, stock(make, data, None, backend), 1e-10)
 
 
 def test_what_it_cannot_know_is_refused(backend):

@@ -132,7 +132,7 @@ def test_trains_what_stock_keras_trains(name, precision, backend):
     make, data, plan = CASES[name]
     arguments = make(), data(31), data(17, 9)
     got = planned(*arguments, backend, plan, sync_batch_norm=True)
-    assert_same(got, stock(*arguments), TOLERANCE[precision])
+    assert_same(got, stock(*arguments, backend), TOLERANCE[precision])
 
 
 def test_layers_that_ask_for_it_need_no_option(backend):
@@ -140,7 +140,7 @@ def test_layers_that_ask_for_it_need_no_option(backend):
     if backend.replicas == 1:
         pytest.skip("Keras' own formula, which loses digits far from zero")
     arguments = images(31), images(17, 9)
-    wanted = stock(convolutional(), *arguments)
+    wanted = stock(convolutional(), *arguments, backend)
     asked = planned(convolutional(synchronized=True), *arguments, backend, StepPlan())
     assert_same(asked, wanted, TOLERANCE["float32"])
     own = planned(convolutional(), *arguments, backend, StepPlan())

@@ -147,13 +147,13 @@ def test_trains_what_stock_keras_trains(name, backend):
     make = network(CASES[name])
     arguments = make, rows(31), rows(17, 9)
     got = planned(*arguments, backend, plan_for(make))
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_same(got, stock(*arguments, backend), 1e-10)
 
 
 def test_sums_are_added_over_replicas(backend):
     arguments = network(Sums), rows(31), rows(17, 9)
     got = planned(*arguments, backend, StepPlan(added_sums=(0,)))
-    assert_same(got, stock(*arguments), 1e-10)
+    assert_same(got, stock(*arguments, backend), 1e-10)
 
 
 def test_random_numbers_are_refused(backend):

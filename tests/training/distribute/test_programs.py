@@ -46,7 +46,7 @@ def test_programs_equal_one_process(how, ranks, dtype, programs, once, tmp_path)
 
     def run(words, how, folder):
         arguments = [*words, sys.executable, SCRIPT, how, str(folder), *wanted]
-        env = launch.environment(FLOATX=dtype)
+        env = launch.environment(forked=True, FLOATX=dtype)
         code, output = launch.run(arguments, env, 540)
         assert code == 0, output
 

@@ -93,7 +93,9 @@ def test_what_one_rank_does_ends_by_name(backend, text, named, tmp_path):
     program.write_text(text)
     words = [*launch.command(backend, 2), sys.executable, str(program), backend]
     words.append(str(tmp_path / "state"))
-    code, output = launch.run(words, launch.environment(COLLECTIVE_TIMEOUT="12"), 120)
+    code, output = launch.run(
+        words, launch.environment(forked=True, COLLECTIVE_TIMEOUT="12"), 120
+    )
     assert code not in (0, None), output
     assert named in output
 
@@ -162,7 +164,9 @@ def test_all_ranks_write_checkpoints_to_one_path(how, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(CHECKPOINTS)
     words = [*launch.command("native", 2), sys.executable, str(program)]
-    code, output = launch.run([*words, str(tmp_path), how], launch.environment(), 120)
+    code, output = launch.run(
+        [*words, str(tmp_path), how], launch.environment(forked=True), 120
+    )
     assert code == 0, output
     files = {"checkpoint"} | {
         f"ckpt-{number}.{kind}"

@@ -114,7 +114,9 @@ if not launch.launched():
         script = str(Path(__file__).with_name("ranks_elastic.py"))
         before = [*launch.command("native", 2), "--min-np", "1", "--max-np", "2"]
         code, printed = launch.run(
-            [*before, sys.executable, script, str(tmp_path)], launch.environment(), 100
+            [*before, sys.executable, script, str(tmp_path)],
+            launch.environment(forked=True),
+            100,
         )
         assert code == 0, printed
         left, joined = TOLD_AT + 1, JOINED_AT + 1
@@ -136,7 +138,7 @@ if not launch.launched():
         script = str(Path(__file__).with_name("ranks_elastic.py"))
         before = [*launch.command("native", 2), "--min-np", "1"]
         line = [*before, sys.executable, script, str(tmp_path), "killed"]
-        code, printed = launch.run(line, launch.environment(), 100)
+        code, printed = launch.run(line, launch.environment(forked=True), 100)
         assert code == 0, printed
         assert f"1 rank continues from step {TOLD_AT} " in printed
         wanted = linear.reference(2, ALL, changes={TOLD_AT: lambda errors: errors[1:]})

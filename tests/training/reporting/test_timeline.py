@@ -176,7 +176,7 @@ def test_it_opens_when_ranks_are_killed(killed, tmp_path):
     job = psutil.Popen(
         [*start, *TRAIN, *options, "--timeline", str(path)],
         cwd=launch.ROOT,
-        env=launch.environment(),
+        env=launch.environment(forked=True),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -241,7 +241,9 @@ def test_hosts_with_clocks_of_their_own_come_together(tmp_path):
         exec {shlex.join([*NAMESPACE, "bash", "-c", elsewhere])}
     """
     code, printed = launch.run(
-        [*launch.command("mpi", 2), "bash", "-c", script], launch.environment(), 100
+        [*launch.command("mpi", 2), "bash", "-c", script],
+        launch.environment(forked=True),
+        100,
     )
     assert code == 0, printed
     assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]

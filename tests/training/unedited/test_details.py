@@ -59,7 +59,9 @@ def test_it_finds_what_python_finds_on_every_rank(tmp_path):
         folder = tmp_path / str(len(words))
         folder.mkdir()
         line = [*words, SCRIPT, str(folder)]
-        code, printed = launch.run(line, launch.environment(), 150)
+        code, printed = launch.run(
+            line, launch.environment(forked=True, PYTHONHASHSEED="0"), 150
+        )
         assert code == 0, printed
         outputs.append(printed)
     (stock,), ranks = map(found, outputs)

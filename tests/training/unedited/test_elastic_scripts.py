@@ -26,7 +26,9 @@ def stock(once) -> Path:
 
     def train(made: Path) -> None:
         command = [sys.executable, SCRIPT]
-        code, printed = launch.run(command, launch.environment(), 120, made)
+        code, printed = launch.run(
+            command, launch.environment(forked=True, PYTHONHASHSEED="0"), 120, made
+        )
         assert code == 0, printed
 
     return once("elastic_script", train)
@@ -35,7 +37,7 @@ def stock(once) -> Path:
 def run(folder: Path, ranks: int, deaths: str, *options: str) -> str:
     """Runs the script, whose ranks die, to its end; what was printed."""
     command = [*LAUNCHER, "-np", str(ranks), "--min-np", "1", "--keras", *options]
-    variables = launch.environment(DEATHS=deaths)
+    variables = launch.environment(forked=True, PYTHONHASHSEED="0", DEATHS=deaths)
     code, printed = launch.run([*command, SCRIPT], variables, 200, folder)
     assert code == 0, printed
     for death in deaths.split(","):

@@ -26,7 +26,9 @@ pytestmark = launch.STARTS_RANKS
 def test_trains_the_model_of_one_process(ranks, names, tmp_path, once):
     def run(start, folder, names):
         words = [*start, SCRIPT, str(folder), *names]
-        code, output = launch.run(words, launch.environment(), 300)
+        code, output = launch.run(
+            words, launch.environment(forked=True, PYTHONHASHSEED="0"), 300
+        )
         assert code == 0, output
 
     known = "-".join(names)

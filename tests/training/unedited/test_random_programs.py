@@ -34,7 +34,11 @@ def stock(once):
 
 def run(start: list[str], folder: Path, precision: str, names: list[str]) -> str:
     arguments = [*start, PROGRAM, str(folder), precision, *names]
-    code, printed = launch.run(arguments, launch.environment(), 200 + 20 * len(names))
+    code, printed = launch.run(
+        arguments,
+        launch.environment(forked=True, PYTHONHASHSEED="0"),
+        200 + 20 * len(names),
+    )
     assert code == 0, printed
     return printed
 

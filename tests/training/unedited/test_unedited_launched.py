@@ -39,7 +39,9 @@ def stock(once):
     def train(made: Path) -> None:
         (made / "files").mkdir()
         command = [sys.executable, SCRIPT, str(made / "files")]
-        code, printed = launch.run(command, launch.environment(), 120)
+        code, printed = launch.run(
+            command, launch.environment(forked=True, PYTHONHASHSEED="0"), 120
+        )
         assert code == 0, printed
         (made / "printed").write_text(printed)
 
