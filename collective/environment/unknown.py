@@ -17,6 +17,7 @@ KNOWN = frozenset(
         "CONTAINED",
         "GENERATION",
         "HOROVODRUN",
+        "HOST_GPUS",
         "INTERFACES",
         "JOB",
         "JOINS",

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from collective.tensorflow_ops import rows
+from collective.tensorflow_ops.xla import compiled_around_collectives
 from collective.training.keras_compat.optimizers import rows_in_order
+from collective.training.variants.coupled.look_ups import gather_look_ups
 
 OPTIMIZERS = ["adam", "sgd", "rmsprop", "adagrad", "ftrl", "scaled"]
 
@@ -76,3 +78,25 @@ def test_eagerly_and_where_nothing_repeats(pretended):
     slices = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([1, 1]), tf.constant([3, 1]))
     assert rows.dense(slices).numpy().tolist() == [[0], [2], [0]]
     assert not rows.parts_ranks([tf.ones([2])])
+
+
+def compiled(operations, kind):
+    """Whether XLA may compile the operations of a kind, of which there are some."""
+    return {o.get_attr("_XlaCompile") for o in operations if o.type == kind}
+
+
+def test_xla_leaves_what_only_values_of_a_step_decide(pretended):
+    @tf.function
+    @compiled_around_collectives
+    def gathered(values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([5, 3], tf.int64))
+        replica = tf.constant(0, tf.int64)
+        (whole,) = gather_look_ups([slices], replica, 2, lambda ts: [2 * t for t in ts])
+        return rows.dense(whole) + tf.tanh(values[0])
+
+    graph = gathered.get_concrete_function(
+        tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32)
+    ).graph
+    found = list(operations(graph))
+    assert compiled(found, "Pad") == compiled(found, "UnsortedSegmentSum") == {False}
+    assert compiled(found, "Tanh") == {True}
