@@ -56,8 +56,6 @@ def hand_over(path: str) -> None:
 
     Returns only where the server does not take it: this process then runs it itself.
     """
-    if "collective.launch.rank" in sys.orig_argv:  # starts the rank
-        return
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
     if rank is None:
         if not sys.orig_argv[1].endswith(".py"):  # a launcher
