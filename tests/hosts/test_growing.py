@@ -37,9 +37,7 @@ def start(hosts, folder: Path, first: str, *command: str) -> str:
     words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
     whole = hosts.ours("collective.launch", *words, sys.executable, *command)
     with tempfile.TemporaryDirectory() as states:  # apart from other jobs' states
-        code, printed = launch.run(
-            whole, launch.environment(forked=True, TMPDIR=states), 150
-        )
+        code, printed = launch.run(whole, launch.environment(TMPDIR=states), 150)
         assert code == 0, printed
         assert not list(Path(states).glob("collective-*")), printed
     return printed
