@@ -275,7 +275,7 @@ def launch(
     """
     with tempfile.TemporaryDirectory() as results:
         env = environment(
-            forked=True,
+            forked=start is None,
             **{
                 BACKEND: backend,
                 REFERENCE: str(reference),

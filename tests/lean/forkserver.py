@@ -4,8 +4,7 @@ To import them takes two seconds of processor time, and the tests start hundreds
 ranks. Run as a script, this file is the server: it imports them once, and forks for
 every client. ``hand_over``, called by sitecustomize.py in a rank or a script that has
 only just started, sends the server this process' program, environment and open files,
-waits for the fork to end, and ends the same way; signals to the one reach the other. A
-fork is on the host of its client, where hosts are namespaces.
+waits for the fork to end, and ends the same way; signals to the one reach the other.
 A fork ends soon, so it collects no garbage: graphs are millions of objects that live on.
 
 There are two servers, for even and for odd ranks: ranks that share their seed for the
@@ -38,8 +37,7 @@ BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
 # Of the order of sets: that of collective.distribute, and of the server of even ranks.
 SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-NAMESPACES = "net", "uts", "mnt"  # of a host in tests/hosts
-FILES = 249  # a message takes 253 at most
+FILES = 250  # a message takes 253 at most
 
 
 def read_at_import(environment: dict[str, str]) -> dict[str, str]:
@@ -79,13 +77,11 @@ def hand_over(path: str) -> None:
             "files": files,
             "processors": sorted(os.sched_getaffinity(0)),
         }
-        hosts = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES]
         text = os.memfd_create("program")
         os.write(text, json.dumps(program).encode())
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        socket.send_fds(connection, [b"."], [text, *hosts, *files])
-        for number in (text, *hosts):
-            os.close(number)
+        socket.send_fds(connection, [b"."], [text, *files])
+        os.close(text)
         answer = connection.makefile()
         if not (process := int(answer.readline() or 0)):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -148,7 +144,7 @@ class Server:
 
     def _accept(self) -> None:
         connection = self.listener.accept()[0]
-        _, files, _, _ = socket.recv_fds(connection, 1, FILES + 4)
+        _, files, _, _ = socket.recv_fds(connection, 1, FILES + 3)
         if not files:
             connection.close()
             return
@@ -158,9 +154,7 @@ class Server:
         same = read_at_import(program["environment"]) == read_at_import(os.environ)
         process = os.fork() if same else 0
         if same and process == 0:
-            namespaces = files[1 : 1 + len(NAMESPACES)]
-            enter(namespaces)
-            self._become(program, files[1 + len(namespaces) :], connection)
+            self._become(program, files[1:], connection)
             return
         for number in files[1:]:
             os.close(number)
@@ -207,17 +201,7 @@ class Server:
         os.environ.update(program["environment"])
         os.chdir(program["folder"])
         os.sched_setaffinity(0, program["processors"])
-        tempfile.tempdir = None  # found again by this environment
         self.program = program
-
-
-def enter(namespaces: list[int]) -> None:
-    """Enters those of ``NAMESPACES``, by their files, that are not this process' own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for kind, number in zip(NAMESPACES, namespaces, strict=True):
-        own = os.stat(f"/proc/self/ns/{kind}").st_ino
-        if os.fstat(number).st_ino != own and libc.setns(number, 0):
-            raise OSError(ctypes.get_errno(), f"setns: {kind}")
 
 
 def start(path: str, environment: dict[str, str]) -> None:
@@ -301,21 +285,15 @@ def end(run: Callable[[dict], None], program: dict) -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    with open("/proc/self/maps") as loaded:
-        if "libmpi.so" in loaded.read():
-            # The core finalizes MPI where the C library ends the process.
-            ctypes.CDLL(None).exit(code & 255)
     os._exit(code & 255)
 
 
 if __name__ == "__main__":
     import atexit
     import builtins
-    import ctypes
     import gc
     import io
     import runpy
-    import tempfile
     import threading
     import types
 
