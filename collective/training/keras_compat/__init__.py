@@ -13,6 +13,7 @@ names that they take, and compares Keras with them first.
 
 # ruff: noqa: F403
 from collective.training.keras_compat import private_names as private_names  # isort: skip
+from collective.training.keras_compat.custom_gradients import *
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
 from collective.training.keras_compat.entry_points import *

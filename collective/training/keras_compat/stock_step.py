@@ -16,6 +16,10 @@ import tensorflow as tf
 
 from collective.replacements import replacing
 from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.keras_compat.custom_gradients import (
+    read_variables,
+    require_variable,
+)
 from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
 from collective.training.keras_compat.model import takes_training
@@ -64,10 +68,12 @@ class _Values(keras.StatelessScope):
         tape: tf.GradientTape,
     ):
         known = [*trainable, *state]
-        self.start = {id(v): tf.convert_to_tensor(v) for v in known}
+        with tape.stop_recording():  # of a variable that is also read as such
+            self.start = {id(v): tf.convert_to_tensor(v) for v in known}
         self.tape = tape
         self.versions = {id(v): [self.start[id(v)]] for v in trainable}
         self.written: dict[int, keras.Variable] = {}
+        self.reads_variables = False
         for (value,) in self.versions.values():
             tape.watch(value)
         super().__init__([(v, self.start[id(v)]) for v in known], collect_losses=True)
@@ -81,6 +87,16 @@ class _Values(keras.StatelessScope):
             self.versions[id(variable)].append(value)
         self.written[id(variable)] = variable
         super().add_update((variable, value))
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """What reading a variable calls; see ``custom_gradients``."""
+        if self.reads_variables and id(variable) in self.versions:
+            require_variable(variable, id(variable) in self.written)
+            versions = self.versions[id(variable)]
+            if not any(value is variable._value for value in versions):
+                versions.append(variable._value)
+            return None
+        return super().get_current_value(variable)
 
     def rewind(self) -> None:
         """Gives the model's variables their first values again."""
@@ -114,7 +130,7 @@ def stock_step(
     x = batch[0]
     with whole_losses(), tf.GradientTape() as tape:
         values = _Values(trainable, state, tape)
-        with values:
+        with values, read_variables():
             model.reset_metrics()
             y_pred, terms = _call(model, x, pieces, training, values)
             added = _over_pieces(terms, pieces, sums)

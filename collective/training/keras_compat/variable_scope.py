@@ -9,6 +9,11 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from collective.training.keras_compat.custom_gradients import (
+    read_variables,
+    refuse_in_block,
+    require_variable,
+)
 from collective.training.keras_compat.randomness import is_seed_state
 
 
@@ -37,12 +42,27 @@ class ForwardScope(keras.StatelessScope):
         super().__init__([*trainable, *others], collect_losses=True)
         # For each trainable variable by index, the values assigned to it.
         self.assigned: dict[int, list[tf.Tensor]] = {}
+        # Inside of a function with a gradient of its own; see ``custom_gradients``.
+        self.reads_variables = False
+        # Trainable variables, by index, that were read there.
+        self.read: dict[int, tf.Variable] = {}
         # Variables that were assigned and are in neither list.
         self.unknown: list[keras.Variable] = []
         self._indices = {id(v): i for i, (v, _) in enumerate(trainable)}
         self._known = set(self.state_mapping)
+        self._inherited: set[int] = set()
         self._draw, self._seeds = draw, 0
         self._tape = tape
+
+    def __enter__(self) -> ForwardScope:
+        self._reading = read_variables()
+        self._reading.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reading.__exit__(*error)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """What a variable's ``assign`` calls."""
@@ -60,12 +80,26 @@ class ForwardScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """What reading a variable calls; None: its own value."""
+        if self.reads_variables and (index := self._index(variable)) is not None:
+            self.read[index] = variable._value
+            return None
         value = super().get_current_value(variable)
         if value is None and self._draw is not None and is_seed_state(variable):
             value = tf.cast(self._draw(self._seeds), variable.dtype)
             self._seeds += 1
             self.state_mapping[id(variable)] = value
         return value
+
+    def _index(self, variable: keras.Variable) -> int | None:
+        """The place of a trainable variable that can be read as such."""
+        index = self._indices.get(id(variable))
+        if index is not None:
+            require_variable(variable, index in self.assigned)
+        elif variable.trainable and id(variable) in self.state_mapping:
+            refuse_in_block(variable)
+        elif id(variable) in self._inherited:
+            require_variable(variable, is_assigned=True)
+        return index
 
     def continued(
         self, values: Iterable[tuple[keras.Variable, tf.Tensor]]
@@ -79,6 +113,7 @@ class ForwardScope(keras.StatelessScope):
         scope = ForwardScope((), values, self._draw)
         scope.state_mapping = self.state_mapping | scope.state_mapping
         scope._known = self._known - set(self._indices)
+        scope._inherited = self._inherited | set(self._indices)
         scope._seeds = self._seeds
         return scope
 

@@ -143,7 +143,7 @@ class Forward:
             scope = self._scope(Weights(trainable, state), key, tape)
             seen, loss = self._call(scope, rows, global_rows, training=True)
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
-        gradients = self._gradients(tape, scaled, trainable, scope.assigned)
+        gradients = self._gradients(tape, scaled, trainable, scope)
         counted = _counted(gradients, rows)
         look_ups = self._take_look_ups(gradients)
         del tape
@@ -270,13 +270,16 @@ class Forward:
         tape: tf.GradientTape,
         totals: list[tf.Tensor],
         trainable: list[tf.Tensor],
-        assigned: dict[int, list[tf.Tensor]],
+        scope: keras_compat.ForwardScope,
     ) -> list[list[Any]]:
         """The gradients of each total; None where it does not depend on a variable.
 
-        That of a variable which the model assigns is the sum of those of its values.
+        That of a variable which the model assigns, or reads as a variable, is the sum of
+        those of its values.
         """
-        more = [(i, value) for i, values in assigned.items() for value in values]
+        assigned = scope.assigned.items()
+        more = [(i, value) for i, values in assigned for value in values]
+        more += scope.read.items()
         sources = [*trainable, *(value for _, value in more)]
         found = []
         for total in totals:

@@ -135,13 +135,13 @@ class Head(CoupledForward):
         tape: tf.GradientTape,
         totals: list[tf.Tensor],
         trainable: list[tf.Tensor],
-        assigned: dict[int, list[tf.Tensor]],
+        scope: keras_compat.ForwardScope,
     ) -> list[list[Any]]:
         self.gradients = [
             tape.gradient(totals[0], leaf) if leaf.dtype.is_floating else None
             for leaf in self.leaves
         ]
-        return super()._gradients(tape, totals, trainable, assigned)
+        return super()._gradients(tape, totals, trainable, scope)
 
 
 class SecondPass(OwnLookUps):
