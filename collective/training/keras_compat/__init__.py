@@ -13,7 +13,6 @@ names that they take, and compares Keras with them first.
 
 # ruff: noqa: F403
 from collective.training.keras_compat import private_names as private_names  # isort: skip
-from collective.training.keras_compat.custom_gradients import *
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
 from collective.training.keras_compat.entry_points import *
@@ -32,3 +31,4 @@ from collective.training.keras_compat.stock_step import *
 from collective.training.keras_compat.variable_scope import *
 from collective.training.keras_compat.weights_file import *
 from collective.training.keras_compat.whole_variables import *
+from collective.training.keras_compat.wrapped_functions import *

@@ -16,7 +16,7 @@ from keras.src.ops.function import Function
 from tensorflow.python.eager import record
 
 from collective.replacements import replacing
-from collective.training.keras_compat.custom_gradients import refuse_in_block
+from collective.training.keras_compat.wrapped_functions import refuse_in_block
 
 _KERAS_MOMENTS = keras.layers.BatchNormalization._moments
 Moments = Callable[[tf.Tensor, list[int], Any], tuple[tf.Tensor, tf.Tensor] | None]
@@ -230,7 +230,7 @@ def _with_inner(layer: Any) -> list[Any]:
 class InnerScope(keras.StatelessScope):
     """A stateless scope within the current one, which its effects do not reach."""
 
-    reads_variables = False  # see ``custom_gradients``
+    reads_variables = False  # see ``wrapped_functions``
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """What reading a variable calls."""

@@ -16,6 +16,7 @@ from collective.training.keras_compat.optimizers import (
     core_optimizer,
     flatten_partitioned,
 )
+from collective.training.keras_compat.wrapped_functions import traced_anew
 
 #: Kinds of models that have no code of their own.
 PLAIN_MODELS = keras.Sequential, Functional
@@ -52,7 +53,9 @@ def build(
     built = model.optimizer.built
     model.optimizer.built = built or not optimizer
     try:
-        with replacing(core, "build", lambda v: build_core(flatten_partitioned(v))):
+        # What is traced without values would keep those that variables begin with.
+        whole = replacing(core, "build", lambda v: build_core(flatten_partitioned(v)))
+        with whole, traced_anew():
             model._symbolic_build(data_batch=batch)
     finally:
         model.optimizer.built = built or optimizer

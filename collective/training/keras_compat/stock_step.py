@@ -16,10 +16,6 @@ import tensorflow as tf
 
 from collective.replacements import replacing
 from collective.training.input.leaves import count_rows, first_leaf
-from collective.training.keras_compat.custom_gradients import (
-    read_variables,
-    require_variable,
-)
 from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
 from collective.training.keras_compat.model import takes_training
@@ -27,6 +23,11 @@ from collective.training.keras_compat.randomness import is_seed_state
 from collective.training.keras_compat.stateless_metrics import (
     metric_variables,
     numbers,
+)
+from collective.training.keras_compat.wrapped_functions import (
+    read_as_variables,
+    read_variables,
+    require_variable,
 )
 
 
@@ -88,13 +89,22 @@ class _Values(keras.StatelessScope):
         self.written[id(variable)] = variable
         super().add_update((variable, value))
 
+    def __enter__(self) -> _Values:
+        self._reading = read_variables()
+        self._reading.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._reading.__exit__(*error)
+
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """What reading a variable calls; see ``custom_gradients``."""
-        if self.reads_variables and id(variable) in self.versions:
-            require_variable(variable, id(variable) in self.written)
-            versions = self.versions[id(variable)]
-            if not any(value is variable._value for value in versions):
-                versions.append(variable._value)
+        """What reading a variable calls; see ``wrapped_functions``."""
+        known = id(variable) in self.start and not is_seed_state(variable)
+        if self.reads_variables and known:
+            if id(variable) in self.versions:
+                require_variable(variable, id(variable) in self.written)
             return None
         return super().get_current_value(variable)
 
@@ -130,7 +140,7 @@ def stock_step(
     x = batch[0]
     with whole_losses(), tf.GradientTape() as tape:
         values = _Values(trainable, state, tape)
-        with values, read_variables():
+        with values:
             model.reset_metrics()
             y_pred, terms = _call(model, x, pieces, training, values)
             added = _over_pieces(terms, pieces, sums)
@@ -143,6 +153,8 @@ def stock_step(
     of_between: list[Any] = []
     if training:
         versions = [values.versions[id(v)] for v in trainable]
+        for place, variable in read_as_variables(tape, trainable):
+            versions[place].append(variable)
         found, of_between = tape.gradient(scaled, (versions, between()))
         gradients = _dense_sums(found, loss_scale)
     own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}

@@ -9,12 +9,12 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.training.keras_compat.custom_gradients import (
+from collective.training.keras_compat.randomness import is_seed_state
+from collective.training.keras_compat.wrapped_functions import (
     read_variables,
     refuse_in_block,
     require_variable,
 )
-from collective.training.keras_compat.randomness import is_seed_state
 
 
 class ForwardScope(keras.StatelessScope):
@@ -28,6 +28,7 @@ class ForwardScope(keras.StatelessScope):
 
     Args:
         trainable: The trainable variables and their values, which the tape watches.
+        state, counted: The others: those of the model, and those in which metrics count.
         draw: Returns the seed (int32, shape [2]) of the n-th untracked generator; None:
             each is what it is.
     """
@@ -35,22 +36,24 @@ class ForwardScope(keras.StatelessScope):
     def __init__(
         self,
         trainable: Sequence[tuple[keras.Variable, tf.Tensor]],
-        others: Iterable[tuple[keras.Variable, tf.Tensor]],
+        state: Sequence[tuple[keras.Variable, tf.Tensor]],
+        counted: Iterable[tuple[keras.Variable, tf.Tensor]],
         draw: Callable[[int], tf.Tensor] | None,
         tape: tf.GradientTape | None = None,
     ):
-        super().__init__([*trainable, *others], collect_losses=True)
+        super().__init__([*trainable, *state, *counted], collect_losses=True)
         # For each trainable variable by index, the values assigned to it.
         self.assigned: dict[int, list[tf.Tensor]] = {}
-        # Inside of a function with a gradient of its own; see ``custom_gradients``.
+        # Inside of functions that TensorFlow wraps; see ``wrapped_functions``.
         self.reads_variables = False
-        # Trainable variables, by index, that were read there.
-        self.read: dict[int, tf.Variable] = {}
         # Variables that were assigned and are in neither list.
         self.unknown: list[keras.Variable] = []
         self._indices = {id(v): i for i, (v, _) in enumerate(trainable)}
+        # Variables that have the values given; metrics count from zero.
+        self._of_model = set(self._indices) | {
+            id(v) for v, _ in state if not is_seed_state(v)
+        }
         self._known = set(self.state_mapping)
-        self._inherited: set[int] = set()
         self._draw, self._seeds = draw, 0
         self._tape = tape
 
@@ -80,8 +83,7 @@ class ForwardScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """What reading a variable calls; None: its own value."""
-        if self.reads_variables and (index := self._index(variable)) is not None:
-            self.read[index] = variable._value
+        if self.reads_variables and self._is_variable(variable):
             return None
         value = super().get_current_value(variable)
         if value is None and self._draw is not None and is_seed_state(variable):
@@ -90,16 +92,14 @@ class ForwardScope(keras.StatelessScope):
             self.state_mapping[id(variable)] = value
         return value
 
-    def _index(self, variable: keras.Variable) -> int | None:
-        """The place of a trainable variable that can be read as such."""
+    def _is_variable(self, variable: keras.Variable) -> bool:
+        """Whether a variable of the model can be read as such."""
         index = self._indices.get(id(variable))
         if index is not None:
             require_variable(variable, index in self.assigned)
         elif variable.trainable and id(variable) in self.state_mapping:
             refuse_in_block(variable)
-        elif id(variable) in self._inherited:
-            require_variable(variable, is_assigned=True)
-        return index
+        return id(variable) in self._of_model
 
     def continued(
         self, values: Iterable[tuple[keras.Variable, tf.Tensor]]
@@ -110,10 +110,9 @@ class ForwardScope(keras.StatelessScope):
             values: Those of variables that have others in the new scope. A trainable
                 variable cannot be assigned there.
         """
-        scope = ForwardScope((), values, self._draw)
+        scope = ForwardScope((), (), values, self._draw)
         scope.state_mapping = self.state_mapping | scope.state_mapping
         scope._known = self._known - set(self._indices)
-        scope._inherited = self._inherited | set(self._indices)
         scope._seeds = self._seeds
         return scope
 

@@ -216,10 +216,8 @@ class Forward:
         metrics = keras_compat.metric_variables(self.model)
         return keras_compat.ForwardScope(
             list(zip(self.prepared.trainable, weights.trainable, strict=True)),
-            [
-                *zip(self.prepared.state, weights.state, strict=True),
-                *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
-            ],
+            list(zip(self.prepared.state, weights.state, strict=True)),
+            [(v, tf.zeros(v.shape, v.dtype)) for v in metrics],
             self.draws.untracked(key),
             tape,
         )
@@ -279,7 +277,7 @@ class Forward:
         """
         assigned = scope.assigned.items()
         more = [(i, value) for i, values in assigned for value in values]
-        more += scope.read.items()
+        more += keras_compat.read_as_variables(tape, self.prepared.trainable)
         sources = [*trainable, *(value for _, value in more)]
         found = []
         for total in totals:

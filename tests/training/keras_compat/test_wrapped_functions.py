@@ -1,4 +1,4 @@
-"""Functions with gradients of their own that read variables: keras.remat, tf.custom_gradient."""
+"""Functions that TensorFlow wraps and that read variables: keras.remat, tf.function, ..."""
 
 from __future__ import annotations
 
@@ -50,6 +50,33 @@ class Half(keras.layers.Layer):
         return function(x) + 0.1 * x @ self.kernel
 
 
+class Wrapped(keras.Model):
+    """Traces a part of itself, which a comparison and a step then share."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.last.build(shape)
+
+    @tf.function
+    def traced(self, x):
+        return x + self.inner(x)
+
+    def call(self, x):
+        return self.last(self.traced(x))
+
+
+class WrappedCall(Remat):
+    """Is traced while the functional model is made."""
+
+    @tf.function
+    def call(self, x):
+        return x + self.inner(x)
+
+
 class Assigned(Half):
     """Assigns the weight first, as SpectralNormalization does."""
 
@@ -62,6 +89,11 @@ def make(layer, loss="mse"):
     keras.utils.set_random_seed(1)
     keras.config.set_floatx("float64")
     inputs = keras.Input((6,))
+    if layer is Wrapped:
+        model = Wrapped()
+        model.build((None, 6))
+        model.compile(keras.optimizers.Adam(0.01), loss)
+        return model
     model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(layer()(inputs)))
     model.compile(keras.optimizers.Adam(0.01), loss)
     return model
@@ -74,7 +106,7 @@ def data():
 
 @pytest.mark.trains
 @pytest.mark.parametrize("loss", ["mse", "dice"])
-@pytest.mark.parametrize("layer", [Remat, Half])
+@pytest.mark.parametrize("layer", [Remat, Half, Wrapped, WrappedCall])
 @pytest.mark.parametrize("backend", ["single", "tf-mirrored:2"])
 def test_all_weights_have_their_gradients(backend, layer, loss, backends_by_name):
     stock = make(layer, loss)
