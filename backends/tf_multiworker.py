@@ -35,7 +35,7 @@ from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.buckets import reduce_flat
 from collective.environment import Environment
-from collective.environment.gpus import of_host
+from collective.environment.gpus import are_shared, of_host
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -65,7 +65,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
             raise UsageError(
                 "NCCL needs GPUs, and there is none here", hint="communication='auto'"
             )
-        if options.communication == "nccl" and _share_gpus(environment):
+        if options.communication == "nccl" and are_shared(environment):
             raise UsageError(
                 f"the {environment.local_size} ranks of this host share {of_host()} "
                 f"GPU{'s' * (of_host() > 1)}, which NCCL refuses",
@@ -103,7 +103,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         self._hint = options.communication
         if self._hint == "auto" and self._device != "CPU:0":
             # TensorFlow's own "auto" is a ring, also between GPUs.
-            self._hint = "ring" if _share_gpus(environment) else "nccl"
+            self._hint = "ring" if are_shared(environment) else "nccl"
         self._names = CallNames()
         with tf.device(self._device):  # the ops that have it run one after the other
             self._order = tf.Variable(0.0, trainable=False, name="collective_order")
@@ -177,10 +177,6 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
     def abort(self, exit_code: int) -> None:
         """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""
         self.world.Abort(exit_code)
-
-
-def _share_gpus(environment: Environment) -> bool:
-    return 0 < of_host() < environment.local_size
 
 
 class _StrategyWorld:

@@ -37,7 +37,7 @@ from collective.backends.registry import BACKENDS, options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.backends.world import CoreWorld, can_serve
 from collective.environment import Environment
-from collective.environment.gpus import of_host
+from collective.environment.gpus import are_shared
 
 # Sizes in bytes of the tensors that a step sums, or a function that returns them.
 Gradients = Sequence[int] | Callable[[], Sequence[int]] | None
@@ -120,7 +120,7 @@ def _on_gpus(environment: Environment, options: Options) -> str | None:
 
     Every other process backend copies gradients to the host and back.
     """
-    if not gpus() or of_host() < environment.local_size:
+    if not gpus() or are_shared(environment):
         return None  # NCCL refuses two ranks on one GPU
 
     def fits(kind: type[Backend]) -> bool:

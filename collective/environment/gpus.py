@@ -45,6 +45,11 @@ def of_host(variables: Mapping[str, str] | None = None) -> int:
     return max(len(granted(variables)), int(told) if told.isdecimal() else 0)
 
 
+def are_shared(environment: Environment) -> bool:
+    """Whether there are more ranks than GPUs on this host, which NCCL refuses."""
+    return 0 < of_host() < environment.local_size
+
+
 def share(
     environment: Environment, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,12 +28,15 @@ def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., A
     return clustered
 
 
-def not_compiled() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def not_compiled() -> Iterator[None]:
     """Inside, nothing is compiled: for shapes that only the values of a step decide.
 
     XLA would compile each of them anew, and on GPUs it cannot at all where they come
     out of a collective.
     """
     if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    return tf.xla.experimental.jit_scope(compile_ops=False)
+        yield
+    else:
+        with tf.xla.experimental.jit_scope(compile_ops=False):
+            yield

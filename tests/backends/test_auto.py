@@ -13,6 +13,7 @@ from collective.backends.auto import choose, measurements
 from collective.backends.auto.measurements import Fit, Point, fit
 from collective.backends.auto.probe import CALLS
 from collective.environment import Environment, detect
+from collective.environment import gpus as environment_gpus
 from tests import launch
 
 FOUR = Environment("mpirun", 0, 4, 0, 4)
@@ -258,7 +259,7 @@ def test_a_training_on_what_auto_has_measured(tmp_path):
 def on_gpus(monkeypatch):
     """As if each of four ranks had a GPU that TensorFlow can use."""
     monkeypatch.setattr(choose, "gpus", lambda: 4)
-    monkeypatch.setattr(choose, "of_host", lambda: 4)
+    monkeypatch.setattr(environment_gpus, "of_host", lambda: 4)
     monkeypatch.setattr(choose, "tensorflow_has_started", lambda: False)
 
 

@@ -25,8 +25,8 @@ from collective.training.keras_compat.stateless_metrics import (
     numbers,
 )
 from collective.training.keras_compat.wrapped_functions import (
+    ReadingScope,
     read_as_variables,
-    read_variables,
     require_variable,
 )
 
@@ -55,7 +55,7 @@ class StepOutcome:
     of_between: list[Any] = field(default_factory=list)
 
 
-class _Values(keras.StatelessScope):
+class _Values(ReadingScope):
     """Values of variables, as reads and writes of real variables would have them.
 
     A gradient does not pass through a write, and that of a variable is the sum over all
@@ -74,7 +74,6 @@ class _Values(keras.StatelessScope):
         self.tape = tape
         self.versions = {id(v): [self.start[id(v)]] for v in trainable}
         self.written: dict[int, keras.Variable] = {}
-        self.reads_variables = False
         for (value,) in self.versions.values():
             tape.watch(value)
         super().__init__([(v, self.start[id(v)]) for v in known], collect_losses=True)
@@ -88,16 +87,6 @@ class _Values(keras.StatelessScope):
             self.versions[id(variable)].append(value)
         self.written[id(variable)] = variable
         super().add_update((variable, value))
-
-    def __enter__(self) -> _Values:
-        self._reading = read_variables()
-        self._reading.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._reading.__exit__(*error)
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """What reading a variable calls; see ``wrapped_functions``."""

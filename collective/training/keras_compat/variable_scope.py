@@ -11,13 +11,13 @@ from tensorflow.python.ops import resource_variable_ops
 
 from collective.training.keras_compat.randomness import is_seed_state
 from collective.training.keras_compat.wrapped_functions import (
-    read_variables,
+    ReadingScope,
     refuse_in_block,
     require_variable,
 )
 
 
-class ForwardScope(keras.StatelessScope):
+class ForwardScope(ReadingScope):
     """A stateless scope for model, loss and metrics.
 
     A layer may assign a trainable variable (SpectralNormalization does). As in Keras'
@@ -44,8 +44,6 @@ class ForwardScope(keras.StatelessScope):
         super().__init__([*trainable, *state, *counted], collect_losses=True)
         # For each trainable variable by index, the values assigned to it.
         self.assigned: dict[int, list[tf.Tensor]] = {}
-        # Inside of functions that TensorFlow wraps; see ``wrapped_functions``.
-        self.reads_variables = False
         # Variables that were assigned and are in neither list.
         self.unknown: list[keras.Variable] = []
         self._indices = {id(v): i for i, (v, _) in enumerate(trainable)}
@@ -56,16 +54,6 @@ class ForwardScope(keras.StatelessScope):
         self._known = set(self.state_mapping)
         self._draw, self._seeds = draw, 0
         self._tape = tape
-
-    def __enter__(self) -> ForwardScope:
-        self._reading = read_variables()
-        self._reading.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._reading.__exit__(*error)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """What a variable's ``assign`` calls."""

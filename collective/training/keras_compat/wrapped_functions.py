@@ -34,8 +34,24 @@ _OURS = "collective."
 _LIBRARIES = (_OURS, "keras.", "tensorflow.")
 
 
-def read_variables() -> contextlib.AbstractContextManager[Any]:
-    """Around a pass in a scope, whose ``reads_variables`` is set inside of such functions."""
+class ReadingScope(keras.StatelessScope):
+    """A stateless scope that knows when it is read inside of such a function."""
+
+    reads_variables = False
+
+    def __enter__(self) -> Any:
+        self._marks = _marks()
+        self._marks.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._marks.__exit__(*error)
+
+
+def _marks() -> contextlib.AbstractContextManager[Any]:
+    """Inside, such functions set ``reads_variables`` of the scope that they are called in."""
     stack = contextlib.ExitStack()
     call = _calling(polymorphic_function.Function.__call__)
     stack.enter_context(replacing(polymorphic_function.Function, "__call__", call))

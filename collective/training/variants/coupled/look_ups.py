@@ -152,6 +152,7 @@ def gathered(
     }
 
 
+@not_compiled()
 def gather_look_ups(
     look_ups: Sequence[tf.IndexedSlices],
     replica: tf.Tensor,
@@ -170,16 +171,6 @@ def gather_look_ups(
     """
     if not look_ups or replicas == 1:
         return list(look_ups)
-    with not_compiled():
-        return _gathered(look_ups, replica, replicas, sums)
-
-
-def _gathered(
-    look_ups: Sequence[tf.IndexedSlices],
-    replica: tf.Tensor,
-    replicas: int,
-    sums: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-) -> list[tf.IndexedSlices]:
     own = tf.stack([tf.shape(slices.values, tf.int64)[0] for slices in look_ups])
     (counts,) = sums([tf.one_hot(replica, replicas, dtype=tf.int64)[:, None] * own])
     before = tf.cumsum(counts, exclusive=True)[replica]
