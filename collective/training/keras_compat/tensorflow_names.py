@@ -1,0 +1,197 @@
+"""What is taken from inside TensorFlow to read a traced graph and to write another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import context, execute
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import (
+    control_flow_util_v2,
+    control_flow_v2_func_graphs,
+    gen_functional_ops,
+    handle_data_util,
+)
+
+# Graphs of the functions of loops and branches.
+LoopCondition = control_flow_v2_func_graphs.WhileCondFuncGraph
+LoopBody = control_flow_v2_func_graphs.WhileBodyFuncGraph
+Branch = control_flow_v2_func_graphs.CondBranchFuncGraph
+
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+# Attributes that describe where an operation stood, and are wrong anywhere else.
+_OF_PLACE = {"_output_shapes", "_class", "_XlaCompile", "_lower_using_switch_merge"}
+
+
+def new_name(begin: str) -> str:
+    """A name that no function of this process has."""
+    return f"{begin}_{ops.uid()}"
+
+
+def called_function(op: tf.Operation) -> Any | None:
+    """The graph of the function that an operation calls; None where it calls none."""
+    if op.type in _CALLS:
+        return function_graph(op, op.get_attr("f").name)
+    if op.graph._get_function(op.type) is not None:  # called by its own name
+        return function_graph(op, op.type)
+    return None
+
+
+def function_graph(op: tf.Operation, name: str) -> Any:
+    """The graph of a function that an operation refers to."""
+    shapes = [t.shape for t in op.inputs]
+    if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
+        shapes = shapes[1:]
+    return control_flow_util_v2.get_func_graph(op, shapes, name)
+
+
+def copy_operation(
+    op: tf.Operation,
+    inputs: Sequence[tf.Tensor],
+    attributes: Mapping[str, attr_value_pb2.AttrValue] | None = None,
+) -> tf.Operation:
+    """The same operation on other inputs, in the graph that is being traced.
+
+    Args:
+        attributes: Those that are others.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    values = {}
+    for name, value in op.node_def.attr.items():
+        if name not in _OF_PLACE:
+            values[name] = value
+        for function in [value.func.name, *(f.name for f in value.list.func)]:
+            known = op.graph._get_function(function) if function else None
+            if known is not None:
+                graph._add_function_recursive(known)
+    values.update(attributes or {})
+    dtypes = [t.dtype for t in op.outputs]
+    with graph.device(op.device or None):
+        return graph._create_op_internal(
+            op.type, list(inputs), dtypes, attrs=values, op_def=op.op_def
+        )
+
+
+def shape_attribute(shape: Any) -> attr_value_pb2.AttrValue:
+    """A shape as an attribute of an operation."""
+    return attr_value_pb2.AttrValue(shape=tf.TensorShape(shape).as_proto())
+
+
+def run_operation(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What an operation makes of these inputs, computed now."""
+    attributes: list[Any] = []
+    for attribute in op.op_def.attr:
+        value = op.get_attr(attribute.name)
+        if attribute.type == "type":
+            value = value.as_datatype_enum
+        elif attribute.type == "list(type)":
+            value = [v.as_datatype_enum for v in value]
+        attributes += [attribute.name, value]
+    with tf.init_scope(), tf.device("CPU"):
+        tensors = [
+            tf.constant(value, t.dtype)
+            for value, t in zip(inputs, op.inputs, strict=True)
+        ]
+        results = execute.execute(
+            op.type.encode(),
+            len(op.outputs),
+            tensors,
+            tuple(attributes),
+            context.context(),
+        )
+    return [result.numpy() for result in results]
+
+
+def inferred_shapes(
+    op: tf.Operation,
+    shapes: Sequence[Sequence[int | None] | None],
+    constants: Sequence[np.ndarray | None],
+) -> list[list[int | None] | None] | None:
+    """The shapes of an operation's outputs, by TensorFlow; None where it finds none.
+
+    Args:
+        shapes, constants: Of its inputs, as far as they are known.
+    """
+    with tf.Graph().as_default():
+        inputs = [
+            tf.compat.v1.placeholder(t.dtype, shape)
+            if constant is None
+            else tf.constant(constant, t.dtype)
+            for t, shape, constant in zip(op.inputs, shapes, constants, strict=True)
+        ]
+        try:
+            made = copy_operation(op, inputs)
+        except ValueError:
+            return None
+        found = [t.shape for t in made.outputs]
+    return [None if shape.rank is None else shape.as_list() for shape in found]
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Gives a handle the shape and dtype of what another one stands for."""
+    handle_data_util.copy_handle_data(source, target)
+
+
+def shape_of_variable(handle: tf.Tensor) -> tuple[int, ...] | None:
+    """The shape of the variable that a handle stands for; None if it is not known."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    shape = tf.TensorShape(data.shape_and_type[0].shape)
+    return tuple(shape.as_list()) if shape.is_fully_defined() else None
+
+
+def make_while(
+    inputs: Sequence[tf.Tensor],
+    condition: Any,
+    body: Any,
+    *,
+    stateful: bool,
+    parallel_iterations: int,
+) -> list[tf.Tensor]:
+    """A loop over two ``FuncGraph``."""
+    make = gen_functional_ops._while if stateful else gen_functional_ops.stateless_while
+    outputs = make(
+        inputs,
+        control_flow_util_v2.create_new_tf_function(condition),
+        control_flow_util_v2.create_new_tf_function(body),
+        output_shapes=[t.shape for t in body.outputs],
+        parallel_iterations=parallel_iterations,
+    )
+    control_flow_util_v2.maybe_set_lowering_attr(outputs[0].op)
+    return list(outputs)
+
+
+def make_branches(
+    index: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    branches: Sequence[Any],
+    *,
+    stateful: bool,
+) -> tuple[list[tf.Tensor], tf.Operation]:
+    """The call of one of several ``FuncGraph``, by number; its outputs and operation."""
+    make = gen_functional_ops.case if stateful else gen_functional_ops.stateless_case
+    shapes = (
+        [
+            a[0].shape
+            if all(b.shape.as_list() == a[0].shape.as_list() for b in a[1:])
+            else tf.TensorShape(None)
+            for a in zip(*(graph.outputs for graph in branches), strict=True)
+        ]
+        if branches[0].outputs
+        else []
+    )
+    made = make(
+        index,
+        inputs,
+        [t.dtype for t in branches[0].outputs],
+        [control_flow_util_v2.create_new_tf_function(graph) for graph in branches],
+        output_shapes=shapes,
+    )
+    op = made if isinstance(made, tf.Operation) else made[0].op
+    control_flow_util_v2.maybe_set_lowering_attr(op)
+    return ([] if isinstance(made, tf.Operation) else list(made)), op

@@ -1,0 +1,120 @@
+"""The sums and gathers of a step: everything that one replica learns of the others.
+
+Emitted graphs know no backend. They ask an ``Exchange``, in the same order on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
+from collective.training.step.reduction import sum_tensors
+
+_REDUCE = {
+    "max": tf.reduce_max,
+    "min": tf.reduce_min,
+    "prod": tf.reduce_prod,
+    "any": tf.reduce_any,
+    "all": tf.reduce_all,
+}
+_NARROW = (tf.float16, tf.bfloat16, tf.float32)
+
+
+class Exchange(Protocol):
+    """What an emitted graph asks of the other ranks, inside of the graph."""
+
+    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum (maximum, ...) of each tensor over all ranks.
+
+        Args:
+            kind: sum, max, min, prod, any or all.
+            tensors: Of the same shapes and dtypes on every rank.
+        """
+        ...
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensors of all ranks along the first axis, in the order of the ranks."""
+        ...
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Rank 0's tensor, of the same shape and dtype on every rank."""
+        ...
+
+
+class OneProcess:
+    """An exchange with nobody: all replicas are in this process."""
+
+    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors."""
+        return list(tensors)
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tensor
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tensor
+
+
+class BackendExchange:
+    """Sums by a backend; everything else is made of sums, or of its gather."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+
+    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As ``Exchange``. Sums travel in one message for each dtype."""
+        if kind != "sum":
+            return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
+        results = list(tensors)
+        by_dtype: dict[tf.DType, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            by_dtype.setdefault(_carrier(tensor.dtype), []).append(place)
+        for carrier, places in by_dtype.items():
+            sent = [_carried(tensors[i], carrier) for i in places]
+            sums = sum_tensors(self._backend, sent, [])
+            for i, summed in zip(places, sums, strict=True):
+                results[i] = _arrived(summed, tensors[i].dtype)
+        return results
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """As ``Exchange``, of any dtype that can be summed."""
+        sent = _carried(tensor, _carrier(tensor.dtype))
+        assert isinstance(self._backend, ShardCollectives)
+        return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """As ``Exchange``: every other rank adds zeros."""
+        is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
+        mine = tf.where(is_root, tensor, tf.zeros_like(tensor))
+        return self.reduce("sum", [mine])[0]
+
+
+def _carrier(dtype: tf.DType) -> tf.DType:
+    """The dtype in which values of another travel exactly."""
+    if dtype in _NARROW:
+        return tf.float32
+    if dtype.is_integer or dtype.is_bool:
+        return tf.int64
+    return {tf.complex64: tf.float32, tf.complex128: tf.float64}.get(dtype, dtype)
+
+
+def _carried(tensor: tf.Tensor, carrier: tf.DType) -> tf.Tensor:
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+    if tensor.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    return tf.cast(tensor, carrier)
+
+
+def _arrived(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype.is_complex:
+        return tf.complex(tensor[..., 0], tensor[..., 1])
+    if dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.uint64)
+    return tf.cast(tensor, dtype)

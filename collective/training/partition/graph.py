@@ -1,0 +1,259 @@
+"""The graph of a traced function, as nodes: calls inlined, loops and branches nested.
+
+``read`` makes it of a ``FuncGraph``. The rest of this folder fills in what is known of
+each value (``values``) and how it lies over the replicas (``propagation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.training.keras_compat import tensorflow_names
+from collective.training.partition.layouts import WHOLE, Layout, Shape
+from collective.training.partition.sizes import AnySize, Symbol, symbolic
+
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+# Of each operation that has functions: the attributes with them.
+_NESTED = {
+    "While": ("cond", "body"),
+    "StatelessWhile": ("cond", "body"),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+}
+
+
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        node, index: What makes it; node is None for an input of the graph.
+        source: TensorFlow's tensor.
+        shape: Its whole shape.
+        const: Its value, where that is known.
+        sizes: Where it holds sizes: of a vector a tuple, of a scalar an int or ``Size``.
+        users: The nodes that read it.
+        layout: How it lies over the replicas.
+        is_needed_whole: Of a partial value: whether a node needs it whole.
+    """
+
+    __slots__ = (
+        "_symbols",
+        "const",
+        "dtype",
+        "index",
+        "is_needed_whole",
+        "layout",
+        "node",
+        "shape",
+        "sizes",
+        "source",
+        "users",
+    )
+
+    def __init__(self, node: Node | None, index: int, source: tf.Tensor):
+        self.node, self.index, self.source = node, index, source
+        self.dtype: tf.DType = source.dtype
+        self.users: list[Node] = []
+        self._symbols: dict[int, Symbol] = {}
+        self.shape: Shape = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to what is known before the graph was looked at."""
+        self.const: np.ndarray | None = None
+        self.sizes: Any = None
+        self.layout: Layout = WHOLE
+        self.is_needed_whole = False
+        self.shape = self.static_shape()
+
+    def static_shape(self) -> Shape:
+        """What TensorFlow knows, with symbols for the rest."""
+        shape = self.source.shape
+        if shape.rank is None:
+            return None
+        return tuple(
+            self.symbol(axis) if size is None else size
+            for axis, size in enumerate(shape.as_list())
+        )
+
+    def symbol(self, axis: int) -> AnySize:
+        """The unknown size of an axis: always the same symbol."""
+        if axis not in self._symbols:
+            name = f"{self.source.name}[{axis}]"
+            self._symbols[axis] = Symbol(name, (self, axis))
+        return symbolic(self._symbols[axis])
+
+    @property
+    def rank(self) -> int | None:
+        """The number of its axes; None where it is not known."""
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every size is a number."""
+        return self.shape is not None and all(isinstance(s, int) for s in self.shape)
+
+    @property
+    def is_handle(self) -> bool:
+        """Whether it stands for a variable, a list or the like, and has no numbers."""
+        return bool(self.dtype in (tf.resource, tf.variant))
+
+    def __repr__(self) -> str:
+        return f"{self.source.name} {self.shape} {self.layout}"
+
+
+class Node:
+    """An operation of the graph."""
+
+    __slots__ = ("bodies", "control", "inputs", "number", "op", "outputs", "plan")
+
+    def __init__(
+        self, number: int, op: tf.Operation, inputs: list[Value], control: list[Node]
+    ):
+        self.number, self.op = number, op
+        self.inputs, self.control = inputs, control
+        self.outputs = [Value(self, i, t) for i, t in enumerate(op.outputs)]
+        self.bodies: list[Graph] = []  # of a loop or branch, its functions
+        self.plan: Any = None  # see ``propagation``
+        for value in inputs:
+            value.users.append(self)
+
+    @property
+    def type(self) -> str:
+        """The type of the operation."""
+        return str(self.op.type)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether it does more than compute its outputs, or computes others each time."""
+        return bool(self.op.op_def.is_stateful)
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the operation."""
+        return self.op.get_attr(name)
+
+    def __repr__(self) -> str:
+        return f"{self.type} {self.op.name}"
+
+
+class Graph:
+    """Nodes in an order in which they can run.
+
+    Attributes:
+        inputs: The values that it is called with, in order; those that no node reads
+            are there, too.
+        outputs: The values that it returns, in order.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+
+    def values(self) -> Iterator[Value]:
+        """All values, those of nested graphs included."""
+        yield from self.inputs
+        for node in self.nodes:
+            yield from node.outputs
+            for body in node.bodies:
+                yield from body.values()
+
+
+def read(func_graph: Any) -> Graph:
+    """The nodes that outputs and effects of a ``FuncGraph`` need."""
+    graph = Graph()
+    graph.inputs = [Value(None, i, t) for i, t in enumerate(func_graph.inputs)]
+    graph.outputs = _Reader(graph, func_graph).read(graph.inputs)
+    return graph
+
+
+class _Reader:
+    """Adds the operations of a ``FuncGraph`` to a graph."""
+
+    def __init__(self, graph: Graph, func_graph: Any):
+        self.graph = graph
+        self.func_graph = func_graph
+        self.values: dict[str, Value] = {}  # by the name of TensorFlow's tensor
+        self.nodes: dict[str, list[Node]] = {}  # what runs for an operation
+
+    def read(self, inputs: Sequence[Value]) -> list[Value]:
+        """The values that the function returns when it is called with ``inputs``."""
+        for tensor, value in zip(self.func_graph.inputs, inputs, strict=True):
+            self.values[tensor.name] = value
+            self.nodes[tensor.op.name] = []
+        for op in _in_order(self.func_graph):
+            if op.name not in self.nodes:
+                self._add(op)
+        return [self.values[t.name] for t in self.func_graph.outputs]
+
+    def _add(self, op: tf.Operation) -> None:
+        inputs = [self.values[t.name] for t in op.inputs]
+        control = [n for c in op.control_inputs for n in self.nodes[c.name]]
+        called = tensorflow_names.called_function(op)
+        if called is not None:
+            self._inline(op, called, inputs, control)
+            return
+        node = Node(len(self.graph.nodes), op, inputs, control)
+        for name in _NESTED.get(op.type, ()):
+            functions = op.get_attr(name)
+            for function in functions if isinstance(functions, list) else [functions]:
+                body = tensorflow_names.function_graph(op, function.name)
+                node.bodies.append(read(body))
+        self.graph.nodes.append(node)
+        self.nodes[op.name] = [node]
+        for tensor, value in zip(op.outputs, node.outputs, strict=True):
+            self.values[tensor.name] = value
+
+    def _inline(
+        self, op: tf.Operation, called: Any, inputs: list[Value], control: list[Node]
+    ) -> None:
+        first = len(self.graph.nodes)
+        outputs = _Reader(self.graph, called).read(inputs)
+        effects = [n for n in self.graph.nodes[first:] if n.is_stateful]
+        for node in effects:
+            node.control = [*node.control, *control]
+        self.nodes[op.name] = effects or control
+        for tensor, value in zip(op.outputs, outputs, strict=True):
+            self.values[tensor.name] = value
+
+
+def _in_order(func_graph: Any) -> Iterator[tf.Operation]:
+    """The operations that outputs and effects need, each behind what it needs."""
+    done: set[str] = set()
+    roots = [t.op for t in func_graph.outputs] + list(func_graph.control_outputs)
+    wanted = _needed(roots)
+    for root in func_graph.get_operations():  # nearly in order already
+        if root.name not in wanted:
+            continue
+        stack = [root]
+        while stack:
+            op = stack[-1]
+            if op.name in done:
+                stack.pop()
+                continue
+            waiting = [b for b in _before(op) if b.name not in done]
+            stack += waiting
+            if not waiting:
+                done.add(op.name)
+                yield stack.pop()
+
+
+def _needed(roots: list[tf.Operation]) -> set[str]:
+    found: set[str] = set()
+    stack = list(roots)
+    while stack:
+        op = stack.pop()
+        if op.name not in found:
+            found.add(op.name)
+            stack += _before(op)
+    return found
+
+
+def _before(op: tf.Operation) -> list[tf.Operation]:
+    return [t.op for t in op.inputs] + list(op.control_inputs)

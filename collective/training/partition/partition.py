@@ -1,0 +1,89 @@
+"""A traced function, partitioned by the rows of its batch.
+
+``Partition`` reads the graph of a function that was traced for a whole global batch, and
+makes it again for the rows of one process: the same operations on the same variables, with
+sums over the replicas where the rows of several meet. ``docs/explanation/partitioned-step.md``
+has a picture of a small one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.emission import Emission, Traffic
+from collective.training.partition.exchange import Exchange
+from collective.training.partition.graph import read
+from collective.training.partition.layouts import WHOLE, Layout
+from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
+from collective.training.partition.shares import Share
+
+
+class Partition:
+    """The graph of a function, and how everything in it lies over the replicas.
+
+    Args:
+        function: A concrete function.
+        layouts: Of its arguments, one for each tensor; ``Sharded(0)`` has rows.
+        rows: What is known of the rows of a batch.
+    """
+
+    def __init__(self, function: Any, layouts: Sequence[Layout], rows: Rows):
+        self.function = function
+        self.rows = rows
+        self.graph = read(function.graph)
+        self._arguments = len(layouts)
+        captured = len(self.graph.inputs) - len(layouts)
+        self.layouts = [*layouts, *[WHOLE] * captured]
+        try:
+            propagate(self.graph, self.layouts, rows)
+        except NeedsWholeLists:
+            self.rows = dataclasses.replace(rows, whole_lists=True)
+            propagate(self.graph, self.layouts, self.rows)
+
+    def emit(
+        self,
+        arguments: Sequence[list[tf.Tensor]],
+        share: Share,
+        exchange: Exchange,
+        traffic: Traffic | None = None,
+        wanted: Sequence[Layout | None] | None = None,
+    ) -> list[list[tf.Tensor]]:
+        """Makes the graph of this process, inside of a function that is being traced.
+
+        Args:
+            arguments: For each argument of the function, this process' part of it for each
+                replica, or one tensor that all have.
+            share: The rows that its replicas have.
+            exchange: The sums over the ranks.
+            traffic: Where it is noted what is exchanged.
+            wanted: The layouts of the outputs; by default they are whole.
+
+        Returns:
+            For each tensor that the function returns, one for each replica, or one for
+            all where it is whole.
+        """
+        emission = Emission(
+            self.graph, share, self.rows.rows, exchange, traffic or Traffic()
+        )
+        captured = [[outer] for outer, _ in self.function.graph.captures]
+        for value, layout, tensors in zip(
+            self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
+        ):
+            emission.put(value, layout, list(tensors))
+        outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
+        with tf.control_dependencies(emission.effects()):
+            return [[tf.identity(t) for t in tensors] for tensors in outputs]
+
+    @property
+    def fallbacks(self) -> list[Any]:
+        """The nodes that no rule applied to, though rows have a part in them."""
+        return [
+            node
+            for node in self.graph.nodes
+            if node.plan.is_fallback
+            and any(value.layout != WHOLE for value in node.inputs)
+        ]

@@ -1,0 +1,231 @@
+"""From the layouts of a step's inputs to those of everything in it.
+
+Every node gets a ``Plan``: in which layouts it takes its inputs, which it gives to its
+outputs, and how it is made for one replica. A rule (``rules``) makes the plan of a type of
+operation. An operation without a rule takes whole inputs and runs whole on every replica:
+slower, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.layouts import (
+    SUM,
+    WHOLE,
+    Layout,
+    Listed,
+    Partial,
+    Replicated,
+    Sharded,
+)
+from collective.training.partition.sizes import AnySize, Symbol, symbolic
+from collective.training.partition.values import is_constant, learn
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
+Made = Union[Sequence[tf.Tensor], tf.Operation]
+Emit = Callable[["Emission", list[Any]], Made]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rule wants of one node.
+
+    Args:
+        inputs: The layout in which each input is taken; None for one that is not used.
+        outputs: The layouts of the outputs.
+        emit: Makes the outputs of one replica from its inputs; by default the same
+            operation is made on them.
+        is_fallback: Whether no rule applied.
+        whole: Makes all outputs whole from whole inputs without asking another replica,
+            where the plan gives them sharded.
+        share: Makes a replica's part of a whole output for less than a slice of it
+            costs; None where it cannot.
+        joint: Makes the outputs of all replicas of this process at once, from lists
+            with a tensor for each replica, or one for all.
+    """
+
+    inputs: Sequence[Layout | None]
+    outputs: Sequence[Layout]
+    emit: Emit | None = None
+    is_fallback: bool = False
+    whole: Emit | None = None
+    share: Callable[[Emission, Sharded], tf.Tensor | None] | None = None
+    joint: Callable[[Emission, list[Any]], tuple[list[Any], tf.Operation]] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing in it differs between replicas."""
+        return all(is_whole(lay) for lay in (*self.inputs, *self.outputs) if lay)
+
+
+def is_whole(layout: Layout) -> bool:
+    """Whether the value is the same on every replica."""
+    if isinstance(layout, Listed):
+        return layout.element is None or is_whole(layout.element)
+    return isinstance(layout, Replicated)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of the global batch, as far as rules need to know."""
+
+    rows: AnySize  # a number where the batch has a static length, else a symbol
+    expected: int | None = None  # how many there mostly are, to weigh bytes by
+    # Whether the elements of lists are made whole, because something reads a list that
+    # has no rule.
+    whole_lists: bool = False
+
+    @classmethod
+    def unknown(cls, expected: int | None = None) -> Rows:
+        """Of batches of any length."""
+        return cls(symbolic(Symbol("rows")), expected)
+
+
+Rule = Callable[[Node, list[Layout], Rows], Plan | None]
+
+
+class NeedsWholeLists(Exception):
+    """Something reads a list of shares as a whole: see ``Rows.whole_lists``."""
+
+
+#: By type of operation.
+RULES: dict[str, Rule] = {}
+
+
+def rule(*types: str) -> Callable[[Rule], Rule]:
+    """Declares the rule of some types of operations."""
+
+    def add(function: Rule) -> Rule:
+        for name in types:
+            RULES[name] = function
+        return function
+
+    return add
+
+
+def whole(node: Node) -> Plan:
+    """All of it whole, on every replica."""
+    return Plan([WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs))
+
+
+def summed(layouts: Sequence[Layout]) -> list[Layout]:
+    """The layouts, once partial values have been made whole."""
+    return [WHOLE if isinstance(lay, Partial) else lay for lay in layouts]
+
+
+# Operations that may hand a partial sum on; it waits for its readers if all are such.
+_HAND_ON = frozenset(
+    [
+        "Mul",
+        "RealDiv",
+        "DivNoNan",
+        "AddV2",
+        "Add",
+        "AddN",
+        "Sub",
+        "Neg",
+        "Identity",
+        "IdentityN",
+        "Cast",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Transpose",
+        "Sum",
+        "Mean",
+        "ZerosLike",
+        "OnesLike",
+        "Shape",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "ConcatV2",
+        "Pack",
+        "Slice",
+        "StridedSlice",
+        "Split",
+    ]
+)
+_UNREAD = {"Shape", "ZerosLike", "OnesLike"}  # read the shape alone
+
+
+def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
+    """Finds shapes, constants, layouts and plans of all that is in a graph.
+
+    Args:
+        inputs: The layout of each input of the graph. The shape of an input that is
+            sharded follows from it.
+    """
+    import collective.training.partition.rules  # noqa: F401
+
+    for value, layout in zip(graph.inputs, inputs, strict=True):
+        shape, const, sizes = value.shape, value.const, value.sizes
+        value.layout = layout
+        value.shape, value.const, value.sizes = shape, const, sizes
+        _apply_layout(value, rows)
+    for node in graph.nodes:
+        for value in node.outputs:
+            value.forget()
+        learn(node)
+        if is_constant(node):
+            node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))
+        else:
+            node.plan = _planned(node, rows)
+        for value, layout in zip(node.outputs, node.plan.outputs, strict=True):
+            value.layout = layout
+            _apply_layout(value, rows)
+        for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
+            if isinstance(value.layout, Partial) and layout not in (None, value.layout):
+                value.is_needed_whole = True
+
+
+def seen(value: Value) -> Layout:
+    """The layout that a rule sees: sums that someone needs whole are whole.
+
+    A partial sum with several readers is made whole at once; each of them would else
+    hand on a sum of its own.
+    """
+    layout = value.layout
+    if not isinstance(layout, Partial):
+        return layout
+    if value.is_needed_whole:
+        return WHOLE
+    readers = [node for node in value.users if node.type not in _UNREAD]
+    if layout == SUM and (
+        len(readers) > 1 or any(node.type not in _HAND_ON for node in readers)
+    ):
+        return WHOLE
+    return layout
+
+
+def _planned(node: Node, rows: Rows) -> Plan:
+    layouts = [seen(value) for value in node.inputs]
+    found = RULES.get(node.type)
+    plan = None if found is None else found(node, layouts, rows)
+    if plan is None:
+        plan = Plan(
+            [WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs), is_fallback=True
+        )
+    for layout, wanted in zip(layouts, plan.inputs, strict=True):
+        if isinstance(layout, Listed) and not is_whole(layout) and wanted == WHOLE:
+            raise NeedsWholeLists(node)
+    return plan
+
+
+def _apply_layout(value: Value, rows: Rows) -> None:
+    """The size of a sharded axis follows from the layout."""
+    layout = value.layout
+    if isinstance(layout, Sharded) and value.shape is not None:
+        size = layout.per_row * rows.rows
+        shape = list(value.shape)
+        if not isinstance(shape[layout.axis], int):
+            shape[layout.axis] = size
+        value.shape = tuple(shape)

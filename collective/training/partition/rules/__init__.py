@@ -1,0 +1,34 @@
+"""A rule for each type of operation: the layouts that it takes and gives.
+
+``collective.training.partition.propagation`` has what a rule is given and returns. One
+file for each family; ``elementwise`` is the one to begin with. Importing this package
+declares all of them.
+"""
+
+from collective.training.partition.rules import (
+    by_rows,
+    control_flow,
+    effects,
+    elementwise,
+    indexing,
+    lists,
+    products,
+    random,
+    reductions,
+    shapes,
+    slices,
+)
+
+__all__ = [
+    "by_rows",
+    "control_flow",
+    "effects",
+    "elementwise",
+    "indexing",
+    "lists",
+    "products",
+    "random",
+    "reductions",
+    "shapes",
+    "slices",
+]

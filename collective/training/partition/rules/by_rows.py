@@ -1,0 +1,293 @@
+"""Operations on each row alone: images, signals, matrices, distributions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
+from collective.training.partition.propagation import (
+    Emit,
+    Plan,
+    Rows,
+    Rule,
+    rule,
+    summed,
+    whole,
+)
+from collective.training.partition.values import alike, of_rows, sizes_in
+
+
+def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
+    """The rule of an operation that works on each row alone.
+
+    Args:
+        inputs: The places of the inputs that have rows; None for all of them.
+        kept: How many of the last axes belong together; None: all but the first.
+    """
+
+    def of_rows(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+        layouts = summed(layouts)
+        places = range(len(layouts)) if inputs is None else inputs
+        places = [i for i in places if i < len(layouts)]
+        found = [lay for i in places if isinstance(lay := layouts[i], Sharded)]
+        if not found:
+            return whole(node) if all(lay == WHOLE for lay in layouts) else None
+        layout = found[0]
+        ranks = [node.inputs[i].rank for i in places]
+        if any(rank is None for rank in ranks):
+            return None
+        most = 0 if kept is None else (ranks[0] or 0) - kept - 1
+        if layout.axis > most or any((rank or 0) <= layout.axis for rank in ranks):
+            return None
+        wanted: list[Layout] = [WHOLE] * len(layouts)
+        for i in places:
+            shape = node.inputs[i].shape
+            assert shape is not None
+            if (
+                layouts[i] != layout
+                and shape[layout.axis] != layout.per_row * rows.rows
+            ):
+                return None  # it would be broadcast
+            wanted[i] = layout
+        return Plan(wanted, [layout] * len(node.outputs))
+
+    return of_rows
+
+
+_FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
+    ("Softmax LogSoftmax TopK TopKV2", [0], 1),
+    ("BiasAdd", [0], None),
+    ("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", [0, 1], None),
+    ("InTopK InTopKV2", [0, 1], None),
+    ("Conv Dilation2D", [0], None),
+    ("MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN", [0], None),
+    ("FractionalMaxPool FractionalAvgPool", [0], None),
+    ("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad", [0, 1, 2], None),
+    ("MaxPoolGradV2 LRNGrad", [0, 1, 2], None),
+    ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea", [0], None),
+    ("ScaleAndTranslate", [0], None),
+    ("ResizeBilinearGrad ResizeBicubicGrad", [0, 1], None),
+    ("ScaleAndTranslateGrad", [0, 1], None),
+    ("ResizeNearestNeighborGrad", [0], None),
+    ("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB", [0], 3),
+    ("ExtractImagePatches ExtractVolumePatches", [0], None),
+    ("DepthToSpace SpaceToDepth", [0], None),
+    ("FFT IFFT RFFT IRFFT", [0], 1),
+    ("FFT2D IFFT2D RFFT2D IRFFT2D", [0], 2),
+    ("FFT3D IFFT3D RFFT3D IRFFT3D", [0], 3),
+    ("Cholesky CholeskyGrad MatrixInverse MatrixDeterminant Qr Svd Lu", None, 2),
+    ("SelfAdjointEigV2 Eig LogMatrixDeterminant MatrixSquareRoot", None, 2),
+    ("MatrixLogarithm MatrixExponential", None, 2),
+    ("MatrixSolve MatrixTriangularSolve", [0, 1], 2),
+    ("MatrixSolveLs BandedTriangularSolve TridiagonalSolve", [0, 1], 2),
+    ("MatrixBandPart", [0], 2),
+    ("MatrixDiag MatrixDiagV2 MatrixDiagV3", [0], 1),
+    ("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3", [0], 2),
+    ("FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", [0], 1),
+]
+for _types, _inputs, _kept in _FAMILIES:
+    rule(*_types.split())(by_rows(_inputs, _kept))
+    of_rows(*_types.split())
+
+
+_convolved = by_rows([0], None)
+of_rows("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+
+
+@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Each image alone.
+
+    oneDNN's kernels give a result of no rows the channels of the input, so a replica
+    without rows makes one of the right shape itself.
+    """
+    plan = _convolved(node, layouts, rows)
+    shape = node.outputs[0].shape
+    if plan is None or plan.is_whole or node.outputs[0].dtype == tf.float64:
+        return plan
+    if shape is None or not all(isinstance(size, int) for size in shape[1:]):
+        return plan
+
+    return dataclasses.replace(plan, emit=_with_rows(node, [0, *shape[1:]]))
+
+
+def _with_rows(node: Node, shape: Sequence[int]) -> Emit:
+    """Makes an operation of a replica with rows; zeros of this shape without."""
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        made = tf.cond(
+            emission.own > 0,
+            lambda: emission.copy(node, x)[0],
+            lambda: tf.zeros(shape, node.outputs[0].dtype),
+        )
+        return [made]
+
+    return emit
+
+
+alike(
+    *[
+        "Softmax",
+        "LogSoftmax",
+        "BiasAdd",
+        "MatrixBandPart",
+        "AdjustContrastv2",
+        "AdjustHue",
+    ]
+)
+alike(*["AdjustSaturation", "RGBToHSV", "HSVToRGB", "Cholesky", "MatrixInverse", "LRN"])
+alike(*["MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2", "LRNGrad"])
+
+
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+def set_diagonal(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Matrices and their diagonals, row by row."""
+    layouts = summed(layouts)
+    found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
+    rank = node.inputs[0].rank
+    if not found:
+        return whole(node)
+    if rank is None or found[0].axis >= rank - 2:
+        return None
+    rest = [WHOLE] * (len(layouts) - 2)
+    return Plan([found[0], found[0], *rest], [found[0]])
+
+
+alike("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+
+
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def projective(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Images, each with a transform of its own, or all with one."""
+    layouts = summed(layouts)
+    layout = next((lay for lay in layouts[:2] if isinstance(lay, Sharded)), None)
+    transforms = node.inputs[1].shape
+    if layout is None or layout.axis or transforms is None:
+        return None if layout else whole(node)
+    rest = [WHOLE] * (len(layouts) - 2)
+    one = transforms[0] == 1
+    return Plan([layout, WHOLE if one else layout, *rest], [layout])
+
+
+@rule("CropAndResize")
+def crop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Whole images, of which each box takes a part."""
+    layouts = summed(layouts)
+    boxes = next((lay for lay in layouts[1:3] if isinstance(lay, Sharded)), None)
+    if boxes is None or boxes.axis:
+        return None
+    return Plan([WHOLE, boxes, boxes, WHOLE], [boxes])
+
+
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """With statistics that are given; those of the batch are made of sums elsewhere."""
+    layouts = summed(layouts)
+    layout = layouts[0]
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if node.attr("is_training") or layout.axis:
+        return None
+    rest = [WHOLE] * (len(layouts) - 1)
+    return Plan([layout, *rest], [layout, *[WHOLE] * (len(node.outputs) - 1)])
+
+
+def _with_shape(place: int, grads: Sequence[int]) -> Rule:
+    """The gradient of an input, whose shape is one of the operands."""
+
+    def backward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+        layouts = summed(layouts)
+        layout = layouts[grads[0]]
+        if not isinstance(layout, Sharded):
+            return whole(node) if all(lay == WHOLE for lay in layouts) else None
+        if layout.axis or layouts[place] != WHOLE:
+            return None
+        wanted: list[Layout] = [WHOLE] * len(layouts)
+        for i in grads:
+            wanted[i] = layout
+
+        def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+            x = list(x)
+            if node.inputs[place].shape != (2,):  # of height and width alone
+                x[place] = emission.local_shape(x[place], layout)
+            return list(emission.copy(node, x))
+
+        return Plan(wanted, [layout], emit)
+
+    return backward
+
+
+rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")(_with_shape(0, [2]))
+rule("DepthwiseConv2dNativeBackpropInput")(_with_shape(0, [2]))
+rule("AvgPoolGrad", "AvgPool3DGrad")(_with_shape(0, [1]))
+
+
+@rule(
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+)
+def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """A sum over the rows."""
+    layouts = summed(layouts)
+    found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
+    if not found:
+        return whole(node)
+    if found[0].axis:
+        return None
+    shape = node.outputs[0].shape
+    emit = None
+    if shape is not None and all(isinstance(size, int) for size in shape):
+        emit = _with_rows(node, shape)
+    return Plan([found[0], WHOLE, found[0]], [SUM], emit)
+
+
+@rule("Dilation2DBackpropFilter")
+def dilation_filter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Likewise."""
+    layouts = summed(layouts)
+    found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
+    if not found or found[0].axis:
+        return None if found else whole(node)
+    return Plan([found[0], WHOLE, found[0]], [SUM])
+
+
+rule("Dilation2DBackpropInput")(by_rows([0, 2], None))
+
+
+@rule("BiasAddGrad")
+def bias_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """A sum over all axes but that of the channels."""
+    layout, rank = summed(layouts)[0], node.inputs[0].rank
+    if not isinstance(layout, Sharded) or rank is None:
+        return whole(node)
+    channel = 1 if node.attr("data_format") == b"NCHW" else rank - 1
+    return Plan([layout], [layout.moved(0) if layout.axis == channel else SUM])
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
+def space_to_batch(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Parts of the images become a batch each, one behind the other."""
+    layout, sizes = summed(layouts)[0], sizes_in(node.inputs[1])
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if layout.axis or node.type not in ("SpaceToBatchND", "BatchToSpaceND"):
+        return None
+    if not isinstance(sizes, tuple) or not all(isinstance(s, int) for s in sizes):
+        return None
+    count = 1
+    for size in sizes:
+        count *= size
+    if node.type == "SpaceToBatchND":
+        made = Sharded(0, layout.blocks * count)
+    else:
+        part = layout.blocks[: len(layout.blocks) // count]
+        if part * count != layout.blocks:
+            return None
+        made = Sharded(0, part)
+    return Plan([layout, WHOLE, WHOLE], [made])

@@ -1,0 +1,209 @@
+"""Lists of tensors: all elements of a list lie alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node, Value
+from collective.training.partition.layouts import (
+    WHOLE,
+    Layout,
+    Listed,
+    Partial,
+    Shape,
+    Sharded,
+)
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.sizes import Size
+from collective.training.partition.values import sizes_in
+
+EMPTY = Listed()
+
+
+def _any_shape(node: Node, inputs: list[Any]) -> list[Any]:
+    """Operands whose first, the shape of elements, is left open: shares differ."""
+    return [tf.constant(-1, node.inputs[0].dtype), *inputs[1:]]
+
+
+@rule("EmptyTensorList", "TensorListReserve")
+def empty(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """A list without elements lies as what is put into it."""
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, _any_shape(node, inputs)))
+
+    return Plan([WHOLE] * len(layouts), [EMPTY], emit)
+
+
+def _filled(have: Layout, value: Value, layout: Layout, rows: Rows) -> Listed:
+    """The layout of a list into which a value was put."""
+    sizes = sizes_in(value)
+    flat = sizes if isinstance(sizes, tuple) else (sizes,)
+    if not all(isinstance(size, int) or _is_rows(size, rows) for size in flat):
+        sizes = None  # which may be others in the next round of a loop
+    added = Listed(layout, value.shape, value.dtype, sizes)
+    if isinstance(have, Listed) and have.element is not None:
+        return have.met(added)
+    return added
+
+
+def _with_item(
+    node: Node, layouts: list[Layout], place: int, rows: Rows
+) -> Plan | None:
+    have = layouts[0]
+    item = layouts[place]
+    if rows.whole_lists or (isinstance(item, Partial) and item.kind != "sum"):
+        item = WHOLE
+    made = _filled(have, node.inputs[place], item, rows)
+    wanted: list[Layout] = [have, *[WHOLE] * (len(layouts) - 1)]
+    wanted[place] = made.element or WHOLE
+    return Plan(wanted, [made])
+
+
+@rule("TensorListPushBack")
+def push(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """One more element."""
+    return _with_item(node, layouts, 1, rows)
+
+
+@rule("TensorListSetItem")
+def set_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Another element."""
+    return _with_item(node, layouts, 2, rows)
+
+
+def _learn_shape(value: Value, shape: Shape) -> None:
+    if shape is not None and (value.shape is None or not value.is_static):
+        value.shape = shape
+
+
+def _item_shape(emission: Any, node: Node, have: Listed, place: int, inputs: list[Any]):
+    """The shape of an element, which makes zeros of one that was not set."""
+    x = list(inputs)
+    dtype = node.inputs[place].dtype
+    if have.shape is not None and not isinstance(have.element, Sharded):
+        if not any(isinstance(size, Size) for size in have.shape):
+            x[place] = tf.constant(have.shape, dtype, [len(have.shape)])
+        return x
+    if have.shape is None or not isinstance(have.element, Sharded):
+        return x
+    parts = [
+        emission.local_size(have.element)
+        if axis == have.element.axis
+        else emission.number(size)
+        if isinstance(size, int)
+        else None
+        for axis, size in enumerate(have.shape)
+    ]
+    if any(part is None for part in parts):
+        x[place] = tf.constant(-1, dtype)
+    else:
+        x[place] = tf.cast(tf.stack(parts), dtype)
+    return x
+
+
+def _reads(node: Node, layouts: list[Layout], at: int, more: int) -> Plan | None:
+    """An element of a list, whose shape is operand ``at``."""
+    have = layouts[0]
+    if not isinstance(have, Listed):
+        return None
+    element = have.element or WHOLE
+    item = node.outputs[-1]
+    _learn_shape(item, have.shape)
+    item.sizes = have.sizes
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, _item_shape(emission, node, have, at, inputs)))
+
+    rest = [WHOLE] * (len(layouts) - 1)
+    return Plan([have, *rest], [*([have] * more), element], emit)
+
+
+@rule("TensorListPopBack")
+def pop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The last element, and the list without it."""
+    return _reads(node, layouts, 1, 1)
+
+
+@rule("TensorListGetItem")
+def get_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """An element."""
+    return _reads(node, layouts, 2, 0)
+
+
+@rule("TensorListStack")
+def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """All elements along a new first axis."""
+    have = layouts[0]
+    if not isinstance(have, Listed):
+        return None
+    element, out = have.element or WHOLE, node.outputs[0]
+    if have.shape is not None:
+        count = node.attr("num_elements")
+        first = count if count >= 0 else out.symbol(0)
+        _learn_shape(out, (first, *have.shape))
+    made = element.moved(element.axis + 1) if isinstance(element, Sharded) else element
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, _item_shape(emission, node, have, 1, inputs)))
+
+    return Plan([have, WHOLE], [made], emit)
+
+
+@rule("TensorListFromTensor")
+def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The places of the first axis as elements."""
+    layout, x = summed(layouts)[0], node.inputs[0]
+    if x.shape is None:
+        return Plan([WHOLE, WHOLE], [Listed(WHOLE, None, x.dtype)])
+    if rows.whole_lists or (isinstance(layout, Sharded) and not layout.axis):
+        layout = WHOLE
+    element = layout.moved(layout.axis - 1) if isinstance(layout, Sharded) else WHOLE
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        shape = tf.shape(inputs[0], node.inputs[1].dtype)[1:]
+        return list(emission.copy(node, [inputs[0], shape]))
+
+    return Plan([layout, WHOLE], [Listed(element, x.shape[1:], x.dtype)], emit)
+
+
+@rule("TensorListLength")
+def length(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Of every part alike."""
+    return Plan(layouts, [WHOLE])
+
+
+@rule("TensorListResize")
+def resize(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """More or fewer elements."""
+    return Plan([layouts[0], WHOLE], [layouts[0]])
+
+
+@rule("TensorListElementShape")
+def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The whole shape of the elements."""
+    have = layouts[0]
+    if not isinstance(have, Listed) or have.shape is None:
+        return whole(node)
+    sizes = have.shape
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        dtype = node.outputs[0].dtype
+        parts = [
+            emission.number(size)
+            if isinstance(size, int) or _is_rows(size, rows)
+            else tf.constant(-1, tf.int64)
+            for size in sizes
+        ]
+        return [tf.cast(tf.stack(parts), dtype) if parts else tf.zeros([0], dtype)]
+
+    return Plan([None], [WHOLE], emit)
+
+
+def _is_rows(size: Any, rows: Rows) -> bool:
+    """Whether a size is known in every graph of the step."""
+    if not (isinstance(size, Size) and isinstance(rows.rows, Size)):
+        return False
+    return size.symbols <= rows.rows.symbols

@@ -1,0 +1,95 @@
+"""Products of matrices: a contraction over the rows is a sum over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+
+
+def contraction(
+    node: Node, layouts: Sequence[Layout], rows: Rows, labels: Sequence[str], out: str
+) -> Plan | None:
+    """The plan of a sum over products.
+
+    Args:
+        labels: Of each input, a letter for each axis.
+        out: Those of the result. Other letters are summed over.
+    """
+    layouts = summed(layouts)
+    found = [
+        (labels[i][lay.axis], lay, len(labels[i]))
+        for i, lay in enumerate(layouts)
+        if isinstance(lay, Sharded)
+    ]
+    if not found:
+        return whole(node)
+    # Of two that differ, the one that stays in the result: nothing is summed then.
+    found.sort(key=lambda entry: (entry[0] not in out, -entry[2]))
+    letter, layout, _ = found[0]
+    size = layout.per_row * rows.rows
+    wanted: list[Layout] = []
+    for value, have, label in zip(node.inputs, layouts, labels, strict=True):
+        axis = label.find(letter)
+        if axis < 0:
+            wanted.append(WHOLE)
+            continue
+        want: Layout | None = layout.moved(axis)
+        if have != want:
+            own = None if value.shape is None else value.shape[axis]
+            if own != size:
+                want = WHOLE if own == 1 and letter in out else None
+        if want is None:
+            return None
+        wanted.append(want)
+    made = layout.moved(out.index(letter)) if letter in out else SUM
+    return Plan(wanted, [made])
+
+
+@rule("MatMul")
+def matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Two matrices."""
+    a = "ki" if node.attr("transpose_a") else "ik"
+    b = "jk" if node.attr("transpose_b") else "kj"
+    return contraction(node, layouts, rows, [a, b], "ij")
+
+
+@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def batch_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Stacks of matrices, which broadcast."""
+    of_a, of_b = (value.rank for value in node.inputs)
+    if of_a is None or of_b is None or max(of_a, of_b) > 10:
+        return None
+    most = max(of_a, of_b) - 2
+    batch = "abcdefgh"[:most]
+    a = "ki" if node.attr("adj_x") else "ik"
+    b = "jk" if node.attr("adj_y") else "kj"
+    labels = [batch[most + 2 - of_a :] + a, batch[most + 2 - of_b :] + b]
+    return contraction(node, layouts, rows, labels, batch + "ij")
+
+
+@rule("Einsum")
+def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Any contraction."""
+    equation = node.attr("equation").decode().replace(" ", "")
+    left, out = equation.split("->")
+    labels = left.split(",")
+    if "..." in equation:
+        spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+        counts = [
+            (value.rank or 0) - len(label.replace("...", ""))
+            for value, label in zip(node.inputs, labels, strict=True)
+        ]
+        dots = "".join(spare[: max(counts)])
+        labels = [
+            label.replace("...", dots[len(dots) - count :])
+            for label, count in zip(labels, counts, strict=True)
+        ]
+        out = out.replace("...", dots)
+    if any(len(set(label)) != len(label) for label in labels):
+        return None
+    if any(v.rank != len(label) for v, label in zip(node.inputs, labels, strict=True)):
+        return None
+    return contraction(node, layouts, rows, labels, out)

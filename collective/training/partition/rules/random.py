@@ -1,0 +1,149 @@
+"""Random numbers: those that one process draws, of which each replica draws its own.
+
+TensorFlow's stateless generator, Philox, counts: number i of a draw follows from key,
+counter and i alone. So a replica advances the counter past the rows before its own, and
+draws bit-equal numbers for the price of its rows. Other draws are made whole on every
+replica, and each takes its part.
+
+Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import WHOLE, Layout, Sharded
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.sizes import AnySize, quotient
+from collective.training.partition.values import sizes_in
+
+# Kernels that reject numbers keep so many 32-bit words of the stream for each of theirs,
+# and Philox gives four words a count.
+_RESERVED = 256 // 4
+_COUNTED = {
+    "StatelessRandomUniformV2": 1,
+    "StatelessRandomUniformIntV2": 1,
+    "StatelessRandomUniformFullIntV2": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessTruncatedNormalV2": 4 * _RESERVED,
+}
+# Several batches in one draw stand behind each other, as in two views of the same rows.
+_MOST_BATCHES = 8
+
+
+@rule(*_COUNTED)
+def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Draws of rows: by an advanced counter."""
+    if any(lay != WHOLE for lay in summed(layouts)):
+        return None
+    layout = _layout_of_draw(node, rows)
+    if layout is None:
+        return whole(node)
+    counts = _COUNTED[node.type]
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return [_rows_of_draw(emission, node, inputs, layout, counts)]
+
+    def redraw(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, inputs))
+
+    return Plan([WHOLE] * len(layouts), [layout], emit, whole=redraw)
+
+
+def _layout_of_draw(node: Node, rows: Rows) -> Sharded | None:
+    """Sharded where the first axis is that of one or a few batches."""
+    sizes = sizes_in(node.inputs[0])
+    if not isinstance(sizes, tuple) or not sizes:
+        return None
+    batches = quotient(sizes[0], rows.rows)
+    if isinstance(batches, int) and 0 < batches <= _MOST_BATCHES:
+        return Sharded(0, (1,) * batches)
+    return Sharded(0, (batches,)) if batches and not isinstance(batches, int) else None
+
+
+def _rows_of_draw(
+    emission: Any, node: Node, inputs: list[Any], layout: Sharded, counts: int
+) -> tf.Tensor:
+    shape, key, counter, *rest = inputs
+    sizes = tf.cast(shape, tf.int64)
+    per_place = tf.reduce_prod(sizes[1:])
+    before: Any = tf.constant(0, tf.int64)
+    parts = []
+    for block in layout.blocks:
+        begin, count = _places(emission, block)
+        inner = tf.concat([count[None], sizes[1:]], 0)
+        first = (before + begin) * per_place
+        parts.append(_numbers(emission, node, first, inner, key, counter, rest, counts))
+        before = before + emission.share.total * emission.number(block)
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def _places(emission: Any, block: AnySize) -> tuple[Any, Any]:
+    k = emission.number(block)
+    return emission.first * k, emission.own * k
+
+
+def _numbers(
+    emission: Any,
+    node: Node,
+    first: tf.Tensor,
+    shape: tf.Tensor,
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    rest: list[Any],
+    counts: int,
+) -> tf.Tensor:
+    """The numbers from ``first`` on of a draw, in this shape."""
+    group = 4 if node.outputs[0].dtype.size <= 4 else 2  # numbers of one count
+    skipped = first // group * (counts * group // 4 if counts > 1 else 1)
+    size = tf.reduce_prod(shape)
+    # A group begins with a number whose place is a multiple of its length.
+    length = (size + group - 1)[None]
+    flat = emission.copy(
+        node,
+        [tf.cast(length, node.inputs[0].dtype), key, advanced(counter, skipped), *rest],
+    )[0]
+    return tf.reshape(tf.slice(flat, (first % group)[None], size[None]), shape)
+
+
+def advanced(counter: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """A Philox counter after so many counts: uint64 ``[2]``, the low word first.
+
+    In int64, for which every device has kernels.
+    """
+    low, high = tf.unstack(tf.bitcast(counter, tf.int64), num=2)
+    after = low + counts
+    lowest = tf.constant(tf.int64.min, tf.int64)  # of unsigned order
+    carry = (after + lowest) < (low + lowest)
+    words = tf.stack([after, high + tf.cast(carry, tf.int64)])
+    return tf.bitcast(words, tf.uint64)
+
+
+@rule(
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "ParameterizedTruncatedNormal",
+    "StatefulStandardNormalV2",
+    "StatefulUniform",
+    "StatefulUniformInt",
+)
+def stateful(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Draws that follow from all that was drawn before: those of rank 0, everywhere."""
+    inputs = [WHOLE] * len(layouts)
+    if node.op.op_def.name.startswith("Stateful"):
+        return whole(node)  # of a ``tf.random.Generator``: its state is a variable
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        drawn = emission.copy(node, x)[0]
+        return [emission.exchange.broadcast(drawn)]
+
+    return Plan(inputs, [WHOLE], emit)

@@ -1,0 +1,178 @@
+"""Reductions: over the sharded axis they give a partial value, over others they keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import (
+    SUM,
+    WHOLE,
+    Layout,
+    Partial,
+    Sharded,
+)
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.sizes import product
+from collective.training.partition.values import alike, axes_in, axis_in
+
+_KINDS = {
+    "Sum": "sum",
+    "Mean": "sum",
+    "Max": "max",
+    "Min": "min",
+    "Prod": "prod",
+    "All": "all",
+    "Any": "any",
+}
+# Bytes; what is smaller travels with everything else that is summed.
+_WORTH_A_GATHER = 1 << 16
+_NARROW = (tf.float16, tf.bfloat16)
+
+
+@rule(*_KINDS)
+def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Over all rows, a part of the result on each replica."""
+    x, layout = node.inputs[0], layouts[0]
+    if layout == SUM and node.type in ("Sum", "Mean") and layouts[1] == WHOLE:
+        if x.dtype.is_floating:
+            return Plan(layouts, [SUM])
+    layout, of_axes = summed(layouts)
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    axes = axes_in(node.inputs[1], x.rank)
+    if axes is None or of_axes != WHOLE:
+        return None
+    keep = node.attr("keep_dims")
+    if layout.axis not in axes:
+        gone = 0 if keep else sum(axis < layout.axis for axis in set(axes))
+        return Plan([layout, WHOLE], [layout.moved(layout.axis - gone)])
+    if node.type != "Mean":
+        return Plan([layout, WHOLE], [Partial(_KINDS[node.type])])
+    if not (x.dtype.is_floating or x.dtype.is_complex) or x.shape is None:
+        return None
+    count = product(x.shape[axis] for axis in set(axes))
+
+    def mean(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        values, over = inputs
+        wide = tf.float32 if x.dtype in _NARROW else x.dtype
+        total = tf.raw_ops.Sum(input=tf.cast(values, wide), axis=over, keep_dims=keep)
+        return [tf.cast(total / tf.cast(emission.number(count), wide), x.dtype)]
+
+    return Plan([layout, WHOLE], [SUM], mean)
+
+
+@rule("L2Loss")
+def l2_loss(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """A sum of squares."""
+    (layout,) = summed(layouts)
+    return Plan([layout], [SUM]) if isinstance(layout, Sharded) else whole(node)
+
+
+@rule("ArgMax", "ArgMin")
+def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Along an axis of each row."""
+    layout = summed(layouts)[0]
+    axis = axis_in(node.inputs[1], node.inputs[0].rank)
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if axis is None or axis == layout.axis:
+        return None
+    return Plan([layout, WHOLE], [layout.moved(layout.axis - (axis < layout.axis))])
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
+def along(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Along axes of each row."""
+    layouts, x = summed(layouts), node.inputs[0]
+    if not isinstance(layouts[0], Sharded):
+        return whole(node) if all(lay == WHOLE for lay in layouts) else None
+    axes = axes_in(node.inputs[2 if node.type == "Roll" else 1], x.rank)
+    if axes is None or layouts[0].axis in axes:
+        return None
+    rest = [WHOLE] * (len(layouts) - 1)
+    return Plan([layouts[0], *rest], [layouts[0]])
+
+
+alike(
+    "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll", "ReverseSequence"
+)
+
+
+@rule("ReverseSequence")
+def reverse_sequence(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Of each row as many places as its length says."""
+    layouts = summed(layouts)
+    layout = layouts[0]
+    if not isinstance(layout, Sharded):
+        return None
+    if layout.axis == node.attr("seq_dim"):
+        return None
+    if layout.axis == node.attr("batch_dim"):
+        return Plan([layout, layout.moved(0)], [layout])
+    return Plan([layout, WHOLE], [layout])
+
+
+@rule("Bincount", "DenseBincount")
+def bincount(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Counts of numbers: of each row, or a sum over the rows."""
+    layouts = summed(layouts)
+    found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
+    binary = node.type == "DenseBincount" and node.attr("binary_output")
+    if not found:
+        return whole(node)
+    if found[0].axis or node.inputs[0].rank is None:
+        return None
+    weights: Layout = found[0] if node.inputs[2].rank == node.inputs[0].rank else WHOLE
+    if node.inputs[0].rank == 2:
+        return Plan([found[0], WHOLE, weights], [found[0]])
+    return None if binary else Plan([found[0], WHOLE, weights], [SUM])
+
+
+@rule(
+    "UnsortedSegmentSum",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentProd",
+)
+def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Rows that are added up by their number: the gradient of look-ups."""
+    layouts, (x, numbers, _) = summed(layouts), node.inputs
+    if layouts[2] != WHOLE or numbers.rank is None or x.rank is None:
+        return None
+    found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
+    if not found:
+        return whole(node)
+    layout = found[0]
+    kind = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod"}[
+        node.type.removeprefix("UnsortedSegment")
+    ]
+    if layout.axis >= numbers.rank:  # within what a number names
+        return Plan(
+            [layout, WHOLE, WHOLE], [layout.moved(layout.axis - numbers.rank + 1)]
+        )
+    if node.type == "UnsortedSegmentSum" and _is_fewer(node, rows):
+        return None  # the rows themselves are fewer bytes than what they are added to
+    return Plan([layout, layout, WHOLE], [Partial(kind)])
+
+
+def _is_fewer(node: Node, rows: Rows) -> bool:
+    """Whether the rows that are added are fewer than those that they are added to."""
+    read, made = node.inputs[0].shape, node.outputs[0].shape
+    if read is None or made is None or rows.expected is None:
+        return False
+    found = []
+    for shape in (read, made):
+        size = product(shape)
+        if not isinstance(size, int):
+            if size.symbols - getattr(rows.rows, "symbols", set()):
+                return False
+            size = sum(
+                factor * rows.expected ** len(term)
+                for term, factor in size.terms.items()
+            )
+        found.append(size)
+    width = node.outputs[0].dtype.size
+    return 2 * found[0] < found[1] and found[1] * width > _WORTH_A_GATHER

@@ -1,0 +1,266 @@
+"""Operations that change or ask for a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import (
+    MOST_BLOCKS,
+    SUM,
+    WHOLE,
+    Layout,
+    Partial,
+    Sharded,
+    reshaped,
+)
+from collective.training.partition.propagation import (
+    Plan,
+    Rows,
+    is_whole,
+    rule,
+    summed,
+    whole,
+)
+from collective.training.partition.sizes import quotient
+from collective.training.partition.values import axis_in, sizes_in
+
+
+@rule("Reshape", "ExpandDims", "Squeeze")
+def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The same places in the same order."""
+    x, out, layout = node.inputs[0], node.outputs[0], layouts[0]
+    if layout == SUM and all(lay == WHOLE for lay in layouts[1:]):
+        return Plan(layouts, [SUM])
+    layout = summed(layouts)[0]
+    if not isinstance(layout, Sharded):
+        return whole(node) if all(lay == WHOLE for lay in summed(layouts)) else None
+    if x.shape is None or out.shape is None:
+        return None
+    made = reshaped(x.shape, layout, out.shape, rows.rows)
+    if made is None:
+        return None
+    if node.type != "Reshape":
+        return Plan([layout, *[WHOLE] * (len(layouts) - 1)], [made])
+    sizes = out.shape
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        target = _target(emission, inputs, sizes, made)
+        return [tf.reshape(inputs[0], target)]
+
+    return Plan([layout, WHOLE], [made], emit)
+
+
+def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
+    """The shape of a replica's part."""
+    given = inputs[1]
+    parts = [
+        tf.constant(size, given.dtype) if isinstance(size, int) else given[axis]
+        for axis, size in enumerate(sizes)
+    ]
+    parts[made.axis] = tf.cast(emission.local_size(made), given.dtype)
+    return tf.stack(parts)
+
+
+@rule("Transpose", "ConjugateTranspose")
+def transpose(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The sharded axis moves."""
+    order = node.inputs[1].const
+    if layouts[0] == SUM and layouts[1] == WHOLE:
+        return Plan(layouts, [SUM])
+    layout = summed(layouts)[0]
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if order is None:
+        return None
+    return Plan(
+        [layout, WHOLE], [layout.moved([int(i) for i in order].index(layout.axis))]
+    )
+
+
+@rule("BroadcastTo")
+def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Rows stay rows; what is whole is made larger on each replica for itself."""
+    layout, x, out = summed(layouts)[0], node.inputs[0], node.outputs[0]
+    if out.shape is None or x.shape is None:
+        return None if isinstance(layout, Sharded) else whole(node)
+    ahead = len(out.shape) - len(x.shape)
+    if isinstance(layout, Sharded):
+        made = layout.moved(layout.axis + ahead)
+        if out.shape[made.axis] != layout.per_row * rows.rows:
+            return None
+
+        def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+            return [tf.broadcast_to(inputs[0], emission.local_shape(inputs[1], made))]
+
+        return Plan([layout, WHOLE], [made], emit)
+
+    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+        axis = wanted.axis - ahead
+        if axis >= 0 and x.shape[axis] != 1:
+            return None
+        small, sizes = (emission.whole_of(value) for value in node.inputs)
+        return tf.broadcast_to(small, emission.local_shape(sizes, wanted))
+
+    return Plan([WHOLE, WHOLE], [WHOLE], share=share)
+
+
+@rule("Fill")
+def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Each replica fills what it uses."""
+
+    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+        sizes, number = (emission.whole_of(value) for value in node.inputs)
+        return tf.fill(emission.local_shape(sizes, wanted), number)
+
+    return Plan([WHOLE, WHOLE], [WHOLE], share=share)
+
+
+@rule("Tile")
+def tile(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The rows several times, block behind block."""
+    layout, times = summed(layouts)[0], sizes_in(node.inputs[1])
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if not isinstance(times, tuple):
+        return None
+    count = times[layout.axis]
+    if not isinstance(count, int) or not 0 < count * len(layout.blocks) <= MOST_BLOCKS:
+        return None
+    return Plan([layout, WHOLE], [Sharded(layout.axis, layout.blocks * count)])
+
+
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Around each row."""
+    layouts, pads = summed(layouts), node.inputs[1].const
+    layout = layouts[0]
+    if not isinstance(layout, Sharded):
+        return whole(node) if all(lay == WHOLE for lay in layouts) else None
+    if pads is None or pads[layout.axis].any():
+        return None
+    return Plan([layout, *[WHOLE] * (len(layouts) - 1)], [layout])
+
+
+@rule("ConcatV2")
+def concat(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Along the rows, the blocks of one behind those of the other."""
+    values, axis = node.inputs[:-1], axis_in(node.inputs[-1], node.outputs[0].rank)
+    parts = layouts[:-1]
+    if axis is None:
+        return whole(node) if all(map(is_whole, summed(layouts))) else None
+    if SUM in parts and all(lay in (WHOLE, SUM) for lay in parts):
+        return Plan([*[SUM] * len(parts), WHOLE], [SUM])
+    parts = summed(parts)
+    found = [lay for lay in parts if isinstance(lay, Sharded)]
+    if not found:
+        return whole(node)
+    if found[0].axis != axis:
+        return Plan([*[found[0]] * len(parts), WHOLE], [found[0]])
+    wanted: list[Layout] = []
+    blocks: list[Any] = []
+    for value, have in zip(values, parts, strict=True):
+        if isinstance(have, Sharded) and have.axis == axis:
+            wanted.append(have)
+            blocks += have.blocks
+            continue
+        per_row = None
+        if value.shape is not None:
+            per_row = quotient(value.shape[axis], rows.rows)
+        if not per_row:
+            return None
+        wanted.append(Sharded(axis, (per_row,)))
+        blocks.append(per_row)
+    if len(blocks) > MOST_BLOCKS:
+        return None
+    return Plan([*wanted, WHOLE], [Sharded(axis, tuple(blocks))])
+
+
+@rule("Pack")
+def pack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Along a new axis."""
+    rank = node.outputs[0].rank
+    if SUM in layouts and all(lay in (WHOLE, SUM) for lay in layouts):
+        return Plan([SUM] * len(layouts), [SUM])
+    layouts = summed(layouts)
+    layout = next((lay for lay in layouts if isinstance(lay, Sharded)), None)
+    if layout is None:
+        return whole(node)
+    if rank is None:
+        return None
+    axis = node.attr("axis") % rank
+    return Plan(
+        [layout] * len(layouts), [layout.moved(layout.axis + (layout.axis >= axis))]
+    )
+
+
+@rule("Unpack")
+def unpack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Along an axis that goes."""
+    (layout,), rank = summed(layouts), node.inputs[0].rank
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if rank is None:
+        return None
+    axis = node.attr("axis") % rank
+    if axis == layout.axis:
+        return None
+    made = layout.moved(layout.axis - (layout.axis > axis))
+    return Plan([layout], [made] * len(node.outputs))
+
+
+@rule("Shape", "ShapeN")
+def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The whole shape, of what each replica has a part of."""
+    if any(v.rank is None and isinstance(v.layout, Sharded) for v in node.inputs):
+        return None
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        results = []
+        for value, tensor in zip(node.inputs, inputs, strict=True):
+            dtype = node.outputs[0].dtype
+            sizes = tf.shape(tensor, dtype)
+            if isinstance(value.layout, Sharded):
+                axis = value.layout.axis
+                size = tf.cast(emission.number(value.layout.per_row * rows.rows), dtype)
+                sizes = tf.concat([sizes[:axis], size[None], sizes[axis + 1 :]], 0)
+            results.append(sizes)
+        return results
+
+    layouts = [v.layout for v in node.inputs]  # also of what is partial
+    return Plan(layouts, [WHOLE] * len(node.outputs), emit)
+
+
+@rule("Size")
+def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The number of elements of the whole."""
+    (value,) = node.inputs
+    if not isinstance(value.layout, Sharded):
+        return Plan([value.layout], [WHOLE])
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        layout = value.layout
+        assert isinstance(layout, Sharded)
+        sizes = tf.shape(inputs[0], tf.int64)
+        count = emission.number(layout.per_row * rows.rows)
+        axis = layout.axis
+        whole_sizes = tf.concat([sizes[:axis], count[None], sizes[axis + 1 :]], 0)
+        return [tf.cast(tf.reduce_prod(whole_sizes), node.outputs[0].dtype)]
+
+    return Plan([value.layout], [WHOLE], emit)
+
+
+@rule("Rank")
+def rank_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The same of each part."""
+    return Plan([v.layout for v in node.inputs], [WHOLE])
+
+
+@rule("Range", "LinSpace")
+def range_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Each replica counts by itself."""
+    if any(isinstance(lay, Partial) for lay in layouts):
+        layouts = summed(layouts)
+    return whole(node)

@@ -1,0 +1,298 @@
+"""Slices: of other axes, or of whole blocks of the sharded one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.sizes import AnySize, quotient, total
+from collective.training.partition.strided import Entry, entries, entries_of
+from collective.training.partition.values import axis_in, sizes_in
+
+
+def blocks_within(
+    layout: Sharded, begin: AnySize | None, length: AnySize | None, rows: Rows
+) -> tuple[int, int] | None:
+    """Which blocks are these places of a sharded axis: half-open; None if not whole ones."""
+    if begin is None or length is None:
+        return None
+    bounds = [
+        total(layout.blocks[:i]) * rows.rows for i in range(len(layout.blocks) + 1)
+    ]
+    if begin not in bounds or begin + length not in bounds:
+        return None
+    first, last = bounds.index(begin), bounds.index(begin + length)
+    return (first, last) if first < last else None
+
+
+def _own_range(emission: Any, layout: Sharded, blocks: tuple[int, int]) -> Any:
+    """Where the blocks begin in a replica's part, and their places: int64 scalars."""
+    first, last = blocks
+    begin, count = total(layout.blocks[:first]), total(layout.blocks[first:last])
+    return emission.own * emission.number(begin), emission.own * emission.number(count)
+
+
+@rule("Slice")
+def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """``tf.slice``."""
+    if layouts[0] == SUM and all(lay == WHOLE for lay in layouts[1:]):
+        return Plan(layouts, [SUM])
+    layout, x = summed(layouts)[0], node.inputs[0]
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    begins, lengths = sizes_in(node.inputs[1]), sizes_in(node.inputs[2])
+    if (
+        not (isinstance(begins, tuple) and isinstance(lengths, tuple))
+        or x.shape is None
+    ):
+        return None
+    axis = layout.axis
+    length = lengths[axis]
+    length = x.shape[axis] - begins[axis] if length == -1 else length
+    found = blocks_within(layout, begins[axis], length, rows)
+    if found is None:
+        return None
+    made = Sharded(axis, layout.blocks[found[0] : found[1]])
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        values, begin, count = inputs
+        own = [tf.cast(n, begin.dtype) for n in _own_range(emission, layout, found)]
+        begin, count = (
+            tf.concat([given[:axis], mine[None], given[axis + 1 :]], 0)
+            for given, mine in zip((begin, count), own, strict=True)
+        )
+        return [tf.slice(values, begin, count)]
+
+    return Plan([layout, WHOLE, WHOLE], [made], emit)
+
+
+@rule("StridedSlice")
+def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Python's indexing."""
+    if layouts[0] == SUM and all(lay == WHOLE for lay in layouts[1:]):
+        return Plan(layouts, [SUM])
+    layout = summed(layouts)[0]
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    found = entries_of(node)
+    if found is None:
+        return None
+    entry = next(e for e in found if e.axis == layout.axis)
+    if entry.out is None or entry.step != 1:
+        return None
+    if entry.is_full:
+        made = layout.moved(entry.out)
+        if _keeps_masks(node, layout.axis):
+            return Plan([layout, *[WHOLE] * 3], [made])
+        blocks = 0, len(layout.blocks)
+    else:
+        within = blocks_within(layout, entry.begin, entry.length, rows)
+        if within is None:
+            return None
+        blocks = within
+        made = Sharded(entry.out, layout.blocks[blocks[0] : blocks[1]])
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        begin, count = _own_range(emission, layout, blocks)
+        index = _index(found, inputs[1:], node, layout.axis, begin, begin + count)
+        return [inputs[0][index]]
+
+    return Plan([layout, *[WHOLE] * 3], [made], emit)
+
+
+def _spec_of(node: Node, axis: int, rank: int, count: int) -> int | None:
+    """The place in begin, end and strides that is about an axis; None: none is.
+
+    Args:
+        rank: Axes of what is sliced.
+        count: The length of begin.
+    """
+    new, ellipsis = node.attr("new_axis_mask"), node.attr("ellipsis_mask")
+    taken = sum(not (new >> i & 1) and not (ellipsis >> i & 1) for i in range(count))
+    at = 0
+    for i in range(count):
+        if ellipsis >> i & 1:
+            at += rank - taken
+            if axis < at:
+                return None
+        elif not new >> i & 1:
+            if at == axis:
+                return i
+            at += 1
+    return None
+
+
+def _keeps_masks(node: Node, axis: int) -> bool:
+    """Whether the operation takes all places of an axis, however many there are."""
+    count = len(sizes_in(node.inputs[3]))
+    place = _spec_of(node, axis, node.inputs[0].rank or 0, count)
+    if place is None:
+        return True
+    begin = node.inputs[1].const
+    begins = node.attr("begin_mask") >> place & 1
+    if not begins and begin is not None:
+        begins = int(begin[place]) == 0
+    return bool(begins and node.attr("end_mask") >> place & 1)
+
+
+def _index(
+    found: list[Entry], bounds: list[Any], node: Node, axis: int, begin: Any, end: Any
+) -> tuple[Any, ...]:
+    """The index, with other bounds along one axis."""
+    index: list[Any] = []
+    masks = {n: node.attr(f"{n}_mask") for n in ("begin", "end")}
+    for entry in found:
+        if entry.axis is None:
+            index.append(tf.newaxis)
+        elif entry.axis == axis:
+            index.append(slice(begin, end))
+        elif entry.is_full:
+            index.append(slice(None))
+        else:
+            place = _place_of(node, entry, found)
+            given = [tf.cast(b[place], tf.int64) for b in bounds]
+            if entry.out is None:
+                index.append(given[0])
+            else:
+                first = None if masks["begin"] >> place & 1 else given[0]
+                last = None if masks["end"] >> place & 1 else given[1]
+                index.append(slice(first, last, entry.step))
+    return tuple(index)
+
+
+def _place_of(node: Node, entry: Entry, found: list[Entry]) -> int:
+    """The place in begin, end and strides of an entry that has one."""
+    assert entry.axis is not None
+    rank = sum(e.axis is not None for e in found)
+    # Of a slice and of its gradient, the strides are the fourth operand.
+    count = len(sizes_in(node.inputs[3]))
+    place = _spec_of(node, entry.axis, rank, count)
+    assert place is not None
+    return place
+
+
+@rule("StridedSliceGrad")
+def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Zeros around what was sliced."""
+    layout, sizes = summed(layouts)[4], sizes_in(node.inputs[0])
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if not isinstance(sizes, tuple):
+        return None
+    found = entries(node, sizes, node.inputs[1:4])
+    entry = next(
+        (e for e in found or () if e.out == layout.axis and e.axis is not None), None
+    )
+    if entry is None or entry.step != 1 or entry.begin is None or entry.length is None:
+        return None
+    axis = entry.axis
+    assert axis is not None and found is not None
+    ahead = quotient(entry.begin, rows.rows)
+    behind = quotient(sizes[axis] - entry.begin - entry.length, rows.rows)
+    if ahead is None or behind is None:
+        return None
+    blocks = (
+        *([ahead] if ahead else []),
+        *layout.blocks,
+        *([behind] if behind else []),
+    )
+    made = Sharded(axis, blocks)
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        shape, *bounds, upstream = inputs
+        begin = emission.own * emission.number(ahead)
+        end = begin + emission.own * emission.number(layout.per_row)
+        local = emission.local_shape(shape, made)
+        gradient = tf.cast(begin, shape.dtype), tf.cast(end, shape.dtype)
+        return [_padded(found, bounds, node, axis, gradient, local, upstream)]
+
+    return Plan([*[WHOLE] * 4, layout], [made], emit)
+
+
+def _padded(
+    found: list[Entry],
+    bounds: list[Any],
+    node: Node,
+    axis: int,
+    own: tuple[Any, Any],
+    local: Any,
+    upstream: Any,
+) -> tf.Tensor:
+    """``StridedSliceGrad`` with other bounds along one axis."""
+    begins, ends, strides = [], [], []
+    masks = dict(begin_mask=0, end_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+    dtype = local.dtype
+
+    def add(begin: Any, end: Any, step: int, *set_masks: str) -> None:
+        for name in set_masks:
+            masks[f"{name}_mask"] |= 1 << len(begins)
+        begins.append(tf.cast(begin, dtype))
+        ends.append(tf.cast(end, dtype))
+        strides.append(tf.constant(step, dtype))
+
+    for entry in found:
+        if entry.axis is None:
+            add(0, 0, 1, "new_axis")
+        elif entry.axis == axis:
+            add(*own, 1)
+        elif entry.is_full:
+            add(0, 0, 1, "begin", "end")
+        else:
+            place = _place_of(node, entry, found)
+            begin, end = bounds[0][place], bounds[1][place]
+            if entry.out is None:
+                add(begin, begin + 1, 1, "shrink_axis")
+            else:
+                given = [
+                    name
+                    for name in ("begin", "end")
+                    if node.attr(f"{name}_mask") >> place & 1
+                ]
+                add(begin, end, entry.step, *given)
+    return tf.raw_ops.StridedSliceGrad(
+        shape=local,
+        begin=tf.stack(begins),
+        end=tf.stack(ends),
+        strides=tf.stack(strides),
+        dy=upstream,
+        ellipsis_mask=0,
+        **masks,
+    )
+
+
+@rule("Split", "SplitV")
+def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Parts of another axis, or whole blocks of the sharded one."""
+    at = 1 if node.type == "Split" else 0
+    x = node.inputs[at]
+    if layouts[at] == SUM and node.type == "Split":
+        return Plan(layouts, [SUM] * len(node.outputs))
+    layout = summed(layouts)[at]
+    axis = axis_in(node.inputs[0 if node.type == "Split" else 2], x.rank)
+    if not isinstance(layout, Sharded):
+        return whole(node)
+    if axis is None:
+        return None
+    wanted: list[Layout] = [WHOLE] * len(layouts)
+    wanted[at] = layout
+    if axis != layout.axis:
+        return Plan(wanted, [layout] * len(node.outputs))
+    made, parts, begin = [], [], 0
+    for value in node.outputs:
+        length = None if value.shape is None else value.shape[axis]
+        found = blocks_within(layout, begin, length, rows)
+        if found is None or length is None:
+            return None
+        parts.append(total(layout.blocks[found[0] : found[1]]))
+        made.append(Sharded(axis, layout.blocks[found[0] : found[1]]))
+        begin = begin + length
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        counts = tf.stack([emission.own * emission.number(part) for part in parts])
+        return list(tf.split(inputs[at], counts, axis, num=len(parts)))
+
+    return Plan(wanted, made, emit)

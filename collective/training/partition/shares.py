@@ -1,0 +1,139 @@
+"""The rows of a step that each replica of a process has; slices and gathers by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from collective.training.partition.layouts import Sharded
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
+_FIELDS = 3  # of each replica in a vector
+
+
+class Share:
+    """Which rows of the batch the replicas of this process have; known in each step.
+
+    Args:
+        vector: int64: the rows of the batch; then for each replica its first row, its
+            rows, and whether it is the first replica of the job.
+        count: The number of replicas.
+    """
+
+    def __init__(self, vector: tf.Tensor, count: int):
+        self.vector = vector
+        parts = tf.unstack(vector, num=1 + _FIELDS * count)
+        self.total = parts[0]
+        self.first = parts[1::_FIELDS]
+        self.own = parts[2::_FIELDS]
+        self.is_lead = [tf.cast(part, tf.bool) for part in parts[3::_FIELDS]]
+
+    @classmethod
+    def of(
+        cls,
+        total: tf.Tensor,
+        replicas: Sequence[tuple[tf.Tensor, tf.Tensor, tf.Tensor]],
+    ) -> Share:
+        """From the rows of the batch, and the fields of each replica."""
+        fields = [total, *(field for replica in replicas for field in replica)]
+        vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
+        return cls(vector, len(replicas))
+
+    def within(self, vector: tf.Tensor) -> Share:
+        """The same in another graph, to which the vector was passed."""
+        return Share(vector, len(self.own))
+
+
+def pieces_of(emission: Emission, layout: Sharded) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Of each block: where this replica's part begins in the whole axis, and its places."""
+    before = tf.constant(0, tf.int64)
+    found = []
+    for block in layout.blocks:
+        k = emission.number(block)
+        found.append((before + emission.first * k, emission.own * k))
+        before = before + emission.share.total * k
+    return found
+
+
+def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+    """This replica's part of a whole tensor."""
+    rank, axis = tensor.shape.rank, layout.axis
+    parts = []
+    for begin, count in pieces_of(emission, layout):
+        begins = [begin if i == axis else tf.constant(0, tf.int64) for i in range(rank)]
+        counts = [
+            count if i == axis else tf.constant(-1, tf.int64) for i in range(rank)
+        ]
+        parts.append(tf.slice(tensor, tf.stack(begins), tf.stack(counts)))
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def gathered(
+    emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded
+) -> tf.Tensor:
+    """The whole tensor, of which each replica of this process has a part."""
+    axis, blocks = layout.axis, layout.blocks
+    parts = [_to_front(part, axis) for part in parts]
+    if len(blocks) == 1:
+        whole = emission.exchange.gather(_joined(parts))
+    elif len(set(blocks)) == 1:
+        # Rows first, then blocks: one message for all blocks.
+        count = len(blocks)
+        rest = tf.shape(parts[0], tf.int64)[1:]
+        turned = (
+            [
+                _swapped(
+                    tf.reshape(part, tf.concat([[count, own * blocks[0]], rest], 0))
+                )
+                for part, own in zip(parts, emission.share.own, strict=True)
+            ]
+            if isinstance(blocks[0], int)
+            else [
+                _swapped(tf.reshape(part, tf.concat([[count, -1], rest], 0)))
+                for part in parts
+            ]
+        )
+        whole = _swapped(emission.exchange.gather(_joined(turned)))
+        size = tf.shape(whole, tf.int64)[1] * count
+        whole = tf.reshape(whole, tf.concat([[size], rest], 0))
+    else:
+        by_block = []
+        cuts = [
+            [own * emission.number(k) for k in blocks] for own in emission.share.own
+        ]
+        split = [
+            tf.split(part, tf.stack(cut), num=len(blocks))
+            for part, cut in zip(parts, cuts, strict=True)
+        ]
+        for of_block in zip(*split, strict=True):
+            with tf.control_dependencies(by_block[-1:]):
+                by_block.append(emission.exchange.gather(_joined(list(of_block))))
+        whole = tf.concat(by_block, 0)
+    return _from_front(whole, axis)
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+
+def _swapped(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def _to_front(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    if not axis:
+        return tensor
+    rest = [i for i in range(tensor.shape.rank) if i != axis]
+    return tf.transpose(tensor, [axis, *rest])
+
+
+def _from_front(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    if not axis:
+        return tensor
+    order = list(range(1, tensor.shape.rank))
+    order.insert(axis, 0)
+    return tf.transpose(tensor, order)

@@ -1,0 +1,173 @@
+"""Sizes of axes that are not known while a step is traced.
+
+A size is an ``int``, or a ``Size``: a polynomial with integer coefficients over symbols.
+One symbol is the number of rows of the global batch; others are axes of which TensorFlow
+knows no size, such as the length of the longest text of a batch. So ``[rows, time, 8]``
+reshaped to ``[rows * time, 8]`` is known to be the same places in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Union
+
+Monomial = tuple["Symbol", ...]  # sorted; empty: the constant term
+
+
+class Symbol:
+    """An unknown size.
+
+    Args:
+        name: For messages.
+        origin: The value of the graph whose axis it is, and the axis; None for the rows
+            of the batch.
+    """
+
+    _made = 0
+
+    def __init__(self, name: str, origin: tuple[Any, int] | None = None):
+        self.name = name
+        self.origin = origin
+        Symbol._made += 1
+        self._order = Symbol._made
+
+    def __lt__(self, other: Symbol) -> bool:
+        return self._order < other._order
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Size:
+    """A polynomial that is no plain number; ``size_of`` makes one."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, int]):
+        self.terms = dict(terms)
+        self._hash = hash(frozenset(self.terms.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Size) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: AnySize) -> AnySize:
+        total = dict(self.terms)
+        for monomial, factor in _terms(other).items():
+            total[monomial] = total.get(monomial, 0) + factor
+        return size_of(total)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> AnySize:
+        return self * -1
+
+    def __sub__(self, other: AnySize) -> AnySize:
+        return self + -other
+
+    def __rsub__(self, other: AnySize) -> AnySize:
+        return -self + other
+
+    def __mul__(self, other: AnySize) -> AnySize:
+        product: dict[Monomial, int] = {}
+        for a, m in self.terms.items():
+            for b, n in _terms(other).items():
+                both = tuple(sorted(a + b))
+                product[both] = product.get(both, 0) + m * n
+        return size_of(product)
+
+    __rmul__ = __mul__
+
+    @property
+    def symbols(self) -> set[Symbol]:
+        """The symbols in it."""
+        return {symbol for monomial in self.terms for symbol in monomial}
+
+    def __repr__(self) -> str:
+        parts = []
+        for monomial, factor in self.terms.items():
+            names = [repr(symbol) for symbol in monomial]
+            parts.append("*".join([str(factor)] * (factor != 1 or not names) + names))
+        return "+".join(parts)
+
+
+AnySize = Union[int, Size]
+
+
+def size_of(terms: Mapping[Monomial, int]) -> AnySize:
+    """The size with these terms: an int where it has no symbol."""
+    kept = {monomial: factor for monomial, factor in terms.items() if factor}
+    if not kept:
+        return 0
+    if set(kept) == {()}:
+        return kept[()]
+    return Size(kept)
+
+
+def symbolic(symbol: Symbol) -> Size:
+    """The size that a symbol stands for."""
+    return Size({(symbol,): 1})
+
+
+def _terms(size: AnySize) -> Mapping[Monomial, int]:
+    return size.terms if isinstance(size, Size) else {(): int(size)}
+
+
+def product(sizes: Iterable[AnySize]) -> AnySize:
+    """Their product; 1 of none."""
+    result: AnySize = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def total(sizes: Iterable[AnySize]) -> AnySize:
+    """Their sum; 0 of none."""
+    result: AnySize = 0
+    for size in sizes:
+        result = result + size
+    return result
+
+
+def quotient(a: AnySize, b: AnySize) -> AnySize | None:
+    """``a / b`` where that is a size, whatever the symbols stand for; else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    if a == 0:
+        return 0
+    divisor = _terms(b)
+    if len(divisor) > 1:
+        return _ratio(a, b)
+    ((monomial, factor),) = divisor.items()
+    if not factor:
+        return None
+    result: dict[Monomial, int] = {}
+    for term, count in _terms(a).items():
+        rest = _without(term, monomial)
+        if rest is None or count % factor:
+            return None
+        result[rest] = count // factor
+    return size_of(result)
+
+
+def _ratio(a: AnySize, b: AnySize) -> AnySize | None:
+    """The quotient by a sum, where it is a monomial."""
+    first, other = next(iter(_terms(b).items())), next(iter(_terms(a).items()), None)
+    if other is None:
+        return None
+    rest = _without(other[0], first[0])
+    if rest is None or other[1] % first[1]:
+        return None
+    found = size_of({rest: other[1] // first[1]})
+    return found if found * b == a else None
+
+
+def _without(term: Monomial, factor: Monomial) -> Monomial | None:
+    rest = list(term)
+    for symbol in factor:
+        if symbol not in rest:
+            return None
+        rest.remove(symbol)
+    return tuple(rest)

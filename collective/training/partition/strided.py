@@ -1,0 +1,132 @@
+"""Python's indexing, ``x[1:, ..., None]``, as TensorFlow writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from collective.training.partition.graph import Node
+from collective.training.partition.sizes import AnySize, Size
+
+
+class Entry(NamedTuple):
+    """What an index does with one axis."""
+
+    axis: int | None  # of the input; None: the axis is new
+    out: int | None  # of the output; None: the axis goes
+    begin: Any  # the first place; None where it is not known
+    length: AnySize | None  # how many places; None where it is not known
+    step: int
+    is_full: bool  # whether all places are taken, in order
+
+
+def entries_of(node: Node) -> list[Entry] | None:
+    """The entries of a ``StridedSlice``; None where too little is known."""
+    x = node.inputs[0]
+    if x.shape is None:
+        return None
+    return entries(node, x.shape, node.inputs[1:4])
+
+
+def entries(
+    node: Node, shape: Sequence[AnySize], bounds: Sequence[Any]
+) -> list[Entry] | None:
+    """The entries of an index into a tensor of this shape.
+
+    Args:
+        bounds: The values begin, end and strides.
+    """
+    from collective.training.partition.values import sizes_in
+
+    strides = sizes_in(bounds[2])
+    if not isinstance(strides, tuple) or not all(isinstance(s, int) for s in strides):
+        return None
+    count, rank = len(strides), len(shape)
+    begin, end = (
+        found if isinstance(found, tuple) else (None,) * count
+        for found in map(sizes_in, bounds[:2])
+    )
+    masks = {
+        name: node.attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+
+    def has(name: str, place: int) -> bool:
+        return bool(masks[name] >> place & 1)
+
+    taken = sum(not has("ellipsis", i) and not has("new_axis", i) for i in range(count))
+    found: list[Entry] = []
+    axis = out = 0
+
+    def full() -> None:
+        nonlocal axis, out
+        found.append(Entry(axis, out, 0, shape[axis], 1, True))
+        axis, out = axis + 1, out + 1
+
+    for i in range(count):
+        if has("ellipsis", i):
+            for _ in range(rank - taken):
+                full()
+        elif has("new_axis", i):
+            found.append(Entry(None, out, 0, 1, 1, False))
+            out += 1
+        elif has("shrink_axis", i):
+            place = _place(begin[i], shape[axis])
+            found.append(Entry(axis, None, place, 1, 1, False))
+            axis += 1
+        else:
+            first = None if has("begin", i) else (begin[i],)
+            last = None if has("end", i) else (end[i],)
+            found.append(_range(axis, out, shape[axis], first, last, strides[i]))
+            axis, out = axis + 1, out + 1
+    while axis < rank:
+        full()
+    return found
+
+
+def _place(place: AnySize | None, size: AnySize) -> AnySize | None:
+    """A place counted from the front."""
+    if isinstance(place, int) and place < 0:
+        return size + place
+    return place
+
+
+def _range(
+    axis: int, out: int, size: AnySize, first: Any, last: Any, step: int
+) -> Entry:
+    """``first:last:step`` of an axis; None for a bound that is left out."""
+    if (first in (None, (0,))) and last in (None, (size,)) and step == 1:
+        return Entry(axis, out, 0, size, 1, True)
+    bounds = [b if b is None else b[0] for b in (first, last)]
+    open_ = [b is None for b in (first, last)]
+    if isinstance(size, int) and all(
+        o or isinstance(b, int) for o, b in zip(open_, bounds, strict=True)
+    ):
+        begin, stop, step = slice(bounds[0], bounds[1], step).indices(size)
+        return Entry(axis, out, begin, len(range(begin, stop, step)), step, False)
+    if step != 1:
+        return Entry(axis, out, None, None, step, False)
+    begin = 0 if open_[0] else _place(bounds[0], size)
+    stop = size if open_[1] else _place(bounds[1], size)
+    length = None
+    if begin is not None and stop is not None and _is_within(bounds, size):
+        length = stop - begin
+    return Entry(axis, out, begin, length, 1, False)
+
+
+def _is_within(bounds: Sequence[AnySize | None], size: AnySize) -> bool:
+    """Whether no bound can lie beyond an end, where Python would cut it off.
+
+    Axes have a place at least, so ``x[:-1]`` is known, and ``x[:10]`` of an unknown axis
+    is not.
+    """
+    for bound in bounds:
+        if bound is None or bound == -1:
+            continue
+        if isinstance(bound, int) and bound < 0:
+            return False
+        rest = size - bound
+        terms = rest.terms.values() if isinstance(rest, Size) else [rest]
+        if any(factor < 0 for factor in terms):
+            return False
+    return True
