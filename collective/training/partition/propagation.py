@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ from collective.training.partition.values import is_constant, learn
 if TYPE_CHECKING:
     from collective.training.partition.emission import Emission
 
-Made = Union[Sequence[tf.Tensor], tf.Operation]
+Made = Sequence[tf.Tensor] | tf.Operation
 Emit = Callable[["Emission", list[Any]], Made]
 
 

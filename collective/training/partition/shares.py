@@ -101,7 +101,7 @@ def gathered(
         size = tf.shape(whole, tf.int64)[1] * count
         whole = tf.reshape(whole, tf.concat([[size], rest], 0))
     else:
-        by_block = []
+        by_block: list[tf.Tensor] = []
         cuts = [
             [own * emission.number(k) for k in blocks] for own in emission.share.own
         ]

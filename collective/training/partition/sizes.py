@@ -9,7 +9,7 @@ reshaped to ``[rows * time, 8]`` is known to be the same places in the same orde
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Union
+from typing import Any
 
 Monomial = tuple["Symbol", ...]  # sorted; empty: the constant term
 
@@ -93,7 +93,7 @@ class Size:
         return "+".join(parts)
 
 
-AnySize = Union[int, Size]
+AnySize = int | Size
 
 
 def size_of(terms: Mapping[Monomial, int]) -> AnySize:

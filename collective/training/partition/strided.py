@@ -106,12 +106,12 @@ def _range(
         return Entry(axis, out, begin, len(range(begin, stop, step)), step, False)
     if step != 1:
         return Entry(axis, out, None, None, step, False)
-    begin = 0 if open_[0] else _place(bounds[0], size)
-    stop = size if open_[1] else _place(bounds[1], size)
+    start = 0 if open_[0] else _place(bounds[0], size)
+    end = size if open_[1] else _place(bounds[1], size)
     length = None
-    if begin is not None and stop is not None and _is_within(bounds, size):
-        length = stop - begin
-    return Entry(axis, out, begin, length, 1, False)
+    if start is not None and end is not None and _is_within(bounds, size):
+        length = end - start
+    return Entry(axis, out, start, length, 1, False)
 
 
 def _is_within(bounds: Sequence[AnySize | None], size: AnySize) -> bool:

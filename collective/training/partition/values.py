@@ -114,11 +114,11 @@ def _is_foldable(node: Node) -> bool:
         return False
     if node.type in _ALWAYS_FOLDED or not node.outputs:
         return bool(node.outputs)
-    read = max(np.size(v.const) for v in node.inputs)
+    read = max(np.asarray(v.const).size for v in node.inputs)
     if any(v.shape is None or not v.is_static for v in node.outputs):
         return bool(read <= _FOLDED)
-    made = max(int(product(v.shape or ())) for v in node.outputs)
-    return made <= _FOLDED
+    made = [product(v.shape or ()) for v in node.outputs]
+    return all(isinstance(size, int) and size <= _FOLDED for size in made)
 
 
 # --- shapes ------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
+from collective.training.partition.sizes import AnySize
 from collective.training.partition.values import alike, of_rows, sizes_in
 
 
@@ -116,7 +117,7 @@ def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return dataclasses.replace(plan, emit=_with_rows(node, [0, *shape[1:]]))
 
 
-def _with_rows(node: Node, shape: Sequence[int]) -> Emit:
+def _with_rows(node: Node, shape: Sequence[AnySize]) -> Emit:
     """Makes an operation of a replica with rows; zeros of this shape without."""
 
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:

@@ -174,9 +174,10 @@ def _check_lists(wanted: Sequence[Layout], body: Graph, node: Node) -> None:
     """Lists cannot be turned into another layout."""
     for layout, value in zip(wanted, body.outputs, strict=True):
         have = value.layout
-        if isinstance(have, Listed) and isinstance(layout, Listed):
-            if have.element not in (layout.element, WHOLE, None):
-                raise NeedsWholeLists(node)
+        if not (isinstance(have, Listed) and isinstance(layout, Listed)):
+            continue
+        if have.element not in (layout.element, WHOLE, None):
+            raise NeedsWholeLists(node)
 
 
 # --- what is known of the values inside ----------------------------------------------

@@ -36,9 +36,9 @@ _NARROW = (tf.float16, tf.bfloat16)
 def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Over all rows, a part of the result on each replica."""
     x, layout = node.inputs[0], layouts[0]
-    if layout == SUM and node.type in ("Sum", "Mean") and layouts[1] == WHOLE:
-        if x.dtype.is_floating:
-            return Plan(layouts, [SUM])
+    is_linear = node.type in ("Sum", "Mean") and x.dtype.is_floating
+    if is_linear and layouts == [SUM, WHOLE]:
+        return Plan(layouts, [SUM])
     layout, of_axes = summed(layouts)
     if not isinstance(layout, Sharded):
         return whole(node)

@@ -99,6 +99,7 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
         axis = wanted.axis - ahead
+        assert x.shape is not None
         if axis >= 0 and x.shape[axis] != 1:
             return None
         small, sizes = (emission.whole_of(value) for value in node.inputs)

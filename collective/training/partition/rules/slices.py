@@ -223,7 +223,9 @@ def _padded(
     upstream: Any,
 ) -> tf.Tensor:
     """``StridedSliceGrad`` with other bounds along one axis."""
-    begins, ends, strides = [], [], []
+    begins: list[Any] = []
+    ends: list[Any] = []
+    strides: list[Any] = []
     masks = dict(begin_mask=0, end_mask=0, new_axis_mask=0, shrink_axis_mask=0)
     dtype = local.dtype
 
@@ -281,7 +283,8 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     wanted[at] = layout
     if axis != layout.axis:
         return Plan(wanted, [layout] * len(node.outputs))
-    made, parts, begin = [], [], 0
+    made, parts = [], []
+    begin: AnySize = 0
     for value in node.outputs:
         length = None if value.shape is None else value.shape[axis]
         found = blocks_within(layout, begin, length, rows)
