@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ from collective.training.partition.values import is_constant, learn
 if TYPE_CHECKING:
     from collective.training.partition.emission import Emission
 
-Made = Sequence[tf.Tensor] | tf.Operation
+Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
 Emit = Callable[["Emission", list[Any]], Made]
 
 
