@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -24,6 +25,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
+from collective.training.partition.step import PartitionedStep, supports
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups, xla
@@ -115,6 +117,8 @@ class Assembly:
         Returns:
             How the step computes what is not a sum over rows.
         """
+        if self.is_partitioned(prepared, data):
+            return StepPlan()
         self.require(features_of(prepared.model))
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
@@ -158,9 +162,20 @@ class Assembly:
         plan: StepPlan,
         attachments: Sequence[Attachment],
         verbose: str | int,
-    ) -> Step | CustomStep:
+    ) -> Step | CustomStep | PartitionedStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
+        if self.is_partitioned(prepared, data):
+            partitioned = PartitionedStep(
+                prepared,
+                backend,
+                data.spec,
+                attachments=attachments,
+                expected_rows=data.batch_rows,
+                micro_batches=options.accumulate,
+            )
+            compare_graphs(backend, partitioned.graph, False)
+            return partitioned
         if keras_compat.overrides(prepared.model, "train_step"):
             custom = CustomStep(
                 prepared,
@@ -197,6 +212,29 @@ class Assembly:
         drawn = host_random.drawn_since(before)
         compare_graphs(backend, step.graph, drawn)
         return step
+
+    def is_partitioned(self, prepared: PreparedModel, data: TrainingData) -> bool:
+        """Whether Keras' own step is partitioned; else its parts are made again."""
+        options, backend, model = self.options, self.backend, prepared.model
+        others = (
+            self.virtual,
+            prepared.hook,
+            prepared.partition,
+            options.recompute,
+            options.per_replica,
+            options.jit_compile is True,
+            backend.tensor,
+            backend.stages,
+            backend.rounds_to,
+            model.run_eagerly,
+        )
+        leaves = tf.nest.flatten(tuple(data.spec[:3]))
+        dense = all(
+            isinstance(leaf, tf.TensorSpec) for leaf in leaves if leaf is not None
+        )
+        text = any(leaf.dtype == tf.string for leaf in leaves if leaf is not None)
+        wanted = os.environ.get("COLLECTIVE_PARTITION", "1") != "0"
+        return wanted and dense and not text and supports(backend) and not any(others)
 
     def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""

@@ -82,12 +82,13 @@ def outside_seeds(model: keras.Model) -> list[tf.Variable]:
 
 
 def register_outside_variables(
-    prepared: PreparedModel, backend: Backend, traced: Any
+    prepared: PreparedModel, backend: Backend, traced: Any, writes: bool = False
 ) -> None:
     """Finds the outside variables of a step.
 
     Args:
         traced: The concrete function of the forward and backward pass.
+        writes: Whether every rank makes the same writes to them.
 
     Raises:
         UsageError: The forward pass assigns such a variable, on several replicas.
@@ -103,7 +104,7 @@ def register_outside_variables(
         read = [*traced.graph.variables, *rates.get_concrete_function().graph.variables]
     outside = list({id(v): v for v in read if id(v) not in known}.values())
     written = any(node.op.startswith(_WRITES) for node in nodes_of(traced.graph))
-    if written and outside and backend.most_replicas > 1:
+    if written and outside and backend.most_replicas > 1 and not writes:
         names = ", ".join(repr(v.name) for v in outside)
         raise UsageError(
             f"the forward pass assigns a tf.Variable that model {model.name!r} does not "

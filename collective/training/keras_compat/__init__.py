@@ -28,6 +28,7 @@ from collective.training.keras_compat.row_draws import *
 from collective.training.keras_compat.seeds import *
 from collective.training.keras_compat.stateless_metrics import *
 from collective.training.keras_compat.stock_step import *
+from collective.training.keras_compat.tracing import *
 from collective.training.keras_compat.variable_scope import *
 from collective.training.keras_compat.weights_file import *
 from collective.training.keras_compat.whole_variables import *

@@ -82,11 +82,14 @@ class Emission:
         self.exchange = exchange
         self.traffic = traffic
         self.replica = 0  # for which of them a node is made now
+        # Tensors of this process that travel in the first sum; their sums afterwards.
+        self.attached: list[tf.Tensor] = []
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
         self._pending: dict[Value, Layout] = {}
         self._exchanged: list[tf.Operation] = []  # all exchanges so far
         self._sizes: dict[Symbol, tf.Tensor] = {}
+        self._is_attached_sent = False
 
     # --- for rules ------------------------------------------------------------------
 
@@ -274,11 +277,17 @@ class Emission:
         for value, layout in pending.items():
             if isinstance(layout, Partial):
                 by_kind.setdefault(layout.kind, []).append(value)
+        if self.attached and not self._is_attached_sent:
+            by_kind.setdefault("sum", [])
         for kind, values in by_kind.items():
             parts = [self._forms[value, Partial(kind)] for value in values]
             sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
+            more = [] if kind != "sum" or self._is_attached_sent else self.attached
             with self._in_order():
-                totals = self.exchange.reduce(kind, sums)
+                totals = self.exchange.reduce(kind, [*sums, *more])
+            if more:
+                self.attached, self._is_attached_sent = totals[len(sums) :], True
+                totals = totals[: len(sums)]
             self.traffic.sums.append(values)
             self._note(totals)
             for value, total in zip(values, totals, strict=True):
@@ -322,7 +331,7 @@ class Emission:
             self._ask_for(layouts)
             for node in queue.writes:
                 self._ask_for_inputs(node)
-            if self._pending:
+            if self._pending or (self.attached and not self._is_attached_sent):
                 self._flush()
                 queue.resume()
             elif not queue.release_writes():

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.tensorflow_ops.ranks import run_independently
+from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
 
 _REDUCE = {
@@ -93,6 +95,40 @@ class BackendExchange:
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
         mine = tf.where(is_root, tensor, tf.zeros_like(tensor))
         return self.reduce("sum", [mine])[0]
+
+
+class TimedExchange(BackendExchange):
+    """Notes when its exchanges of the graph that it was made in begin and end."""
+
+    def __init__(self, backend: Backend):
+        super().__init__(backend)
+        self._graph = tf.compat.v1.get_default_graph()
+        self._start: tf.Tensor | None = None
+        self._stop: tf.Tensor | None = None
+
+    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As ``Exchange``."""
+        if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
+            return super().reduce(kind, tensors)
+        if self._start is None:
+            with tf.control_dependencies(tensors):
+                self._start = now()
+            if self._backend.overlaps:
+                run_independently(self._start)  # a bucket would wait for all gradients
+            else:
+                with tf.control_dependencies([self._start]):
+                    tensors = [tf.identity(t) for t in tensors]
+        results = super().reduce(kind, tensors)
+        with tf.control_dependencies([self._start, *results]):
+            self._stop = now()
+        return results
+
+    def span(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """When the first began and the last ended: float64, seconds since 1970."""
+        if self._start is None or self._stop is None:
+            moment = now()
+            return moment, moment
+        return self._start, self._stop
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

@@ -50,8 +50,8 @@ class Partition:
         share: Share,
         exchange: Exchange,
         traffic: Traffic | None = None,
-        wanted: Sequence[Layout | None] | None = None,
-    ) -> list[list[tf.Tensor]]:
+        attached: Sequence[tf.Tensor] = (),
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
         """Makes the graph of this process, inside of a function that is being traced.
 
         Args:
@@ -60,23 +60,25 @@ class Partition:
             share: The rows that its replicas have.
             exchange: The sums over the ranks.
             traffic: Where it is noted what is exchanged.
-            wanted: The layouts of the outputs; by default they are whole.
+            attached: More tensors of this process that are summed over the ranks.
 
         Returns:
-            For each tensor that the function returns, one for each replica, or one for
-            all where it is whole.
+            For each tensor that the function returns, the whole one; and the sums of what
+            is attached.
         """
         emission = Emission(
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
+        emission.attached = list(attached)
         captured = [[outer] for outer, _ in self.function.graph.captures]
         for value, layout, tensors in zip(
             self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
         ):
             emission.put(value, layout, list(tensors))
-        outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
+        outputs = emission.run([WHOLE] * len(self.graph.outputs))
+        sums = emission.attached
         with tf.control_dependencies(emission.effects()):
-            return [[tf.identity(t) for t in tensors] for tensors in outputs]
+            return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
 
     @property
     def fallbacks(self) -> list[Any]:

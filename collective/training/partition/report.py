@@ -1,0 +1,70 @@
+"""What a partitioned step reports: one vector, and what Keras would show of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.training import keras_compat
+from collective.training.step.report import Layout, cut
+
+
+class ReturnedLayout(Layout):
+    """Layout of a report: loss, rows, times, metrics' variables, what the step returned.
+
+    The metrics' variables have their values after the step; an epoch that continues in
+    the middle begins with them.
+
+    Args:
+        returned: The shape of each value that the step returns, by name.
+    """
+
+    def __init__(self, model: keras.Model, returned: Mapping[str, Sequence[int]]):
+        self.model = model
+        self.outputs = []
+        self.gathered_metrics = True
+        self.variables = list(model.metrics_variables)
+        self.metric_shapes = [tuple(v.shape) for v in self.variables]
+        self.names = list(returned)
+        self.shapes = [tuple(shape) for shape in returned.values()]
+        shapes = [*self.metric_shapes, *self.shapes]
+        self.size = self.FIXED + sum(map(math.prod, shapes))
+
+    def pack_returned(
+        self, fixed: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """A report, inside of the graph: a vector of float64.
+
+        Args:
+            fixed: The loss, the rows, and when the exchange began and ended.
+            values: The metrics' variables, what the step returned, attachments.
+        """
+        flat = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *values]]
+        return tf.concat(flat, axis=0)
+
+    def restore(self, sums: np.ndarray) -> None:
+        """Gives the metrics the values that they have in a sum of reports."""
+        values = cut(sums[self.FIXED :], self.metric_shapes)
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(np.asarray(value))
+
+    def write(self, sums: np.ndarray) -> None:
+        """Nothing: the step itself updates the metrics."""
+
+    def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
+        """What Keras shows after these steps: its metrics, or what the last returned."""
+        values = cut(sums[self.FIXED :], [*self.metric_shapes, *self.shapes])
+        known = len(self.variables)
+        returned = dict(zip(self.names, values[known:], strict=True))
+        results = keras_compat.all_results(self.model, self.variables, values[:known])
+        if set(results) == set(self.names):
+            return results
+        return {
+            name: float(value) if value.ndim == 0 else value
+            for name, value in returned.items()
+        }
