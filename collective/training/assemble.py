@@ -20,12 +20,14 @@ from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
+from collective.training.evaluation.partitioned import PartitionedEvaluation
 from collective.training.hooks import named, report
 from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
-from collective.training.partition.step import PartitionedStep, supports
+from collective.training.partition.method import is_dense, supports
+from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups, xla
@@ -228,13 +230,7 @@ class Assembly:
             backend.rounds_to,
             model.run_eagerly,
         )
-        leaves = tf.nest.flatten(tuple(data.spec[:3]))
-        dense = all(
-            isinstance(leaf, tf.TensorSpec) for leaf in leaves if leaf is not None
-        )
-        text = any(leaf.dtype == tf.string for leaf in leaves if leaf is not None)
-        wanted = os.environ.get("COLLECTIVE_PARTITION", "1") != "0"
-        return wanted and dense and not text and supports(backend) and not any(others)
+        return is_possible(backend, data.spec) and not any(others)
 
     def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""
@@ -425,6 +421,25 @@ def has_own_step(prepared: PreparedModel) -> bool:
     return any(keras_compat.overrides(prepared.model, method) for method in own)
 
 
+def is_possible(backend: Backend, spec: Batch) -> bool:
+    """Whether a method of a model can be partitioned for batches on a backend."""
+    wanted = os.environ.get("COLLECTIVE_PARTITION", "1") != "0"
+    return wanted and supports(backend) and is_dense(spec)
+
+
+def can_evaluate(
+    prepared: PreparedModel, backend: Backend, inputs: Input | Batches
+) -> bool:
+    """Whether the evaluation of a model can be partitioned."""
+    others = prepared.partition, backend.tensor, backend.stages
+    others = (
+        *others,
+        prepared.model.run_eagerly,
+        own_batches.trained_with(prepared.model),
+    )
+    return is_possible(backend, inputs.spec) and not any(others)
+
+
 def make_evaluation(
     prepared: PreparedModel,
     backend: Backend,
@@ -433,6 +448,8 @@ def make_evaluation(
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
     """The evaluation of a model; a UsageError where the backend cannot do it."""
+    if can_evaluate(prepared, backend, inputs):
+        return PartitionedEvaluation(prepared, backend, inputs, steps)
     if has_own_step(prepared):
         return CustomEvaluation(prepared, backend, inputs, steps)
     plan = plan or StepPlan()

@@ -13,7 +13,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.assemble import has_own_step, make_evaluation
+from collective.training.assemble import can_evaluate, has_own_step, make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
@@ -96,7 +96,7 @@ def evaluate(
         prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         plan = None
-        if not has_own_step(prepared):
+        if not has_own_step(prepared) and not can_evaluate(prepared, backend, inputs):
             plan = verify_test(prepared, backend, inputs)
         evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)

@@ -24,6 +24,7 @@ from collective.distribute.models import backend_for
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
+from collective.training.assemble import is_possible
 from collective.training.evaluation.evaluate import (
     open_hooks,
     show,
@@ -39,9 +40,12 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
+from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.method import PartitionedMethod
 from collective.training.prepare import runs_eagerly
 from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
+from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
 from collective.training.variants.coupled.replica import at_least_one_row
@@ -187,7 +191,7 @@ class _Prediction:
     def _is_coupled(self) -> bool:
         """Whether what the model predicts for a row depends on the rows beside it."""
         backend, name = self.backend, self.model.name
-        if backend.replicas == 1:
+        if backend.replicas == 1 or self._predictor.is_partitioned:
             return False
         if couples_rows(self.model, backend, self.inputs, is_wanted()):
             words = (
@@ -219,6 +223,9 @@ class _Prediction:
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
         count = count_rows(first_leaf(batch.x))
+        if self._predictor.is_partitioned:
+            outputs = self._predictor.function(without_none(batch))
+            return keras.tree.map_structure(_array, outputs) if int(count) else None
         if not int(count) and self._writes:
             batch = without_none(batch)
             x, y, weight = at_least_one_row(batch[:3], count)
@@ -287,6 +294,7 @@ class _Predictor:
     function: Any  # from a ``Batch`` to the outputs for its rows
     # Once it was traced, the seed generators that it counts up.
     used: list[keras_compat.SeedUse]
+    is_partitioned: bool = False
 
     @functools.cached_property
     def writes(self) -> tuple[bool, str]:
@@ -308,6 +316,9 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     key = backend, repr(spec), optimizer
     of_model = _predictors.setdefault(model, {})
     if key not in of_model:
+        if _can_be_partitioned(model, backend, spec):
+            of_model[key] = _Predictor(_partitioned(model, backend, spec), [], True)
+            return of_model[key]
         found = weakref.ref(model)  # else the entry would keep the model alive
         used: list[keras_compat.SeedUse] = []
 
@@ -334,6 +345,33 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     return of_model[key]
 
 
+def _can_be_partitioned(model: keras.Model, backend: Backend, spec: Batch) -> bool:
+    prepared = get_prepared(model)
+    others = prepared.partition, prepared.placement, backend.tensor, backend.stages
+    return is_possible(backend, spec) and not any((*others, model.run_eagerly))
+
+
+def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
+    """Keras' own ``predict_step`` for the rows of this process."""
+    found = weakref.ref(model)  # else the entry would keep the model alive
+    method: list[PartitionedMethod] = []
+
+    def compute(batch: Batch) -> Any:
+        if not method:
+            with tf.init_scope():
+                method.append(
+                    PartitionedMethod(
+                        lambda *parts: found().predict_step(_present(parts)), spec
+                    )
+                )
+        replica = tf.cast(backend.replica(), tf.int64)
+        own = replica_rows(backend, batch, replica)
+        exchange = BackendExchange(backend)
+        return method[0].rows(own, batch.global_rows, replica, exchange)
+
+    return traced(lambda batch: backend.run(compute, (batch,)), input_signature=(spec,))
+
+
 def _drawing(
     backend: Backend, batch: Batch
 ) -> contextlib.AbstractContextManager[list[str]]:
@@ -347,16 +385,17 @@ def _drawing(
 
 
 def _compute(model: keras.Model, batch: Batch) -> Any:
-    data = tuple(
-        part
-        for part in (batch.x, batch.y, batch.sample_weight)
-        if not (isinstance(part, tuple) and not part)
-    )
+    data = _present((batch.x, batch.y, batch.sample_weight))
     placement = get_prepared(model).placement
     if placement is None:
         return model.predict_step(data)
     with placement.operations_beside_inputs(), placement.layer_calls(model):
         return model.predict_step(data)
+
+
+def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Without the parts that a batch does not have."""
+    return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
 
 
 def _one_row(spec: Any) -> Any:

@@ -18,7 +18,8 @@ def loss_of_step(model: keras.Model) -> Iterator[list[tf.Tensor]]:
 
     What a step returns as ``loss`` is the mean since the metrics were last reset.
     """
-    tracker, found = getattr(model, "_loss_tracker", None), []
+    found: list[tf.Tensor] = []
+    tracker = getattr(model, "_loss_tracker", None)
     if tracker is None:
         yield found
         return

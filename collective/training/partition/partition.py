@@ -50,6 +50,7 @@ class Partition:
         share: Share,
         exchange: Exchange,
         traffic: Traffic | None = None,
+        wanted: Sequence[Layout] | None = None,
         attached: Sequence[tf.Tensor] = (),
     ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
         """Makes the graph of this process, inside of a function that is being traced.
@@ -60,11 +61,12 @@ class Partition:
             share: The rows that its replicas have.
             exchange: The sums over the ranks.
             traffic: Where it is noted what is exchanged.
+            wanted: The layout of each output; by default all are whole.
             attached: More tensors of this process that are summed over the ranks.
 
         Returns:
-            For each tensor that the function returns, the whole one; and the sums of what
-            is attached.
+            For each tensor that the function returns, one for each replica, or one for
+            all where it is whole; and the sums of what is attached.
         """
         emission = Emission(
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
@@ -75,7 +77,7 @@ class Partition:
             self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
         ):
             emission.put(value, layout, list(tensors))
-        outputs = emission.run([WHOLE] * len(self.graph.outputs))
+        outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
         sums = emission.attached
         with tf.control_dependencies(emission.effects()):
             return [[tf.identity(t) for t in tensors] for tensors in outputs], sums

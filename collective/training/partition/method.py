@@ -1,0 +1,171 @@
+"""A method of a model, ``train_step`` or the like, partitioned for the rows of a process.
+
+The method is traced once, for batches of any length; see
+``collective.training.partition.partition``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
+from collective.training.input.pipeline import Batch
+from collective.training.partition.emission import Traffic
+from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.layouts import ROWS, WHOLE
+from collective.training.partition.partition import Partition
+from collective.training.partition.propagation import Rows
+from collective.training.partition.shares import Share
+from collective.training.step.inputs import ReplicaRows
+from collective.training.step.rows import rows_of
+from collective.training.traced import traced
+
+
+class PartitionedMethod:
+    """A function of the rows of a batch.
+
+    Args:
+        function: Called with trees of tensors ``x, y, sample_weight``, ``()`` for what is
+            absent; returns a tree of tensors.
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        expected_rows: How many rows a batch mostly has.
+        micro_batches: Into how many pieces a process cuts its rows, to save memory.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        spec: Batch,
+        *,
+        expected_rows: int | None = None,
+        micro_batches: int = 1,
+    ):
+        rows = rows_of(spec)
+        self.source = traced(function).get_concrete_function(*rows)
+        self.micro_batches = micro_batches
+        self.traffic = Traffic()
+        leaves = tf.nest.flatten(tuple(rows))
+        self.partition = Partition(
+            self.source, [ROWS] * len(leaves), Rows.unknown(expected_rows)
+        )
+        self._names = [tensor.name for tensor in self.source.graph.outputs]
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph for a whole batch, as it was traced."""
+        return self.source.graph
+
+    @property
+    def structure(self) -> Any:
+        """What the function returned when it was traced."""
+        return self.source.graph.structured_outputs
+
+    def __call__(
+        self,
+        own: ReplicaRows,
+        total: tf.Tensor,
+        replica: tf.Tensor,
+        exchange: BackendExchange,
+        attached: Sequence[tf.Tensor] = (),
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Inside ``Backend.run``: what the function returns for the whole batch.
+
+        Args:
+            own: The rows of this process.
+            total: int64 scalar, those of the batch.
+            replica: int64 scalar, the number of the replica.
+            attached: More tensors of this process that are summed over the ranks.
+
+        Returns:
+            The tree, and the sums of what is attached.
+        """
+        arguments, share = self._cut(own, total, replica)
+        wanted = [WHOLE] * len(self._names)
+        outputs, sums = self.partition.emit(
+            arguments, share, exchange, self.traffic, wanted, attached
+        )
+        return self._packed([output[0] for output in outputs]), sums
+
+    def rows(
+        self,
+        own: ReplicaRows,
+        total: tf.Tensor,
+        replica: tf.Tensor,
+        exchange: BackendExchange,
+    ) -> Any:
+        """As ``__call__``, of outputs that have rows: those of this process."""
+        arguments, share = self._cut(own, total, replica)
+        wanted = [
+            ROWS if value.layout == ROWS else WHOLE
+            for value in self.partition.graph.outputs
+        ]
+        outputs, _ = self.partition.emit(
+            arguments, share, exchange, self.traffic, wanted
+        )
+        begin, count = own.first, tf.cast(own.count, tf.int64)
+        found = []
+        for tensors, layout in zip(outputs, wanted, strict=True):
+            if layout == ROWS:
+                found.append(tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0))
+            else:
+                found.append(_own_rows(tensors[0], begin, count, total))
+        return self._packed(found)
+
+    def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
+        by_name = dict(zip(self._names, tensors, strict=True))
+        flat = tf.nest.flatten(self.structure, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            self.structure,
+            [by_name[t.name] if tf.is_tensor(t) else t for t in flat],
+            expand_composites=True,
+        )
+
+    def _cut(
+        self, own: ReplicaRows, total: tf.Tensor, replica: tf.Tensor
+    ) -> tuple[list[list[tf.Tensor]], Share]:
+        """The arguments for each micro-batch, and which rows they have."""
+        leaves = tf.nest.flatten(tuple(own.rows))
+        count, pieces = tf.cast(own.count, tf.int64), self.micro_batches
+        cuts = list(
+            itertools.pairwise([count * j // pieces for j in range(pieces + 1)])
+        )
+        arguments = [
+            [leaf[begin:end] for begin, end in cuts] if pieces > 1 else [leaf]
+            for leaf in leaves
+        ]
+        replicas = [
+            (own.first + begin, end - begin, tf.equal(replica, 0) if not j else False)
+            for j, (begin, end) in enumerate(cuts)
+        ]
+        return arguments, Share.of(total, replicas)
+
+
+def _own_rows(
+    tensor: tf.Tensor, begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor
+) -> tf.Tensor:
+    """The rows of this process; all of a tensor that has not one for each row."""
+    if tensor.shape.rank == 0:
+        return tensor
+    has_rows = tf.equal(tf.shape(tensor, tf.int64)[0], total)
+    first = tf.where(has_rows, begin, 0)
+    last = tf.where(has_rows, begin + count, tf.shape(tensor, tf.int64)[0])
+    return tensor[first:last]
+
+
+def supports(backend: Backend) -> bool:
+    """Whether a backend has what a partitioned method exchanges."""
+    one_each = len(backend.local_replicas) == 1 and backend.synchronous
+    return one_each and (isinstance(backend, ShardCollectives) or backend.size == 1)
+
+
+def is_dense(spec: Batch) -> bool:
+    """Whether all that a batch has are tensors of numbers with rows."""
+    leaves = [leaf for leaf in tf.nest.flatten(tuple(spec[:3])) if leaf is not None]
+    return all(
+        isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves
+    )
