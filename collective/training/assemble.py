@@ -12,6 +12,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
@@ -431,12 +432,9 @@ def can_evaluate(
     prepared: PreparedModel, backend: Backend, inputs: Input | Batches
 ) -> bool:
     """Whether the evaluation of a model can be partitioned."""
-    others = prepared.partition, backend.tensor, backend.stages
-    others = (
-        *others,
-        prepared.model.run_eagerly,
-        own_batches.trained_with(prepared.model),
-    )
+    model = prepared.model
+    others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
+    others += [model.run_eagerly, own_batches.trained_with(model)]
     return is_possible(backend, inputs.spec) and not any(others)
 
 

@@ -356,14 +356,15 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     found = weakref.ref(model)  # else the entry would keep the model alive
     method: list[PartitionedMethod] = []
 
+    def step(*parts: Any) -> Any:
+        kept = found()
+        assert kept is not None
+        return kept.predict_step(_present(parts))
+
     def compute(batch: Batch) -> Any:
         if not method:
             with tf.init_scope():
-                method.append(
-                    PartitionedMethod(
-                        lambda *parts: found().predict_step(_present(parts)), spec
-                    )
-                )
+                method.append(PartitionedMethod(step, spec))
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         exchange = BackendExchange(backend)
