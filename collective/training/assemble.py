@@ -27,7 +27,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
-from collective.training.partition.method import is_dense, supports
+from collective.training.partition.method import has_numbers, supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
@@ -425,7 +425,7 @@ def has_own_step(prepared: PreparedModel) -> bool:
 def is_possible(backend: Backend, spec: Batch) -> bool:
     """Whether a method of a model can be partitioned for batches on a backend."""
     wanted = os.environ.get("COLLECTIVE_PARTITION", "1") != "0"
-    return wanted and supports(backend) and is_dense(spec)
+    return wanted and supports(backend) and has_numbers(spec)
 
 
 def can_evaluate(

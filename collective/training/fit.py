@@ -215,7 +215,8 @@ def fit(
         model = prepared.model
         contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
-        check_states_of_rows(model)
+        if not chosen.is_partitioned(prepared, read):
+            check_states_of_rows(model)
         contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
         plan = chosen.choose(prepared, read, verbose)
 

@@ -81,6 +81,16 @@ def outside_seeds(model: keras.Model) -> list[tf.Variable]:
     return [v for v in outside_variables(model) if keras_compat.SEED_STATE in v.name]
 
 
+def captured_variables(graph: Any) -> list[tf.Variable]:
+    """The variables that a traced function uses, in the order in which it met them.
+
+    ``graph.variables`` has another order on each rank.
+    """
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    known = [by_handle.pop(id(outer), None) for outer, _ in graph.captures]
+    return [*(v for v in known if v is not None), *by_handle.values()]
+
+
 def register_outside_variables(
     prepared: PreparedModel, backend: Backend, traced: Any, writes: bool = False
 ) -> None:
@@ -101,7 +111,8 @@ def register_outside_variables(
         lambda: keras_compat.learning_rates(model.optimizer), autograph=False
     )
     with backend.scope():
-        read = [*traced.graph.variables, *rates.get_concrete_function().graph.variables]
+        graphs = traced.graph, rates.get_concrete_function().graph
+        read = [v for graph in graphs for v in captured_variables(graph)]
     outside = list({id(v): v for v in read if id(v) not in known}.values())
     written = any(node.op.startswith(_WRITES) for node in nodes_of(traced.graph))
     if written and outside and backend.most_replicas > 1 and not writes:

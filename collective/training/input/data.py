@@ -275,10 +275,10 @@ def _validation(data: Any, of_rows: bool) -> Data | None:
     if of_rows and isinstance(data, tuple):
         return as_source(data)
     if isinstance(data, (tuple, list)):
-        if len(data) not in (2, 3):
+        if len(data) not in (1, 2, 3):
             raise UsageError(
                 f"validation_data= has {len(data)} parts",
-                hint="pass (x, y) or (x, y, sample_weight)",
+                hint="pass (x,), (x, y) or (x, y, sample_weight)",
             )
         return as_data(*data)
     return as_data(data, of_rows=of_rows)

@@ -61,6 +61,13 @@ def build(
         model.optimizer.built = built or optimizer
 
 
+def fixed_rows(model: keras.Model) -> int | None:
+    """The rows of every batch, where the model's inputs say it; else None."""
+    inputs = getattr(model, "inputs", None) or []
+    found = {i.shape[0] for i in inputs if getattr(i, "shape", None)}
+    return found.pop() if len(found) == 1 else None
+
+
 def call(model: keras.Model, x: Any, training: bool) -> Any:
     """The model's predictions, with ``training`` where its ``call`` takes it.
 

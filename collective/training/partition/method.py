@@ -15,6 +15,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.training.input.pipeline import Batch
+from collective.training.partition import composites
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
@@ -35,6 +36,7 @@ class PartitionedMethod:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces a process cuts its rows, to save memory.
+        fixed_rows: The rows of every batch, where the model takes no other number.
     """
 
     def __init__(
@@ -44,15 +46,22 @@ class PartitionedMethod:
         *,
         expected_rows: int | None = None,
         micro_batches: int = 1,
+        fixed_rows: int | None = None,
     ):
         rows = rows_of(spec)
+        if fixed_rows is not None:
+            rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
         self.source = traced(function).get_concrete_function(*rows)
         self.micro_batches = micro_batches
         self.traffic = Traffic()
-        leaves = tf.nest.flatten(tuple(rows))
-        self.partition = Partition(
-            self.source, [ROWS] * len(leaves), Rows.unknown(expected_rows)
-        )
+        layouts = []
+        for leaf in tf.nest.flatten(tuple(rows)):
+            parts = tf.nest.flatten(leaf, expand_composites=True)
+            layouts += [ROWS if _is_dense(leaf) else WHOLE] * len(parts)
+        known = Rows.unknown(expected_rows)
+        if fixed_rows is not None:
+            known = Rows(fixed_rows, fixed_rows)
+        self.partition = Partition(self.source, layouts, known)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     @property
@@ -84,7 +93,7 @@ class PartitionedMethod:
         Returns:
             The tree, and the sums of what is attached.
         """
-        arguments, share = self._cut(own, total, replica)
+        arguments, share = self._cut(own, total, replica, exchange)
         wanted = [WHOLE] * len(self._names)
         outputs, sums = self.partition.emit(
             arguments, share, exchange, self.traffic, wanted, attached
@@ -99,7 +108,7 @@ class PartitionedMethod:
         exchange: BackendExchange,
     ) -> Any:
         """As ``__call__``, of outputs that have rows: those of this process."""
-        arguments, share = self._cut(own, total, replica)
+        arguments, share = self._cut(own, total, replica, exchange)
         wanted = [
             ROWS if value.layout == ROWS else WHOLE
             for value in self.partition.graph.outputs
@@ -126,7 +135,11 @@ class PartitionedMethod:
         )
 
     def _cut(
-        self, own: ReplicaRows, total: tf.Tensor, replica: tf.Tensor
+        self,
+        own: ReplicaRows,
+        total: tf.Tensor,
+        replica: tf.Tensor,
+        exchange: BackendExchange,
     ) -> tuple[list[list[tf.Tensor]], Share]:
         """The arguments for each micro-batch, and which rows they have."""
         leaves = tf.nest.flatten(tuple(own.rows))
@@ -134,10 +147,18 @@ class PartitionedMethod:
         cuts = list(
             itertools.pairwise([count * j // pieces for j in range(pieces + 1)])
         )
-        arguments = [
-            [leaf[begin:end] for begin, end in cuts] if pieces > 1 else [leaf]
-            for leaf in leaves
-        ]
+        arguments: list[list[tf.Tensor]] = []
+        for leaf in leaves:
+            if not tf.is_tensor(leaf) or isinstance(
+                leaf, tf.RaggedTensor | tf.SparseTensor
+            ):
+                whole = composites.gathered(leaf, own.first, total, exchange)
+                parts = tf.nest.flatten(whole, expand_composites=True)
+                arguments += [[part] for part in parts]
+            elif pieces > 1:
+                arguments.append([leaf[begin:end] for begin, end in cuts])
+            else:
+                arguments.append([leaf])
         replicas = [
             (own.first + begin, end - begin, tf.equal(replica, 0) if not j else False)
             for j, (begin, end) in enumerate(cuts)
@@ -163,9 +184,18 @@ def supports(backend: Backend) -> bool:
     return one_each and (isinstance(backend, ShardCollectives) or backend.size == 1)
 
 
-def is_dense(spec: Batch) -> bool:
-    """Whether all that a batch has are tensors of numbers with rows."""
+def has_numbers(spec: Batch) -> bool:
+    """Whether all that a batch has are numbers: no backend sums or gathers text."""
     leaves = [leaf for leaf in tf.nest.flatten(tuple(spec[:3])) if leaf is not None]
-    return all(
-        isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves
-    )
+    return all(leaf.dtype != tf.string for leaf in leaves)
+
+
+def _is_dense(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec)
+
+
+def _with_rows(spec: Any, rows: int) -> Any:
+    """The spec of so many rows, where it is that of a dense tensor."""
+    if not _is_dense(spec):
+        return spec
+    return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.training import keras_compat
 from collective.training.step.report import Layout, cut
 
 
@@ -59,11 +58,10 @@ class ReturnedLayout(Layout):
     def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
         """What Keras shows after these steps: its metrics, or what the last returned."""
         values = cut(sums[self.FIXED :], [*self.metric_shapes, *self.shapes])
-        known = len(self.variables)
-        returned = dict(zip(self.names, values[known:], strict=True))
-        results = keras_compat.all_results(self.model, self.variables, values[:known])
+        returned = dict(zip(self.names, values[len(self.variables) :], strict=True))
+        results = self.model.get_metrics_result()
         if set(results) == set(self.names):
-            return results
+            return dict(results)
         return {
             name: float(value) if value.ndim == 0 else value
             for name, value in returned.items()

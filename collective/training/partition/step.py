@@ -61,6 +61,7 @@ class PartitionedStep:
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
+            fixed_rows=keras_compat.fixed_rows(self.model),
         )
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
