@@ -176,6 +176,7 @@ class Assembly:
                 attachments=attachments,
                 expected_rows=data.batch_rows,
                 micro_batches=options.accumulate,
+                seed=options.seed,
             )
             compare_graphs(backend, partitioned.graph, False)
             return partitioned

@@ -169,13 +169,10 @@ def assigning(variable, make=dense):
     return make(Assigns)()
 
 
-def test_a_variable_of_no_layer_may_not_be_assigned(backend):
-    outside = keras.Variable(0.0, name="forgotten")
-    # On several ranks, the check before the first step finds it.
-    words = "(assigns variable|writes) 'forgotten'"
-    with pytest.raises(UsageError, match=words) as caught:
-        train(assigning(lambda: outside), backend)
-    assert "add_weight" in caught.value.hint
+def test_a_variable_of_no_layer_counts_the_steps(backend):
+    outside = keras.Variable(0.0, name="counted")
+    train(assigning(lambda: outside), backend)
+    assert float(outside) == 4
 
 
 def test_a_tensorflow_variable_is_assigned_by_one_replica_only():
@@ -188,15 +185,21 @@ def test_a_tensorflow_variable_is_assigned_by_one_replica_only():
         train(assigning(lambda: outside), Two())
 
 
-def test_a_loss_without_reduction_beside_others_is_refused(backend):
-    """Keras adds the other loss to the value of every row."""
-    inputs = keras.Input((FEATURES,))
-    outputs = [keras.layers.Dense(CLASSES, name=name)(inputs) for name in "ab"]
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", ["mse", keras.losses.MeanSquaredError(reduction=None)])
-    x, y = numbers(8, 1)
-    with pytest.raises(UsageError, match="reduction=None"):
-        fit(model, (x, (y, y)), backend=backend, global_batch_size=4, verbose=0)
+def test_a_loss_without_reduction_beside_others_is_added_to_each_row(backend):
+    def make():
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((FEATURES,))
+        outputs = [keras.layers.Dense(CLASSES, name=name)(inputs) for name in "ab"]
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", ["mse", keras.losses.MeanSquaredError(reduction=None)])
+        return model
+
+    (x, y), model, alone = numbers(8, 1), make(), make()
+    settings = dict(batch_size=4, verbose=0, shuffle=False)
+    alone.fit(x, (y, y), **settings)
+    fit(model, x, (y, y), backend=backend, **settings)
+    for value, wanted in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.skipif(
@@ -229,8 +232,8 @@ def test_weights_set_by_layers_are_refused_beside_a_sharded_optimizer(backend):
         train(PROGRAMS["float8"].make, backend, shard_optimizer=True)
 
 
-@pytest.mark.parametrize("kind, noted", [("Adam", 1), ("SGD", 0)])
-def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_look_ups_of_the_same_row_are_seen_one_by_one(kind):
     """Adam of Keras squares the gradient of each look-up; SGD is the same for both."""
     program = PROGRAMS["flattened"]
 
@@ -245,9 +248,8 @@ def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
     alone.fit(*rows, batch_size=4, verbose=0, shuffle=False)
     single = SingleBackend(Options(), Environment())
     fit(model, rows, backend=single, global_batch_size=4, verbose=0, shuffle=False)
-    assert capfd.readouterr().err.count("one gradient for each row") == noted
     tables = [np.array(m.layers[0].embeddings) for m in (model, alone)]
-    assert np.allclose(*tables, rtol=1e-4, atol=1e-6) == (not noted)
+    np.testing.assert_allclose(*tables, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.launches

@@ -176,6 +176,12 @@ def is_users(function: Any) -> bool:
     return (getattr(body, "__module__", None) or "").split(".")[0] not in _LIBRARIES
 
 
+def computes_batches(function: Any) -> bool:
+    """Whether a ``tf.function`` is of a user's own code, or a step of a Keras model."""
+    module = getattr(function.python_function, "__module__", None) or ""
+    return is_users(function) or module == "keras.src.backend.tensorflow.trainer"
+
+
 class _Nested:
     """Whether a call is made by an intercepted one."""
 

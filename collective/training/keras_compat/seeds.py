@@ -19,7 +19,11 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
 from collective.replacements import replacing
 from collective.training.keras_compat.model import tf_variable
-from collective.training.keras_compat.randomness import global_seed_state, is_seed_state
+from collective.training.keras_compat.randomness import (
+    SEED_STATE,
+    global_seed_state,
+    is_seed_state,
+)
 
 _CONDITIONAL = (
     func_graphs.CondBranchFuncGraph,
@@ -91,6 +95,16 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     shared = global_seed_state()
     own = [variable for variable in model.variables if is_seed_state(variable)]
     return own if shared is None else [*own, shared]
+
+
+def reseed(variables: Sequence[tf.Variable], seed: int) -> None:
+    """Gives the states of seed generators values that follow from a seed and their own."""
+    key = tf.constant([seed % 2**31, 0], tf.int32)
+    for variable in variables:
+        if SEED_STATE in variable.name:
+            own = tf.cast(variable[0], tf.int32)
+            state = tf.random.experimental.stateless_fold_in(key, own)
+            variable.assign(tf.cast(state, variable.dtype))
 
 
 def _added(state: tf.Tensor, count: int) -> tf.Tensor:

@@ -180,8 +180,10 @@ def _own_rows(
 
 def supports(backend: Backend) -> bool:
     """Whether a backend has what a partitioned method exchanges."""
-    one_each = len(backend.local_replicas) == 1 and backend.synchronous
-    return one_each and (isinstance(backend, ShardCollectives) or backend.size == 1)
+    if len(backend.local_replicas) != 1 or not backend.synchronous:
+        return False
+    exchanges = isinstance(backend, ShardCollectives) and backend.size > 1
+    return exchanges or (backend.replicas == 1 and backend.size == 1)
 
 
 def has_numbers(spec: Batch) -> bool:

@@ -61,8 +61,10 @@ class ReturnedLayout(Layout):
         returned = dict(zip(self.names, values[len(self.variables) :], strict=True))
         results = self.model.get_metrics_result()
         if set(results) == set(self.names):
-            return dict(results)
-        return {
-            name: float(value) if value.ndim == 0 else value
-            for name, value in returned.items()
-        }
+            return {n: _number(value) for n, value in results.items()}
+        return {name: _number(value) for name, value in returned.items()}
+
+
+def _number(value: Any) -> Any:
+    """A scalar as a number; what has several values stays as Keras gives it."""
+    return float(value) if len(getattr(value, "shape", ())) == 0 else value

@@ -25,7 +25,11 @@ from collective.training.step.attachments import Attachment, Attachments, Replic
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import Rows, without_none
 from collective.training.traced import traced
-from collective.training.variables import all_variables, register_outside_variables
+from collective.training.variables import (
+    all_variables,
+    captured_variables,
+    register_outside_variables,
+)
 from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.local_step import flat_logs
@@ -40,6 +44,7 @@ class PartitionedStep:
         attachments: What else travels in the first sum.
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces this process cuts its rows, to save memory.
+        seed: Random layers follow from it; None: from the states of their generators.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class PartitionedStep:
         attachments: Sequence[Attachment] = (),
         expected_rows: int | None = None,
         micro_batches: int = 1,
+        seed: int | None = None,
     ):
         self.model: keras.Model = prepared.model
         self.backend = backend
@@ -67,6 +73,8 @@ class PartitionedStep:
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = ReturnedLayout(self.model, shapes)
         self._metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
+        if seed is not None:
+            keras_compat.reseed(captured_variables(self.graph), seed)
         if method == "train_step":
             register_outside_variables(
                 prepared, backend, self._method.source, writes=True

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.training import keras_compat
 
 
@@ -100,6 +101,12 @@ class Averages:
         self._reports: list[np.ndarray] = []
         self._waiting: list[tf.Tensor] = []
         self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
+        if self._sum.shape != (layout.size,):
+            raise UsageError(
+                "the checkpoint was made in the middle of an epoch, by a backend whose "
+                "step keeps other sums of it",
+                hint="continue to the end of the epoch on the backend of before",
+            )
 
     def add(self, report: tf.Tensor) -> None:
         """Adds the report of a step."""

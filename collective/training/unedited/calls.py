@@ -39,10 +39,12 @@ def replace_calls(
     job: Job,
     options: Mapping[str, Any],
     applies: Callable[[keras.Model], bool] | None = None,
+    loops: bool = False,
 ) -> None:
     """Replaces the three methods, for every model there is and will be.
 
     Args:
+        loops: Whether ``train_on_batch`` and its sisters are distributed, too.
         options: Of ``collective.fit``.
         applies: To which models; None: to all. Others have Keras' own.
     """
@@ -76,7 +78,7 @@ def replace_calls(
     for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
         stock = getattr(model, ours.__name__)
         job.replace(model, ours.__name__, _together(job, call, stock, ours, applies))
-    if backend.size > 1 and applies is None:
+    if backend.size > 1 and applies is None and not loops:
         for name in _WHOLE:
             job.replace(model, name, _noted(job, getattr(model, name)))
 

@@ -18,7 +18,7 @@ from collective.errors import UsageError
 from collective.fit_options import NAMES
 from collective.log import log
 from collective.training import compatibility
-from collective.training.unedited import strategies
+from collective.training.unedited import notice, strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.files import (
@@ -31,7 +31,7 @@ from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
-from collective.training.unedited.loops import distribute_loops, notice
+from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.private_ranks import (
     follow_tuners,
     use_private_files,
@@ -57,7 +57,7 @@ class Distribution:
         self.job = job = Job(backend)
         job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
-        replace_calls(job, options)
+        replace_calls(job, options, loops=loops)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):

@@ -299,7 +299,7 @@ def test_logs_of_a_batch_are_averages_of_the_epoch_so_far(backend):
     if backend.rank == 0:
         sizes = np.array([10, 10, 10, 10, 10, 3])
         wanted = np.cumsum(sizes * result.losses) / np.cumsum(sizes)
-        np.testing.assert_allclose(seen, wanted, rtol=1e-12)
+        np.testing.assert_allclose(seen, wanted, rtol=1e-6)  # Keras: float32
 
 
 def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):

@@ -14,14 +14,11 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.unedited.job import Job
-from collective.training.unedited.loops.step import is_running
 from collective.training.unedited.script import is_library
 
-#: Of a step that is not cut; begins with its place.
-NOT_CUT = """%s is not distributed: each of the %d processes computes its gradients of \
-all rows
-HINT: give it a batch of rows, and let the statements from `with tf.GradientTape()` to
-      tape.gradient() write names only, not attributes or elements: docs/how-to/loops.md"""
+_EAGER = """%s is not distributed: each of the %d processes computes its gradients of \
+all rows, which is right and takes as long as one process
+HINT: put the step into a tf.function that is called with the batch: docs/how-to/loops.md"""
 LOOP = "a training loop of the script's own"  # in Job.used
 _TEXT = """%s is not distributed: each of the %d processes trains on all rows, alone
 HINT: collectiverun --keras --loops cuts the batches of its steps; or in the script
@@ -40,7 +37,7 @@ def warn_of_updates(job: Job) -> None:
 def _noted(job: Job, stock: Any) -> Any:
     @functools.wraps(stock)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (job.inside or is_running() or _sums_itself()):
+        if not (job.inside or _sums_itself()):
             job.used.add(LOOP)
             job.warn_once(f"the training loop at {_place()}", _TEXT, job.backend.size)
         return stock(self, *args, **kwargs)
@@ -55,8 +52,8 @@ def warn_of_gradients(job: Job) -> None:
     """
 
     def warn() -> None:
-        if not (is_running() or _sums_itself()):
-            job.warn_once(f"the training step at {_place()}", NOT_CUT, job.backend.size)
+        if tf.executing_eagerly() and not _sums_itself():
+            job.warn_once(f"the training step at {_place()}", _EAGER, job.backend.size)
 
     _before_gradients(job, warn)
 

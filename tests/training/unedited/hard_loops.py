@@ -1,8 +1,8 @@
-"""One rank: loops that ``--loops`` cannot make those of one process, each by name.
+"""Loops whose steps couple rows, or keep something of a whole batch.
 
-    collectiverun -np 2 --keras --loops tests/training/unedited/refused_loops.py
+    collectiverun -np 2 --keras --loops tests/training/unedited/hard_loops.py
 
-Prints ``NAME: what was raised``, for each.
+Prints ``NAME: numbers`` for each: those of one process.
 """
 
 import keras
@@ -34,6 +34,7 @@ def pairs():
 
     for x, y in DATA:
         train_step(x, y)
+    return net.get_weights()
 
 
 def centred():
@@ -44,6 +45,7 @@ def centred():
             made = net(x)
             loss = tf.reduce_mean(tf.abs(made - tf.reduce_mean(made, 0) - y))
         optimizer.apply(tape.gradient(loss, net.weights), net.weights)
+    return net.get_weights()
 
 
 def iterator():
@@ -58,6 +60,7 @@ def iterator():
         optimizer.apply(tape.gradient(loss, net.weights), net.weights)
 
     train_step(iter(DATA))
+    return net.get_weights()
 
 
 def largest():
@@ -74,6 +77,7 @@ def largest():
 
     for x, y in DATA:
         train_step(x, y)
+    return [most.numpy(), *net.get_weights()]
 
 
 def returned():
@@ -87,20 +91,41 @@ def returned():
         optimizer.apply(tape.gradient(loss, net.weights), net.weights)
         return tf.reduce_max(x)
 
-    for x, y in DATA:
-        train_step(x, y)
+    return [train_step(x, y).numpy() for x, y in DATA] + net.get_weights()
 
 
 def on_batch():
     """A compiled loss that couples rows."""
     net = model()
     net.compile("sgd", lambda y, made: tf.square(made - tf.reduce_mean(made, 0)))
-    net.train_on_batch(X, Y)
+    for rows in (24, 7, 1):
+        net.train_on_batch(X[:rows], Y[:rows])
+    tested = net.test_on_batch(X[:5], Y[:5])
+    return [tested, net.predict_on_batch(X[:3]), *net.get_weights()]
 
 
-for case in (pairs, centred, iterator, largest, returned, on_batch):
-    try:
-        case()
-        print(f"{case.__name__}: nothing")
-    except Exception as error:
-        print(f"{case.__name__}: {type(error).__name__} {error}".replace("\n", " "))
+def branches():
+    """AutoGraph's ``if`` and ``for``, with sums over rows in them."""
+    net, optimizer = model(), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def train_step(x, y, epoch):
+        with tf.GradientTape() as tape:
+            made = net(x)
+            loss = tf.reduce_mean(tf.square(made - y))
+            if epoch > 0 and tf.reduce_mean(made) < 10.0:
+                loss += tf.reduce_mean(tf.abs(made - tf.reduce_mean(made, 0)))
+            for i in tf.range(2):
+                loss += 0.1 * tf.reduce_max(made) * tf.cast(i, tf.float32)
+        optimizer.apply(tape.gradient(loss, net.weights), net.weights)
+        return {"loss": loss, "rows": made}
+
+    for epoch in range(3):
+        for x, y in DATA:
+            found = train_step(x, y, tf.constant(epoch))
+    return [found["loss"].numpy(), found["rows"].numpy(), *net.get_weights()]
+
+
+for case in (pairs, centred, iterator, largest, returned, on_batch, branches):
+    numbers = [np.ravel(value) for value in case()]
+    print(f"{case.__name__}:", *np.concatenate(numbers).tolist())
