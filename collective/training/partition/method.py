@@ -7,6 +7,7 @@ The method is traced once, for batches of any length; see
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.log import log
 from collective.training.input.pipeline import Batch
-from collective.training.partition import composites
+from collective.training.partition import composites, explain
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
@@ -63,6 +65,24 @@ class PartitionedMethod:
             known = Rows(fixed_rows, fixed_rows)
         self.partition = Partition(self.source, layouts, known)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
+
+    def explain(self, name: str) -> None:
+        """Logs what is gathered and computed whole; after the first call.
+
+        Args:
+            name: What the method is, for the lines.
+        """
+        lines = explain.explained(self.partition, self.traffic)
+        wanted = os.environ.get("COLLECTIVE_EXPLAIN", "") not in ("", "0")
+        for line in lines:
+            (log.info if wanted else log.debug)("%s: %s", name, line)
+        gathered = explain.gathered_bytes(self.partition, self.traffic)
+        if gathered >= explain.WORTH_A_LINE and not wanted:
+            log.info(
+                "%s gathers %.1f MB a step, for operations that need all rows "
+                "(COLLECTIVE_EXPLAIN=1 says which)",
+                *(name, gathered / 1e6),
+            )
 
     @property
     def graph(self) -> tf.Graph:

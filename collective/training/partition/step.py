@@ -62,6 +62,7 @@ class PartitionedStep:
         self.model: keras.Model = prepared.model
         self.backend = backend
         self.attachments = Attachments(attachments)
+        self._name, self._is_explained = method, False
         self._method = PartitionedMethod(
             _with_loss(self.model, method),
             spec,
@@ -98,6 +99,10 @@ class PartitionedStep:
             undone = undo.whole_or_absent(self._state)
         with undone:
             report = self.backend.call(self._run, args)
+        if not self._is_explained:
+            self._is_explained = True
+            if self.backend.rank == 0:
+                self._method.explain(f"{self._name} of {self.model.name!r}")
         self.attachments.receive(report, self.layout.size, number)
         return report
 

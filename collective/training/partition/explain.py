@@ -1,0 +1,94 @@
+"""What a partitioned function gathers or computes whole, by the line of the user's code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from collective.training.partition.emission import Traffic
+from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.layouts import WHOLE, Sharded
+from collective.training.partition.partition import Partition
+from collective.training.partition.sizes import AnySize, Size, product
+
+#: Gathered bytes of a step from which a line at the start says so.
+WORTH_A_LINE = 1 << 20
+
+
+def explained(partition: Partition, traffic: Traffic) -> list[str]:
+    """A line for each thing that is gathered, and for each sum.
+
+    Args:
+        traffic: Of the partition, once it was emitted.
+    """
+    sums = [value for values in traffic.sums for value in values]
+    lines = [
+        f"{len(traffic.sums)} sums of {len(sums)} tensors, {_bytes(sums, partition)} a step",
+        f"{len(traffic.gathers)} gathers, {_bytes(traffic.gathers, partition)} a step",
+    ]
+    for value in traffic.gathers:
+        readers = sorted({node.type for node in value.users})
+        lines.append(
+            f"gathered: {_made_by(value)}, {_bytes([value], partition)}, "
+            f"for {', '.join(readers) or 'the result'}"
+        )
+    for node in _fallbacks(partition.graph):
+        lines.append(f"computed whole on every rank: {node.type} at {place_of(node)}")
+    return lines
+
+
+def gathered_bytes(partition: Partition, traffic: Traffic) -> int:
+    """About how many bytes a step gathers."""
+    return sum(_size(value, partition) for value in traffic.gathers)
+
+
+def place_of(node: Node) -> str:
+    """The file and line of the user's code that made an operation."""
+    for frame in reversed(list(node.op.traceback or [])):
+        if not any(part in frame.filename for part in _LIBRARIES):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return node.op.name
+
+
+_LIBRARIES = (
+    f"{os.sep}tensorflow{os.sep}",
+    f"{os.sep}keras{os.sep}",
+    f"{os.sep}collective{os.sep}",
+    "importlib",
+)
+
+
+def _made_by(value: Value) -> str:
+    if value.node is None:
+        return "an input"
+    return f"{value.node.type} at {place_of(value.node)}"
+
+
+def _fallbacks(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        if node.plan.is_fallback and any(
+            isinstance(value.layout, Sharded) for value in node.inputs
+        ):
+            yield node
+        if node.plan.inputs != [WHOLE] * len(node.inputs):
+            for body in node.bodies:
+                yield from _fallbacks(body)
+
+
+def _bytes(values: list[Value], partition: Partition) -> str:
+    total = sum(_size(value, partition) for value in values)
+    return f"{total / 1e6:.1f} MB" if total >= 1e5 else f"{total} bytes"
+
+
+def _size(value: Value, partition: Partition) -> int:
+    """Bytes of a whole value, in a batch of the expected rows; unknown sizes count 1."""
+    size = product(value.shape or ())
+    if isinstance(size, Size):
+        rows, known = partition.rows.rows, partition.rows.expected or 1
+        symbols = rows.symbols if isinstance(rows, Size) else set()
+        size = sum(
+            factor * known ** sum(symbol in symbols for symbol in monomial)
+            for monomial, factor in size.terms.items()
+        )
+    assert isinstance(size, int)
+    return size * value.dtype.size
