@@ -20,6 +20,7 @@ from collective.training.compiled_flags import as_compiled
 from collective.training.failure import guarded
 from collective.training.input.data import DataArguments
 from collective.training.input.feed import ENDLESS
+from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import (
     Callbacks,
     RankZeroCallbacks,
@@ -39,6 +40,7 @@ from collective.training.variants.virtual.settings import THREADS
 from collective.training.verification import compare_models
 
 
+@known_arguments
 def fit(
     model: keras.Model | Callable[[], keras.Model],
     x: Any = None,
