@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,8 +22,10 @@ from collective.errors import CollectiveError, UsageError
 def check_name(name: str) -> None:
     """Raises UsageError where no backend has this name; loads none."""
     if name != "auto" and name not in BACKENDS:
+        close = difflib.get_close_matches(name, ["auto", *BACKENDS], 1)
+        meant = f"did you mean {close[0]}? " if close else ""
         raise UsageError(
-            f"unknown backend {name!r}", hint=f"one of: {', '.join(BACKENDS)}"
+            f"unknown backend {name!r}", hint=f"{meant}one of: {', '.join(BACKENDS)}"
         )
 
 

@@ -8,10 +8,14 @@ imports no TensorFlow, so that a command line can be read without.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from collective.errors import UsageError
 
 T = TypeVar("T")
 #: Every output names a training with a communication hook so.
@@ -97,15 +101,17 @@ class FitOptions:
     )
     sync_batch_norm: bool | str = _option(
         "training",
-        "batch normalization has the statistics of all replicas' rows",
-        False,
+        "whether batch normalization has the statistics of all replicas' rows\n"
+        "(default: where that is possible)",
+        "auto",
+        action=argparse.BooleanOptionalAction,
     )
     embedding_gradients: str = _option(
         "training",
         "combined | keras: what the optimizer sees of a row that is looked up\n"
-        "several times (default: combined)",
-        "combined",
-        choices=("combined", "keras"),
+        "several times (default: keras, where that is possible)",
+        "auto",
+        choices=("auto", "combined", "keras"),
         metavar="CHOICE",
     )
     per_replica: bool | str = _option(
@@ -174,6 +180,44 @@ def taken(kind: type[T], given: Mapping[str, Any]) -> T:
 NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
 #: Of those that may be a word.
 WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.type))
+
+
+#: What unedited scripts may be given: those, and files of ``collective.fit``.
+SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuses what is no option of ``collective.fit`` beside Keras' own arguments."""
+    for name in names:
+        if name not in SETTABLE:
+            close = difflib.get_close_matches(name, SETTABLE, 1)
+            raise UsageError(
+                f"collective.fit has no option {name!r} beside Keras' own",
+                hint=f"did you mean {close[0]}?" if close else " | ".join(SETTABLE),
+            )
+
+
+def settings(given: Iterable[str]) -> dict[str, Any]:
+    """Reads what ``--set NAME=VALUE`` was given.
+
+    Raises:
+        UsageError: There is no such option, or the value is none of Python's.
+    """
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        check_names([name])
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            if name in WORDS:
+                found[name] = value
+                continue
+            raise UsageError(
+                f"--set {text}: {value!r} is not a value of Python",
+                hint="--set accumulate=4",
+            ) from None
+    return found
 
 
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:

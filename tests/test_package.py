@@ -134,7 +134,7 @@ def test_import_brings_no_tensorflow():
 
 def test_a_package_of_the_same_name_is_named(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(log, "propagate", True)
-    tmp_path.joinpath("keras_collective-0.2.0.dist-info").mkdir()
+    tmp_path.joinpath("keras_collective-0.1.0.dist-info").mkdir()
     namesake.warn_of_namesake(tmp_path)
     assert not caplog.messages
     tmp_path.joinpath("collective-1.4.dist-info").mkdir()

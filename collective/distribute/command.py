@@ -7,7 +7,6 @@ mpirun -np 4 python -m collective.distribute script.py
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import functools
 import importlib.machinery
@@ -15,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from collective import recorder, requirements
 from collective.backends.factory import check_name
@@ -23,7 +22,7 @@ from collective.backends.quiet import quiet
 from collective.command_parser import Parser
 from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
-from collective.fit_options import WORDS
+from collective.fit_options import settings
 from collective.launch.output import print_message
 from collective.streams import open_streams
 
@@ -79,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         # Before TensorFlow is loaded, which takes seconds.
         what = _what(args)
         check_name(args.backend)
+        settings(args.set)
         with requirements.named(), quiet():
             from collective.training.unedited.script import Script
 
@@ -142,25 +142,8 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         output=args.output,
         loops=args.loops,
         private_files=args.private_files,
-        **_fit_options(args.set),
+        **settings(args.set),
     )
-
-
-def _fit_options(given: list[str]) -> dict[str, Any]:
-    found = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            if name in WORDS:
-                found[name] = value
-                continue
-            raise UsageError(
-                f"--set {text}: {value!r} is not a value of Python",
-                hint="--set accumulate=4",
-            ) from None
-    return found
 
 
 def _run(script: Script, distribution: Distribution) -> int:

@@ -78,7 +78,10 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if text := plain_keras.warning(options.command, size, start):
         print_message(text)
     others = [host.name for host in placed if not hosts.is_local(host)]
-    if not others and not (options.use_mpi or options.requeue_on):
+    here = not others and not (options.use_mpi or options.requeue_on)
+    if options.backend:
+        _check_backend(options.backend, size, "collectiverun" if here else "mpirun")
+    if here:
         _note_unused(options)
         return _run(single_host.job(options, size), options)
     if options.use_gloo:
@@ -99,7 +102,28 @@ def _run(job: Supervisor, options: LaunchOptions) -> int:
     if options.dry_run:
         print(job.commands())
         return 0
-    return job.run()
+    code, membership = job.run(), job.membership
+    if code or membership is None or any(map(membership.has_joined, range(job.size))):
+        return code
+    start = command_line.start_of(job.size)
+    if text := plain_keras.none_joined(options.command, job.size, start):
+        print_message(text)
+    return code
+
+
+def _check_backend(name: str, size: int, launcher: str) -> None:
+    """Refuses a backend that ranks on this host could not use, before they are started."""
+    from collective.backends.registry import BACKENDS  # takes a while
+
+    kind = BACKENDS.get(name)
+    if kind is None:  # auto, which takes what there is
+        return
+    place = environment.Environment(launcher, 0, size, 0, size)
+    found = kind.availability(place)
+    if not found.usable:
+        raise UsageError(
+            f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint
+        )
 
 
 def _note_unused(options: LaunchOptions) -> None:

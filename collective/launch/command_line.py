@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
+import importlib
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from collective import fit_options
 from collective.command_parser import Parser, program
 from collective.errors import UsageError
 from collective.launch import horovod_settings, plain_keras, remote_shell
 from collective.launch.options import LaunchOptions
-from collective.launch.output import OutputStyle
+from collective.launch.output import OutputStyle, print_message
 from collective.launch.versions import installed
-from collective.python_command import command
+from collective.python_command import arguments
 
-EXAMPLE = "python -m collective.launch -np 2 python train.py"
+EXAMPLE = "collectiverun -np 2 python train.py"
 _BY_MPI = ("mpi", "horovod")  # backends whose ranks mpirun starts
 _KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
 
 
-def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
+def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
     """Reads the command line and, if it names one, the configuration file.
 
     Raises:
@@ -37,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
             configuration file that cannot be used.
         SystemExit: From argparse: 0 for ``--help``, 2 for bad arguments.
     """
-    parsed = parser().parse_args(arguments)
+    parsed = parser().parse_args(typed)
     if parsed.check_build:
         return LaunchOptions(check_build=True)
     parsed.nics = [nic for given in parsed.nics for nic in given.split(",") if nic]
@@ -46,6 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         horovod_settings.read_config(parsed.config_file, parsed)
     _check(parsed)
     _check_keras(parsed)
+    _note_misplaced(parsed)
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
     if parsed.keras:
@@ -157,18 +159,39 @@ def _check_keras(parsed: argparse.Namespace) -> None:
             "without a rank that has died in it",
             hint="leave one of them out",
         )
-    first, second = [*parsed.command, ""][:2]
-    if _is_python(first) and second[:1] in ("", "-") and second != "-m":
+    first, *others = parsed.command
+    if plain_keras.is_python(first) and not plain_keras.Program.of(parsed.command):
         raise UsageError(
-            f"--keras takes a script, not {' '.join(parsed.command[:2])!r}",
+            f"--keras takes a script, not {' '.join([first, *others[:1]])!r}",
             hint=_KERAS_EXAMPLE,
         )
+    importlib.import_module("collective.keras_backend")  # which may refuse it
+    if parsed.backend:
+        from collective.backends import factory  # takes a while
+
+        factory.check_name(parsed.backend)
+    fit_options.settings(parsed.set)
+
+
+def _note_misplaced(parsed: argparse.Namespace) -> None:
+    """Says which options of the launcher's follow the script, which gets them."""
+    options = {
+        name: action.nargs != 0
+        for action in parser()._actions
+        for name in action.option_strings
+        if name not in ("-h", "--help", "-v", "--version", "--verbose")
+    }
+    start = start_of(parsed.num_proc)
+    if text := plain_keras.misplaced(parsed.command, options, parsed.keras, start):
+        print_message(text)
 
 
 def _keras_command(parsed: argparse.Namespace) -> list[str]:
     """What each rank runs; a ``python`` in front of the script is left as it is."""
-    words = list(parsed.command)
-    python = words.pop(0) if _is_python(words[0]) else sys.executable
+    program = plain_keras.Program.of(parsed.command)
+    python, words = [sys.executable], list(parsed.command)
+    if program is not None and program.python:
+        python, words = list(program.python), [*program.words, *program.arguments]
     options = ["--backend", parsed.backend] if parsed.backend else []
     options += ["--loops"] if parsed.loops else []
     options += ["--private-files"] if parsed.private_files else []
@@ -177,11 +200,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
-    return command("collective.distribute", *options, *words, python=python)
-
-
-def _is_python(word: str) -> bool:
-    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
+    return [*python, *arguments("collective.distribute", *options, *words)]
 
 
 def _words(option: str, text: str) -> list[str]:

@@ -34,6 +34,7 @@ class LaunchOptions:
     verbose: bool = False  # print what is started and how it ends
     dry_run: bool = False  # only print what would be started
     check_build: bool = False  # only print what this installation can do
+    backend: str | None = None  # who sums the gradients of an unedited Keras script
 
     # Where the ranks run.
     hosts: str = ""  # as -H takes them

@@ -1,4 +1,4 @@
-"""Commands that start a plain Keras script several times: said before it trains.
+"""What is typed in front of a plain Keras script, and behind it: said before it trains.
 
 ``collectiverun -np 2 python mine.py`` without ``--keras``, where the script knows nothing of
 other ranks: each of them trains a model of its own, and all write the same files.
@@ -7,18 +7,80 @@ other ranks: each of them trains a model of its own, and all write the same file
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from collective.errors import UsageError
 
-_TRAINS = re.compile(r"\.(fit|train_on_batch)\(|GradientTape")
-_KERAS = re.compile(r"^\s*(import|from)\s+(keras|tensorflow)\b", re.MULTILINE)
-# What a script that knows of ranks mentions, by import or by environment.
-_KNOWS = re.compile(r"collective|horovod|mpi4py|distribut|_RANK\b|MPI\b|torchrun")
+_TRAINS = {"fit", "train_on_batch", "GradientTape"}
+_KERAS = {"keras", "tensorflow"}
+# What a script that knows of ranks imports, calls or reads from its environment.
+_KNOWS = {"collective", "horovod", "mpi4py"}
+_STRATEGIES = {"MultiWorkerMirroredStrategy", "ParameterServerStrategy"}
+_VARIABLE = re.compile(r"([A-Z]+_)*RANK|TF_CONFIG")
 _MOST_FILES = 200  # of the script's folder
+# Flags of Python that take the next word.
+_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python program within a command: its words, and where its source is."""
+
+    python: Sequence[str]  # the interpreter and its flags; may be empty
+    words: Sequence[str]  # the script, or -m and a module
+    arguments: Sequence[str]
+    path: Path | None  # None where it is not found in this folder
+    folder: Path  # from which it imports
+
+    @property
+    def typed(self) -> str:
+        """What follows ``--keras`` to run it unedited."""
+        module = ["python"] if self.words[0] == "-m" else []
+        return " ".join([*module, *self.words])
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> Program | None:
+        """Of ``[python [flags]] script.py`` or ``python [flags] -m module``; else None."""
+        python, words = _split(command)
+        if len(words) > 1 and words[0] == "-m" and python:
+            name = words[1].replace(".", "/")
+            files = [Path(f"{name}.py"), Path(name, "__main__.py")]
+            path = next((file for file in files if file.is_file()), None)
+            return cls(python, words[:2], words[2:], path, Path())
+        if not words or not words[0].endswith(".py"):
+            return None
+        script = Path(words[0])
+        path = script if script.is_file() else None
+        return cls(python, words[:1], words[1:], path, script.parent)
+
+    def sources(self) -> Iterator[tuple[str, ast.AST]]:
+        """Text and syntax of the program, and of the modules beside it that it imports."""
+        waiting, seen = [self.path] if self.path else [], set[Path]()
+        while waiting and len(seen) < _MOST_FILES:
+            path = waiting.pop()
+            if path in seen:
+                continue
+            seen.add(path)
+            try:
+                text = path.read_text()
+                tree = ast.parse(text)
+            except (OSError, ValueError, SyntaxError, RecursionError):
+                continue
+            yield text, tree
+            for name in _imported(tree):
+                for folder in {self.folder, path.parent}:
+                    waiting += folder.glob(f"{name}.py")
+                    waiting += folder.glob(f"{name}/**/*.py")
+
+
+def is_python(word: str) -> bool:
+    """Whether a word of a command names a Python interpreter."""
+    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
 
 
 def check_program(command: Sequence[str], start: str) -> None:
@@ -44,55 +106,102 @@ def check_program(command: Sequence[str], start: str) -> None:
 
 def warning(command: Sequence[str], ranks: int, start: str) -> str:
     """What to say of a command that trains the same model on each rank; else empty."""
-    script = _script(command)
-    if ranks < 2 or script is None:
+    program = Program.of(command)
+    if ranks < 2 or program is None:
         return ""
-    texts = list(_texts(script))
-    if not texts or any(map(_KNOWS.search, texts)):
-        return ""
-    whole = "\n".join(texts)
-    if not (_KERAS.search(whole) and _TRAINS.search(whole)):
+    words = set[str]()
+    for _, tree in program.sources():
+        words |= _imported(tree) | _names(tree)
+    if words & (_KNOWS | _STRATEGIES) or not (words & _KERAS and words & _TRAINS):
         return ""
     return (
-        f"warning: {script} calls neither collective nor horovod: each of the {ranks} "
-        "ranks trains a model of its own, and all write the same files\n"
-        f"HINT: {start} --keras {script}; or collective.fit(model, ...) in the script"
+        f"warning: {program.typed} calls neither collective nor horovod: each of the "
+        f"{ranks} ranks trains a model of its own, and all write the same files\n"
+        f"HINT: {start} --keras {program.typed}; or collective.fit(model, ...) in it"
     )
 
 
-def _script(command: Sequence[str]) -> Path | None:
-    """The script of ``python script.py``; None for other commands."""
-    if len(command) < 2 or not re.fullmatch(r"python[\d.]*", Path(command[0]).name):
-        return None
-    script = Path(command[1])
-    return script if script.suffix == ".py" and script.is_file() else None
+def none_joined(command: Sequence[str], ranks: int, start: str) -> str:
+    """What to say at the end of a Python program of which no rank met another."""
+    if ranks < 2 or not any(map(is_python, command)):
+        return ""
+    program = Program.of(command)
+    typed = program.typed if program else "script.py"
+    return (
+        f"none of the {ranks} ranks joined the job: each ran the whole program by itself, "
+        f"and nothing was distributed\nHINT: a Keras script: {start} --keras {typed}; "
+        "others call collective.fit or collective.init"
+    )
 
 
-def _texts(script: Path) -> Iterator[str]:
-    """The script's text, and those of the modules beside it that it imports."""
-    waiting, seen = [script], set[Path]()
-    while waiting and len(seen) < _MOST_FILES:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        try:
-            text = path.read_text()
-            tree = ast.parse(text)
-        except (OSError, ValueError, SyntaxError, RecursionError):
-            continue
-        yield text
-        for name in _imported(tree):
-            waiting += script.parent.glob(f"{name}.py")
-            waiting += script.parent.glob(f"{name}/**/*.py")
+def misplaced(
+    command: Sequence[str], options: Mapping[str, bool], keras: bool, start: str
+) -> str:
+    """What to say of options of the launcher's that follow the script; else empty.
+
+    Args:
+        options: Names of the launcher's options, and whether each takes a value.
+        keras: Whether the script is one that knows of no ranks; another one may well have
+            options of the same names, as ``train.py --backend`` has, but these few.
+    """
+    program = Program.of(command)
+    if program is None:
+        return ""
+    wanted = options.keys() if keras else {"-np", "--keras"}
+    found: dict[str, str] = {}
+    for word, after in itertools.pairwise([*program.arguments, ""]):
+        name = word.partition("=")[0]
+        if name in wanted:
+            found[name] = f"{word} {after}" if options[name] and name == word else word
+    texts = [text for text, _ in program.sources()] if found else []
+    found = {n: w for n, w in found.items() if not any(_takes(t, n) for t in texts)}
+    if not found:
+        return ""
+    typed = program.typed
+    mode = ["--keras"] if keras and "--keras" not in found else []
+    return (
+        f"warning: {', '.join(found)} after {typed} goes to the script, and not to "
+        f"collectiverun\nHINT: {' '.join([start, *mode, *found.values(), typed])}"
+    )
+
+
+def _takes(text: str, option: str) -> bool:
+    """Whether a source has an option's name in quotes, as parsers ask for it."""
+    name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
+    return re.search(rf"""["']-*{name}["']""", text) is not None
+
+
+def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Python with its flags, which may be joined as in ``-uW ignore``; and the rest."""
+    python, words = [], list(command)
+    if words and is_python(words[0]):
+        python.append(words.pop(0))
+        while words and words[0].startswith("-") and words[0] not in ("-", "-c", "-m"):
+            python.append(flag := words.pop(0))
+            if words and (flag in _WITH_VALUE or re.fullmatch("-[a-zA-Z]+[WX]", flag)):
+                python.append(words.pop(0))
+    return python, words
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """The first words of the modules that are imported."""
+    """The first words of the modules that are imported, and what is taken from them."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names if alias.name != "*"}
+            if node.module:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """Attributes that are read; ``collective`` where a variable of a rank is."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and _VARIABLE.fullmatch(str(node.value)):
+            found.add("collective")
     return found

@@ -4,6 +4,7 @@ Begin with ``fit``, the recipe of a training; then ``loop``, the order of things
 and ``step``, one update. ``observer`` says how everything else is attached to the loop.
 """
 
+import collective.keras_backend  # noqa: F401  isort: skip
 from collective.training.evaluation.evaluate import evaluate
 from collective.training.evaluation.predict import predict
 from collective.training.fit import fit

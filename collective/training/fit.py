@@ -20,6 +20,7 @@ from collective.training.compiled_flags import as_compiled
 from collective.training.failure import guarded
 from collective.training.input.data import DataArguments
 from collective.training.input.feed import ENDLESS
+from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import (
     Callbacks,
     RankZeroCallbacks,
@@ -39,6 +40,7 @@ from collective.training.variants.virtual.settings import THREADS
 from collective.training.verification import compare_models
 
 
+@known_arguments
 def fit(
     model: keras.Model | Callable[[], keras.Model],
     x: Any = None,
@@ -65,8 +67,8 @@ def fit(
     recompute: bool = False,
     shard_optimizer: bool = False,
     hook: str | Any = None,
-    sync_batch_norm: bool | str = False,
-    embedding_gradients: str = "combined",
+    sync_batch_norm: bool | str = "auto",
+    embedding_gradients: str = "auto",
     per_replica: bool | str = False,
     whole_batch: bool = False,
     verify: bool | str = True,
@@ -127,7 +129,7 @@ def fit(
             it, and all outputs say so; see ``collective.training.hooks``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; ``auto``:
-            where that is possible, else a warning. See
+            where that is possible, with a warning where it is not. See
             ``collective.training.variants.coupled.batch_norm``.
         whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
             others wait: for models that couple the rows of a batch.
@@ -137,8 +139,9 @@ def fit(
             steps are made by Keras, too, on rank 0, and what differs is shown;
             ``run:K``: the first K.
         embedding_gradients: What the optimizer sees of an embedding's row that a batch
-            looks up several times: ``combined``, the gradient of the row, on every
-            backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
+            looks up several times: ``keras``, the gradient of each look-up, as in
+            ``model.fit``; ``combined``, that of the row, on every backend; ``auto``:
+            ``keras`` where that is possible, with a warning where it is not. Adam and
             others train different models with the two; see
             ``collective.training.variants.coupled.look_ups``.
         per_replica: For a ``train_step`` of the model's own: True: each replica's rows
@@ -158,10 +161,10 @@ def fit(
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see
             ``collective.training.observers.ledger.verify``.
-        data: Of earlier versions: ``(x, y)`` or ``(x, y, sample_weight)``, a
-            ``tf.data.Dataset`` of single rows, or a ``Source``.
-        global_batch_size: Of earlier versions: ``batch_size``, and with it a tuple in
-            place of x is ``(x, y)``, and a ``tf.data.Dataset`` has single rows.
+        data: In place of x, y and sample_weight, rows in one value: ``(x, y)`` or
+            ``(x, y, sample_weight)``, a ``tf.data.Dataset`` of single rows, or a
+            ``Source``.
+        global_batch_size: In place of batch_size, where x is such a value.
 
     Returns:
         Keras' ``History``, also as ``model.history``, with more in it.

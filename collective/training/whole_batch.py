@@ -112,7 +112,6 @@ def fit(model: keras.Model, backend: Backend, given: Mapping[str, Any]) -> Any:
         for field in dataclasses.fields(FitOptions)
         if given[field.name] != field.default
         and field.name not in ("whole_batch", "verify", "embedding_gradients")
-        and (field.name, given[field.name]) != ("sync_batch_norm", "auto")
     ]
     beside += [n for n in ("checkpoint", "ledger", "data") if given[n] is not None]
     if beside:

@@ -336,7 +336,16 @@ def test_what_a_callback_raises_every_rank_raises_and_backup_goes_on(backend, tm
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
 
 
-def test_arguments_of_earlier_versions(backend):
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_an_unknown_argument_names_the_call_and_what_was_meant(call):
+    with pytest.raises(
+        TypeError, match=rf"collective.{call}\(\) got .* 'batchsize'"
+    ) as e:
+        getattr(collective, call)(model()(), X, batchsize=3)
+    assert str(e.value).endswith("HINT: did you mean batch_size?")
+
+
+def test_rows_in_one_value(backend):
     """``data=`` and ``global_batch_size=``; a tuple in place of x is inputs, as in Keras."""
     words = {"epochs": 2, "verbose": 0, "backend": backend, "shuffle": False}
     new = collective.fit(model()(), X, Y, batch_size=10, **words)

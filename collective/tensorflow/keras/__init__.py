@@ -10,6 +10,7 @@ same, for ``horovod.keras``.
 
 # ruff: noqa: F401, I001
 # fmt: off
+import collective.keras_backend  # isort: skip
 from collective.tensorflow import (
     Adasum, add_process_set, Average, broadcast_global_variables, ccl_built,
     Compression, cross_rank, cross_size, cuda_built, ddl_built, global_process_set,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
+from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.opening import open_backend, open_inputs
@@ -31,6 +33,7 @@ from collective.training.verification import compare_settings, verify_test
 from collective.training.whole_batch import run as run_whole
 
 
+@known_arguments
 def evaluate(
     model: keras.Model,
     x: Any = None,
@@ -100,10 +103,10 @@ def evaluate(
             plan = verify_test(prepared, backend, inputs)
         evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
-        with runs_eagerly(model):
-            logs = dict(sorted(evaluation(hooks).items()))
-        hooks.share_state()
-        show(logs, hooks)
+        with shown(hooks) as logs:
+            with runs_eagerly(model):
+                logs |= sorted(evaluation(hooks).items())
+            hooks.share_state()
         return logs if return_dict else keras_compat.in_metric_order(model, logs)
 
 
@@ -138,10 +141,17 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
         backend.broadcast(variables)
 
 
-def show(logs: Mapping[str, Any], hooks: Hooks) -> None:
-    """Prints Keras' bar or line of a finished pass, on rank 0."""
-    verbose, batches = verbosity(hooks.params["verbose"]), hooks.params["steps"]
-    if hooks.has_bar or not verbose or hooks.backend.rank:
-        return
-    bar = keras.utils.Progbar(batches, verbose=verbose, stateful_metrics=set(logs))
-    bar.update(batches or 1, list(logs.items()), finalize=True)
+@contextlib.contextmanager
+def shown(hooks: Hooks) -> Iterator[dict[str, Any]]:
+    """Around a pass: prints Keras' bar or line at its end, on rank 0.
+
+    Yields:
+        For the numbers to show. The time of a step is the mean over all, with the first.
+    """
+    logs: dict[str, Any] = {}
+    verbose = verbosity(hooks.params["verbose"])
+    bar = keras.utils.Progbar(None, verbose=verbose)  # its time begins
+    yield logs
+    if verbose and not hooks.has_bar and not hooks.backend.rank:
+        bar.target, bar.stateful_metrics = hooks.batches, set(logs)
+        bar.update(hooks.batches, list(logs.items()), finalize=True)

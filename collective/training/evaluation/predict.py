@@ -27,7 +27,7 @@ from collective.training import keras_compat
 from collective.training.assemble import is_possible
 from collective.training.evaluation.evaluate import (
     open_hooks,
-    show,
+    shown,
     use_weights_of_rank_zero,
 )
 from collective.training.exchange import broadcast_object, gather_few
@@ -38,6 +38,7 @@ from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
+from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
 from collective.training.partition.exchange import BackendExchange
@@ -55,6 +56,7 @@ from collective.training.whole_batch import run as run_whole
 from collective.training.written import following, written_variables
 
 
+@known_arguments
 def predict(
     model: keras.Model,
     x: Any,
@@ -106,10 +108,10 @@ def predict(
         prediction = _Prediction(model, backend, inputs, steps)
         batches = None if steps == ENDLESS else steps
         hooks = open_hooks(callbacks, model, backend, verbose, batches)
-        with recorder.span(recorder.OTHER, "prediction"):
-            outputs = prediction.run(hooks)
-        hooks.share_state()
-        show({}, hooks)
+        with shown(hooks):
+            with recorder.span(recorder.OTHER, "prediction"):
+                outputs = prediction.run(hooks)
+            hooks.share_state()
         return outputs
 
 

@@ -76,7 +76,7 @@ def fit_data(given: DataArguments) -> FitData:
             )
         if given.data is not None and x is not None:
             raise UsageError("both x and data= are given", hint="pass x and y only")
-        x, y, sample_weight = _of_earlier_versions(x, y, sample_weight, given.data)
+        x, y, sample_weight = _in_one(x, y, sample_weight, given.data)
         batch_size = given.global_batch_size
     train: Data
     if given.validation_split and given.validation_data is None:
@@ -284,9 +284,7 @@ def _validation(data: Any, of_rows: bool) -> Data | None:
     return as_data(data, of_rows=of_rows)
 
 
-def _of_earlier_versions(
-    x: Any, y: Any, sample_weight: Any, data: Any
-) -> tuple[Any, Any, Any]:
+def _in_one(x: Any, y: Any, sample_weight: Any, data: Any) -> tuple[Any, Any, Any]:
     """``data=``, or with ``global_batch_size=`` a tuple in place of x: (x, y[, w])."""
     given = x if data is None else data
     if y is not None or sample_weight is not None:

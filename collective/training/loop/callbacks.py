@@ -79,6 +79,7 @@ class Hooks:
         backend: Backend,
         params: Mapping[str, Any],
     ):
+        self.batches = 0  # of the pass, so far
         self.callbacks = flatten(callbacks)
         # Whether the callbacks are Keras' own list, which has a progress bar.
         self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
@@ -274,6 +275,7 @@ class BatchHooks:
 
     def ends(self, batch: int, last: bool) -> bool:
         """After a batch: whether hooks follow it."""
+        self.hooks.batches = batch + 1
         if not self._called:
             return False
         self._ran = True

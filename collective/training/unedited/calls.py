@@ -20,7 +20,6 @@ import numpy as np
 import collective
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
 from collective.training.prepare import ModelMisfit
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
@@ -30,8 +29,6 @@ from collective.training.unedited.keras_distribution.model_parallel import backe
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
-# Options by which embeddings may not be trained by the gradient of each look-up.
-_NO_LOOK_UPS = {"accumulate", "per_replica", "shard_optimizer", "virtual_replicas"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -55,13 +52,8 @@ def replace_calls(
         seed = None
         if _is_unseeded(job) and not options.get("whole_batch"):
             seed = fit_seed(self)
-        ours = {"seed": seed, "sync_batch_norm": "auto", **options}
-        own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
-        features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
-        chosen = backend_for(job, self)
-        if works({"look_ups", *features}, chosen):
-            ours.setdefault("embedding_gradients", "keras")
-        return collective.fit(self, **given, **ours, backend=chosen)
+        ours = {"seed": seed, **options}
+        return collective.fit(self, **given, **ours, backend=backend_for(job, self))
 
     whole = {"whole_batch": bool(options.get("whole_batch"))}
 

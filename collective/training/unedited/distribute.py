@@ -7,15 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
-
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.registry import BACKENDS
 from collective.environment import detect
 from collective.environment.base import MAX_NP
 from collective.errors import UsageError
-from collective.fit_options import NAMES
+from collective.fit_options import check_names
 from collective.log import log
 from collective.training import compatibility
 from collective.training.unedited import notice, strategies
@@ -156,19 +154,7 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
     """Refuses what cannot work, before anything starts."""
     if output not in OUTPUTS:
         raise UsageError(f"unknown output {output!r}", hint=" | ".join(OUTPUTS))
-    known = {*NAMES, "checkpoint", "ledger", "global_batch_size"}
-    for name in fit_options:
-        if name not in known:
-            raise UsageError(
-                f"collective.fit has no option {name!r} beside Keras' own",
-                hint=" | ".join(sorted(known)),
-            )
-    if keras.backend.backend() != "tensorflow":
-        raise UsageError(
-            f"Keras' backend is {keras.backend.backend()!r}, and only 'tensorflow' can "
-            "be distributed",
-            hint="KERAS_BACKEND=tensorflow",
-        )
+    check_names(fit_options)
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise UsageError(
             "TF_USE_LEGACY_KERAS asks for Keras 2, and only Keras 3 can be distributed",

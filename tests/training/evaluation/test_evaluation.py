@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from collective.training import fit, keras_compat
+from collective.training import evaluate, fit, keras_compat, predict
 from collective.training.evaluation.exact import Evaluation
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
@@ -100,3 +100,15 @@ def test_averages_of_an_epoch_are_over_its_rows(backend):
     wanted = still().evaluate(*rows(), batch_size=53, verbose=0, return_dict=True)
     assert result.history["loss"][0] == pytest.approx(wanted["loss"], rel=1e-5)
     assert result.history["accuracy"][0] == pytest.approx(wanted["accuracy"])
+
+
+def test_what_is_shown_at_the_end_has_the_mean_time_of_a_step(capsys):
+    alone, (x, y) = model()(), rows()
+    batches = ((x[i : i + 9], y[i : i + 9]) for i in range(0, 53, 9))
+    evaluate(alone, x, y, batch_size=9, verbose=2, backend="single")
+    evaluate(alone, batches, verbose=2, backend="single")
+    predict(alone, x, batch_size=9, verbose=2, backend="single")
+    shown = capsys.readouterr().out.strip().splitlines()
+    assert len(shown) == 3 and " 0us/step" not in "".join(shown)
+    assert all(line.startswith("6/6 - ") for line in shown)
+    assert "accuracy: " in shown[0] and "accuracy: " in shown[1]

@@ -158,6 +158,17 @@ def of_table():
     return model
 
 
+def normalized():
+    """Statistics of the batch, and look-ups whose gradients Adam squares one by one."""
+    x = keras.Input((FEATURES,))
+    words = ops.cast(ops.clip(x + 2, 0, 3), "int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(4, 3)(words))
+    hidden = keras.layers.BatchNormalization()(hidden)
+    model = keras.Model(x, keras.layers.Dense(CLASSES, "softmax")(hidden))
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
 def with_annealed():
     weight = keras.Variable(0.0, dtype="float64")
     model = network(loss=annealed(weight))
@@ -204,6 +215,7 @@ class Program:
 
 
 PROGRAMS = {
+    "BatchNorm, Embedding and Adam": Program(normalized, lambda: numbers(labels=True)),
     "strings and Dice": Program(of_words, lambda: (batches(),)),
     "labels to ignore, by a generator": Program(
         lambda: network(loss=over_positives, last="softmax"),
@@ -218,10 +230,7 @@ PROGRAMS = {
         lambda: numbers(labels=True),
     ),
     "a weight that starts at zero": Program(with_annealed, raises=True),
-    "a table of its own": Program(
-        of_table,
-        words={"embedding_gradients": "keras"},
-    ),
+    "a table of its own": Program(of_table),
     "a train_step of the model itself": Program(
         with_step_of_its_own, lambda: [part[:32] for part in numbers()]
     ),
@@ -267,7 +276,6 @@ def outcome(program, backend=None):
         raising = lambda *_: model.raise_weight()  # noqa: E731
         words["callbacks"] = [keras.callbacks.LambdaCallback(on_epoch_end=raising)]
     if backend is None:
-        words.pop("embedding_gradients", None)
         found = getattr(model, program.call)(*given, **words)
     else:
         call = getattr(collective, program.call)

@@ -20,6 +20,8 @@ from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.variants.coupled.replica import ReplicaContext, current
 
+_CUT = {"virtual_replicas", "accumulate"}  # one replica has parts of a batch, too
+
 
 def chosen(
     wanted: bool | str,
@@ -38,14 +40,15 @@ def chosen(
     layers = [layer for layer in layers if layer.trainable]
     if wanted != "auto" or not layers:
         return wanted is True
-    if backend.most_replicas == 1 and "virtual_replicas" not in features:
+    if backend.most_replicas == 1 and not _CUT & set(features):
         return False
     possible = compatibility.works({"sync_batch_norm", *features}, backend)
     if backend.rank == 0 and not possible:
         log.warning(
-            "batch normalization (%r) has the statistics of each replica's rows here, "
+            "batch normalization (%r) has the statistics of each %s rows here, "
             "and so trains another model than one process",
             layers[0].name,
+            "micro-batch'" if "accumulate" in features else "replica's",
         )
     elif backend.rank == 0:
         channels = sum(

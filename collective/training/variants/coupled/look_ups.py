@@ -27,7 +27,7 @@ from collective.training.step.plan import StepPlan
 from collective.training.variants.coupled.gather import carrier_of
 from collective.training.variants.coupled.replica import ReplicaContext
 
-CHOICES = ("combined", "keras")
+CHOICES = ("auto", "combined", "keras")
 _INDEX_BYTES = 8
 # A step with a gather takes a second longer to trace: not for less than this a step.
 _LEAST_SAVED = 1 << 20
@@ -59,11 +59,12 @@ def planned(
     has_tables = bool(plan.look_ups) or any(
         isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()
     )
+    possible = compatibility.works({"look_ups", *features}, backend)
+    wanted = choice == "keras" or (choice == "auto" and possible)
     # An own step may have other tables and optimizers: it gathers what look-ups it sees.
-    if choice == "keras" and ("own_step" in features or _matters(model, has_tables)):
+    if wanted and ("own_step" in features or _matters(model, has_tables)):
         compatibility.check({"look_ups", *features}, backend)
         return dataclasses.replace(plan, gather_look_ups=True)
-    possible = compatibility.works({"look_ups", *features}, backend)
     if backend.most_replicas == 1 or global_rows is None or not possible:
         return plan
     as_rows = travelling_as_rows(prepared, plan, global_rows)

@@ -1,0 +1,40 @@
+"""Refuses Keras on another backend than TensorFlow, when it is imported: before Keras is.
+
+Raises:
+    UsageError: With what names the other backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from collective.errors import UsageError
+
+
+def named() -> tuple[str, str]:
+    """Keras' backend, now or when it will be imported, and what says so."""
+    if keras := sys.modules.get("keras"):
+        with contextlib.suppress(AttributeError):  # it is being imported
+            return keras.config.backend(), "the program, which has imported Keras"
+    if name := os.environ.get("KERAS_BACKEND"):
+        return name, "KERAS_BACKEND"
+    home = os.path.expanduser("~")  # as Keras looks for its folder
+    home = home if os.access(home, os.W_OK) else "/tmp"
+    folder = os.environ.get("KERAS_HOME") or Path(home, ".keras")
+    file = Path(folder, "keras.json")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return json.loads(file.read_text()).get("backend") or "tensorflow", str(file)
+    return "tensorflow", "default"
+
+
+name, _by = named()
+if name != "tensorflow":
+    raise UsageError(
+        f"Keras' backend is {name!r}, by {_by}: only Keras on TensorFlow can be "
+        "distributed",
+        hint="KERAS_BACKEND=tensorflow",
+    )
