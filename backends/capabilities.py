@@ -104,8 +104,12 @@ class Elastic(Backend):
 
         The error may have been raised from one for which ``lost`` is true.
         """
+        return self.on_change is not None and self.caused_by_loss(error)
+
+    def caused_by_loss(self, error: BaseException) -> bool:
+        """Whether an error, or one that it was raised from, is ``lost``."""
         found: BaseException | None = error
-        while found is not None and self.on_change is not None:
+        while found is not None:
             if self.lost(found):
                 return True
             found = found.__cause__ or found.__context__

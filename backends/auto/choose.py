@@ -73,6 +73,8 @@ def choose(
     rule = by_rule(environment.current, options)
     named = rule.name == HorovodBackend.name  # the user typed horovodrun
     alone = environment.size == 1 or environment.joining
+    # The ranks of an elastic job may die while they choose, and newcomers take the rule.
+    alone |= options.min_np is not None or options.max_np is not None
     if alone or named or not can_serve(environment):
         return rule
     import collective

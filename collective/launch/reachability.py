@@ -29,6 +29,7 @@ from collective.launch import host_names, mpi, remote_shell, versions
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.processes import run
 from collective.net import interfaces, shared_secret
+from collective.net.callers import Callers
 
 _AT_ONCE = 32
 _CONNECT_SECONDS = 3.0
@@ -107,10 +108,7 @@ def _compare(reported: Mapping[str, Mapping[str, str]]) -> None:
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Proves the secret to callers that know it.
-
-    Connections that wait for their proof are limited; more wait in the backlog.
-    """
+    """Proves the secret to callers that know it; the others are bounded in number."""
 
     request_queue_size = 1024
     daemon_threads = True
@@ -119,7 +117,7 @@ class _Listener(socketserver.ThreadingTCPServer):
     def __init__(self, address: str, secret: str):
         super().__init__((address, 0), socketserver.BaseRequestHandler)
         self._secret = secret
-        self._free = threading.BoundedSemaphore(256)
+        self._callers = Callers()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -128,14 +126,12 @@ class _Listener(socketserver.ThreadingTCPServer):
             time.sleep(_POLL_SECONDS)
             raise
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._free.acquire()
-        super().process_request(request, client_address)
-
     def finish_request(self, request: Any, client_address: Any) -> None:
-        with contextlib.suppress(OSError):
+        with (
+            contextlib.suppress(OSError),
+            self._callers.waiting(request, client_address[0]),
+        ):
             shared_secret.verify_caller(request, self._secret)
-        self._free.release()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ of the two ends out of the proof, so that a proof can be sent back to the one wh
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import socket
@@ -20,7 +21,7 @@ import sys
 from collective.running_time import Deadline
 
 _BYTES = 32
-_SECONDS = 3.0  # for a proof: a stranger must not keep honest callers waiting
+_SECONDS = 2.0  # for a proof: a stranger must not keep honest callers waiting
 
 
 class WrongSecretError(OSError):
@@ -57,14 +58,51 @@ def verify_caller(caller: socket.socket, secret: str) -> bytes:
     mine = secrets.token_bytes(_BYTES)
     caller.sendall(mine)
     theirs, proof = _receive(caller, deadline), _receive(caller, deadline)
+    answer, key = _checked(secret, mine, theirs, proof)
+    caller.sendall(answer)
+    return key
+
+
+async def verify_caller_in_loop(caller: socket.socket, secret: str) -> bytes:
+    """As ``verify_caller``, of a non-blocking socket: a silent caller holds no thread."""
+    deadline, loop = Deadline(_SECONDS), asyncio.get_running_loop()
+    mine, data = secrets.token_bytes(_BYTES), b""
+    await loop.sock_sendall(caller, mine)
+    while len(data) < 2 * _BYTES:
+        receive = loop.sock_recv(caller, 2 * _BYTES - len(data))
+        try:
+            part = await asyncio.wait_for(receive, deadline.pause())
+        except asyncio.TimeoutError:
+            if deadline.passed():
+                raise TimeoutError(f"no proof within {_SECONDS:g} s") from None
+            continue
+        if not part:
+            raise ConnectionError("its connection ended before it proved the secret")
+        data += part
+        if deadline.passed():  # a byte now and then
+            raise TimeoutError(f"no proof within {_SECONDS:g} s")
+    answer, key = _checked(secret, mine, data[:_BYTES], data[_BYTES:])
+    await loop.sock_sendall(caller, answer)
+    return key
+
+
+def _checked(
+    secret: str, mine: bytes, theirs: bytes, proof: bytes
+) -> tuple[bytes, bytes]:
+    """The listener's own proof, and the key of the connection."""
     if not hmac.compare_digest(proof, _proof(secret, b"caller", mine, theirs)):
         raise WrongSecretError
-    caller.sendall(_proof(secret, b"listener", mine, theirs))
-    return _proof(secret, b"key", mine, theirs)
+    answer = _proof(secret, b"listener", mine, theirs)
+    return answer, _proof(secret, b"key", mine, theirs)
 
 
-def verify_listener(link: socket.socket, secret: str) -> bytes:
+def verify_listener(
+    link: socket.socket, secret: str, seconds: float | None = None
+) -> bytes:
     """The calling end: proves the secret, then has the listener prove it.
+
+    Args:
+        seconds: How long the listener may take; 2 by default.
 
     Returns:
         As ``verify_caller``.
@@ -72,7 +110,7 @@ def verify_listener(link: socket.socket, secret: str) -> bytes:
     Raises:
         OSError: As of ``verify_caller``.
     """
-    deadline = Deadline(_SECONDS)
+    deadline = Deadline(_SECONDS if seconds is None else seconds)
     theirs, mine = _receive(link, deadline), secrets.token_bytes(_BYTES)
     link.sendall(mine + _proof(secret, b"caller", theirs, mine))
     proof = _receive(link, deadline)
@@ -100,6 +138,8 @@ def _receive(link: socket.socket, deadline: Deadline) -> bytes:
             if not part:
                 raise WrongSecretError
             data += part
+            if deadline.passed():  # a byte now and then
+                raise TimeoutError("timed out")
     finally:
         link.settimeout(before)
     return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.position import Position
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.elastic.membership import Start, repeat_start
 from collective.training.opening import open_backend
 from collective.training.prepare import prepare, runs_eagerly
 from collective.training.refusals import check_states_of_rows
@@ -179,7 +179,11 @@ def fit(
     backend = _open(model, backend, options)
     if whole_batch:
         return whole_batches.fit(model, backend, dict(locals()))
-    with guarded(backend), contextlib.ExitStack() as contexts:
+    arguments = taken(DataArguments, locals())
+
+    def attempt(start: Start) -> Result:
+        nonlocal model, epochs
+        contexts = start.contexts
         contexts.enter_context(as_one_process(model))
         kept = {"checkpoint": checkpoint, "ledger": ledger}
         asked = {name for name, value in kept.items() if value is not None}
@@ -187,7 +191,6 @@ def fit(
         contexts.enter_context(chosen.numerics())
 
         # The data, and the model ready to train on them; the same on every rank.
-        arguments = taken(DataArguments, locals())
         read = TrainingData.of(
             arguments,
             backend,
@@ -256,7 +259,7 @@ def fit(
         )
         with runs_eagerly(model):
             if membership is not None:
-                membership.run(loop)
+                membership.run(loop, start)
                 result.repeat_afterwards(membership.repeat)
             else:
                 loop.run()
@@ -266,6 +269,9 @@ def fit(
         if checkpoint is not None and checkpoint.raises:
             checkpoint.raise_if_failed()
         return result
+
+    with guarded(backend):
+        return repeat_start(backend, model, attempt)
 
 
 def _open(model: Any, backend: str | Backend, options: FitOptions) -> Backend:

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from collective.launch.agents.shell import (
     STDOUT,
 )
 from collective.net import shared_secret
+from collective.net.callers import AT_MOST, Callers
 from collective.running_time import Deadline
 
 SSH = Path(__file__).with_name("ssh")
@@ -110,6 +112,8 @@ class Head:
         self.ended = False
         self.address = ""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.callers = Callers(AT_MOST + settings.nodes)
+        self.sent_away: Counter[str] = Counter()  # by address: what proved no secret
 
     async def listen(self) -> socket.socket:
         """Listens at the head's address alone. A name may not be known at once."""
@@ -135,7 +139,11 @@ class Head:
         """Takes in nodes, for as long as the job runs: they may come late."""
         loop = asyncio.get_running_loop()
         while True:
-            opened, peer = await loop.sock_accept(listener)
+            try:
+                opened, peer = await loop.sock_accept(listener)
+            except OSError:  # as where descriptors run out: retried after a while
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
             task = asyncio.create_task(self._serve_node(opened, peer[0]))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -180,6 +188,10 @@ class Head:
     async def end(self, code: int) -> None:
         """Ends the job on every node; returns when they have left."""
         self.ended = True
+        self.callers.drop_all()
+        for address, count in self.sent_away.items():
+            if count > 1:
+                print_agent(f"{address} was sent away {count} times in all")
         for node in list(self.nodes.values()):
             await node.link.send(0, END, b"%d" % code)
         deadline = Deadline(_LEAVE_SECONDS)
@@ -189,15 +201,17 @@ class Head:
     # The nodes.
 
     async def _serve_node(self, opened: socket.socket, address: str) -> None:
-        keep_alive(opened, self.settings.heartbeat)
         try:
-            key = await asyncio.to_thread(
-                shared_secret.verify_caller, opened, self.settings.secret
-            )
-            opened.setblocking(False)
+            with self.callers.waiting(opened, address):
+                keep_alive(opened, self.settings.heartbeat)
+                key = await shared_secret.verify_caller_in_loop(
+                    opened, self.settings.secret
+                )
             streams = await asyncio.open_connection(sock=opened)
         except OSError as error:
-            print_agent(f"{address} was sent away: {error}")
+            self.sent_away[address] += 1
+            if self.sent_away[address] == 1:
+                print_agent(f"{address} was sent away: {error}")
             return opened.close()
         link = Link(*streams, key, is_head=True)
         node = await self._admit(link, address)

@@ -29,6 +29,7 @@ from collective.running_time import Deadline
 _PART = 65536
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.3
+_TRIES = 3
 _ANSWER_SECONDS = 10.0
 
 
@@ -67,32 +68,19 @@ async def run(settings: Settings) -> int:
 
 async def _connect(settings: Settings) -> tuple[Link | None, str]:
     """The connection to the head, or None and the reason."""
-    deadline = Deadline(settings.seconds, longest=2 * _CONNECT_SECONDS)
     host, port = settings.head
-    while True:
-        try:
-            opened = await asyncio.to_thread(
-                socket.create_connection, (host, port), _CONNECT_SECONDS
-            )
-            break
-        except OSError as error:
-            if deadline.passed():
-                return None, (
-                    f"no head at {host}:{port} within {settings.seconds} s: {error}\n"
-                    "HINT: node 0 runs the same command; --head is its name or address; "
-                    "--start-timeout SECONDS waits longer"
-                )
-            await asyncio.sleep(_RETRY_SECONDS)
-    keep_alive(opened, settings.heartbeat)
     try:
-        key = await asyncio.to_thread(
-            shared_secret.verify_listener, opened, settings.secret
-        )
-    except OSError as error:
-        opened.close()
+        opened, key = await _proved(settings)
+    except _NotProvedError as error:
         return None, (
             f"the head at {host}:{port} does not accept this node's secret ({error})\n"
             "HINT: COLLECTIVE_SECRET_FILE or COLLECTIVE_SECRET is the same on every node"
+        )
+    except OSError as error:
+        return None, (
+            f"no head at {host}:{port} within {settings.seconds} s: {error}\n"
+            "HINT: node 0 runs the same command; --head is its name or address; "
+            "--start-timeout SECONDS waits longer"
         )
     opened.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=opened)
@@ -112,6 +100,46 @@ async def _connect(settings: Settings) -> tuple[Link | None, str]:
     if settings.encrypt:
         link.encrypt()
     return link, ""
+
+
+class _NotProvedError(Exception):
+    """The head has closed the connection, or is another program."""
+
+
+async def _proved(settings: Settings) -> tuple[socket.socket, bytes]:
+    """A connection to the head that knows the secret, and its key.
+
+    A head that is late, or drops this connection among those of strangers, is called again.
+
+    Raises:
+        _NotProvedError: It does not know the secret.
+        OSError: There is none in time.
+    """
+    deadline = Deadline(settings.seconds, longest=2 * _CONNECT_SECONDS)
+    refused = 0
+    while True:
+        try:
+            opened = await asyncio.to_thread(
+                socket.create_connection, settings.head, _CONNECT_SECONDS
+            )
+            try:
+                keep_alive(opened, settings.heartbeat)
+                key = await asyncio.to_thread(
+                    *(shared_secret.verify_listener, opened, settings.secret),
+                    _CONNECT_SECONDS,
+                )
+                return opened, key
+            except BaseException:
+                opened.close()
+                raise
+        except shared_secret.WrongSecretError as error:
+            refused += 1
+            if refused == _TRIES:
+                raise _NotProvedError(str(error)) from None
+        except OSError:
+            if deadline.passed():
+                raise
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 class _Agent:

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import keras
-import numpy as np
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, ProcessExit
-from collective.training import host_random, keras_compat
 from collective.training.exchange import gather_few
 from collective.training.failure import ends_the_job
 from collective.training.loop.result import Result
+from collective.training.random_state import RandomState
 
 T = TypeVar("T")
 # How far a rank is in a call. ``_TRAINS``: ``collective.fit`` continues by itself.
@@ -105,7 +104,7 @@ class Recovery:
         sys.stdout.flush()  # so that what rank 0 has printed outlives it
         self._number += 1
         self._size = self._backend.size
-        before = _RandomState(model)
+        before = RandomState(model)
         while True:
             self._stage = _WORKS
             found: _Outcome | None = None
@@ -241,18 +240,3 @@ def decide(
     if outside or least < [number, _TRAINS]:
         return _Repeat
     return None
-
-
-class _RandomState:
-    """The random state of this process before a call: a repeated one draws the same."""
-
-    def __init__(self, model: keras.Model | None):
-        self._host = host_random.state()
-        states = [] if model is None else keras_compat.seed_states(model)
-        self._seeds = [(state, np.array(state)) for state in states]
-
-    def put(self) -> None:
-        """Puts it back."""
-        host_random.set_state(self._host)
-        for state, value in self._seeds:
-            state.assign(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,10 +16,11 @@ import pytest
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 from collective.launch import command_line
-from collective.launch.agents import guard, settings
+from collective.launch.agents import guard, head, node, settings
 from collective.launch.agents.link import Cipher, Frame, Link, Seal
-from collective.launch.agents.shell import HEADER, split
+from collective.launch.agents.shell import END, HEADER, split
 from collective.net import shared_secret
+from collective.net.callers import Callers
 
 SECRET = "0123456789abcdef"
 ALONE = Environment()
@@ -124,6 +127,85 @@ def test_both_ends_have_the_same_key_and_no_other_connection_has(monkeypatch):
         for end in ends:
             end.close()
     assert keys[0] != keys[1]
+
+
+def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
+    """Each node has another address: 127.0.0.1 calls 127.0.0.2."""
+
+    def mine(node, port):
+        place = ["--nodes", "2", "--node", str(node), "--head", f"127.0.0.2:{port}"]
+        return read(*place, "--start-timeout", "60")
+
+    async def run(strangers):
+        with socket.create_server(("127.0.0.2", 0)) as free:
+            port = free.getsockname()[1]
+        started = head.Head(mine(0, port))
+        listener = await started.listen()
+        accepting = asyncio.ensure_future(started.accept(listener))
+        for _ in range(200):
+            strangers.append(socket.create_connection(("127.0.0.2", port), 60))
+        for talker in strangers[-4:]:
+            talker.sendall(b"GET / HTTP/1.1\r\n\r\n" * 9)  # no proof, and a long one
+        link, why = await node._connect(mine(1, port))
+        assert link is not None and await started.wait_for_nodes(), why
+        ending = asyncio.ensure_future(started.end(7))
+        frame = await link.first(60)
+        assert frame is not None and (frame.kind, frame.data) == (END, b"7")
+        link.close()
+        await ending
+        accepting.cancel()
+        await asyncio.gather(*started.tasks)
+        listener.close()
+
+    strangers: list[socket.socket] = []
+    try:
+        asyncio.run(run(strangers))
+        for stranger in strangers:
+            stranger.settimeout(60)
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(100):  # each is dropped
+                    pass
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    said = capfd.readouterr().err
+    assert "127.0.0.1 was sent away: its connection ended before it proved" in said
+    assert re.search(r"127.0.0.1 was sent away \d{3} times in all", said), said
+    assert said.count("sent away") == 2, said
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_dropped(monkeypatch):
+    monkeypatch.setattr(shared_secret, "_SECONDS", 0.3)
+
+    async def run():
+        here, there = socket.socketpair()
+        with here, there:
+            here.setblocking(False)
+            proof = shared_secret.verify_caller_in_loop(here, SECRET)
+            verifying = asyncio.ensure_future(proof)
+            while not verifying.done():
+                there.send(b"x")
+                await asyncio.sleep(0.05)
+            with pytest.raises(TimeoutError, match="no proof within"):
+                await verifying
+
+    asyncio.run(run())
+
+
+def test_of_callers_the_oldest_are_dropped_first():
+    callers, ends = Callers(at_most=3, of_an_address=2), {}
+    with contextlib.ExitStack() as opened:
+        for name in ("a1", "a2", "b1", "a3", "c1"):
+            here, ends[name] = map(opened.enter_context, socket.socketpair())
+            opened.enter_context(callers.waiting(here, name[0]))
+            ends[name].setblocking(False)
+        # a1 for a3, of the same address; then a2, the oldest of all.
+        assert [ends["a1"].recv(1), ends["a2"].recv(1)] == [b"", b""]
+        for name in ("b1", "a3", "c1"):
+            with pytest.raises(BlockingIOError):
+                ends[name].recv(1)
+        callers.drop_all()
+        assert [end.recv(1) for end in ends.values()] == [b""] * 5
 
 
 def exchange(change, encrypt: bool) -> list[Frame]:

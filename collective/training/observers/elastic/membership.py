@@ -10,6 +10,7 @@ at the end of the same step, and the job is reconfigured before the next.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +42,22 @@ from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.checkpoint.state import broadcast, newest
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff
+from collective.training.random_state import RandomState
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
 # A job with too few ranks waits so long for more, where it may grow; as Horovod.
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
+_TRAINS, _STARTS = range(2)
+
+
+class _StartAgain(Exception):
+    """Ranks have died before every rank had begun to train: the start is repeated."""
+
+    def __init__(self, change: Change):
+        super().__init__("the ranks start again")
+        self.change = change
 
 
 class Reconfigure(Exception):
@@ -94,6 +105,60 @@ class Change:
         )
 
 
+@dataclass
+class Start:
+    """What a rank does for a training before its first step.
+
+    Attributes:
+        contexts: Left when the training ends, or is started again.
+        change: After which it is repeated; None at first.
+        over: From then on ``Membership`` continues after deaths.
+    """
+
+    contexts: contextlib.ExitStack
+    change: Change | None = None
+    over: bool = False
+
+
+def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) -> T:
+    """Starts a training and makes it; where ranks die in its start, that is repeated.
+
+    A rank may notice a death when it has begun to train, and others still start. So after
+    each change all ranks first exchange whether any of them has to start again.
+    """
+    before, change = RandomState(model), None
+    while True:
+        with contextlib.ExitStack() as contexts:
+            start = Start(contexts, change)
+            try:
+                return attempt(start)
+            except _StartAgain as again:
+                change, size = again.change, 0
+            except Exception as error:
+                if start.over or not isinstance(backend, Elastic):
+                    raise
+                if not (backend.elastic and backend.caused_by_loss(error)):
+                    raise
+                noticed, size = time.perf_counter(), backend.size
+        if size:
+            change = _agree_to_start(backend, Change((), size, noticed))
+        before.put()
+
+
+def _agree_to_start(backend: Backend, change: Change) -> Change:
+    """Tells the ranks that are left to start again; returns how they have changed."""
+    assert isinstance(backend, Elastic)
+    while True:
+        change = dataclasses.replace(change, former=backend.regroup())
+        try:
+            gather_few(backend, [_STARTS])
+            return change
+        except Exception as error:
+            if not backend.lost(error):
+                raise
+            change = Change((), backend.size, time.perf_counter())
+
+
 class Membership(Observer):
     """Reconfigures the job between two steps, and repeats the loop.
 
@@ -125,18 +190,19 @@ class Membership(Observer):
         options = self.backend.options
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
-    def run(self, loop: Loop) -> None:
+    def run(self, loop: Loop, start: Start) -> None:
         """As ``loop.run``, repeated after each change of the ranks.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.
             CollectiveError: Fewer than ``min_np`` ranks are left.
         """
-        self.loop = loop
+        self.loop, self.start = loop, start
         change = join(self.backend) if self.backend.joins else None
         generations.wait_for_previous(loop.step.trace)
         if change is None:
             self._find_start()
+        start.over = True
         try:
             with self.messages.preemption, contextlib.closing(loop):
                 repeat_on_change(self.backend, self._attempt, change)
@@ -175,6 +241,8 @@ class Membership(Observer):
 
     def _begin(self) -> None:
         position = self.position
+        if self.start.change is not None:
+            self._accept(self.start.change)
         if self.backend.size > 1 and not position.agree_on_start():
             # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
             # of another rank must still be its own.
@@ -186,6 +254,8 @@ class Membership(Observer):
         """Continues with the newest state, if enough ranks are left."""
         backend, position, loop = self.backend, self.position, self.loop
         joined = change.former[backend.rank] < 0
+        if gather_few(backend, [_TRAINS]).any():
+            raise _StartAgain(change)
         try:
             if change.joined:
                 compare_newcomers(backend, self.description)
@@ -197,7 +267,12 @@ class Membership(Observer):
             print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
             backend.close()
             raise JoinRejected(error.exit_code) from None
-        finished = position.epoch >= loop.epochs
+        self._accept(change)
+
+    def _accept(self, change: Change) -> None:
+        """Continues where enough ranks are left, or nothing is left to do."""
+        backend, position = self.backend, self.position
+        finished = position.epoch >= self.loop.epochs
         if backend.rank == 0 and (finished or self._enough or self.grows):
             change.print(position.step)
         if not (finished or self._enough):

@@ -1,0 +1,57 @@
+"""Connections to a listener that have yet to prove its secret: bounded in number.
+
+A stranger may open as many as it likes, and say nothing. So few are kept, and fewer of one
+address; where one more comes, the oldest is dropped: an honest caller takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+AT_MOST, OF_AN_ADDRESS = 64, 16
+
+
+class Callers:
+    """Those of a listener; usable by several threads."""
+
+    def __init__(self, at_most: int = AT_MOST, of_an_address: int = OF_AN_ADDRESS):
+        self._at_most, self._of_an_address = at_most, of_an_address
+        self._waiting: dict[
+            socket.socket, str
+        ] = {}  # the address of each, oldest first
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def waiting(self, caller: socket.socket, address: str) -> Iterator[None]:
+        """Counts a connection while it is proved; it may be shut down meanwhile."""
+        with self._lock:
+            counts = collections.Counter(self._waiting.values())
+            of_it = counts[address] >= self._of_an_address
+            if of_it or len(self._waiting) >= self._at_most:
+                oldest = next(
+                    link
+                    for link, of in self._waiting.items()
+                    if not of_it or of == address
+                )
+                self._drop(oldest)
+            self._waiting[caller] = address
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(caller, None)
+
+    def drop_all(self) -> None:
+        """Shuts all of them down: nobody is awaited any more."""
+        with self._lock:
+            for caller in list(self._waiting):
+                self._drop(caller)
+
+    def _drop(self, caller: socket.socket) -> None:
+        del self._waiting[caller]
+        with contextlib.suppress(OSError):
+            caller.shutdown(socket.SHUT_RDWR)  # whoever reads it finds its end

@@ -1,0 +1,26 @@
+"""The random state of a process, which what is repeated begins with again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from collective.training import host_random, keras_compat
+
+
+class RandomState:
+    """That of now: of Python's and NumPy's generators, and of a model's seeds."""
+
+    def __init__(self, model: Any):
+        self._host = host_random.state()
+        known = isinstance(model, keras.Model)
+        states = keras_compat.seed_states(model) if known else []
+        self._seeds = [(state, np.array(state)) for state in states]
+
+    def put(self) -> None:
+        """Puts it back."""
+        host_random.set_state(self._host)
+        for state, value in self._seeds:
+            state.assign(value)
