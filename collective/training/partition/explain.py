@@ -9,7 +9,7 @@ from collective.training.partition.emission import Traffic
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import WHOLE, Sharded
 from collective.training.partition.partition import Partition
-from collective.training.partition.sizes import AnySize, Size, product
+from collective.training.partition.sizes import Size, product
 
 #: Gathered bytes of a step from which a line at the start says so.
 WORTH_A_LINE = 1 << 20
