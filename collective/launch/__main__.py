@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -113,9 +114,9 @@ def _run(job: Supervisor, options: LaunchOptions) -> int:
 
 def _check_backend(name: str, size: int, launcher: str) -> None:
     """Refuses a backend that ranks on this host could not use, before they are started."""
-    from collective.backends.registry import BACKENDS  # takes a while
-
-    kind = BACKENDS.get(name)
+    # Loaded by name: the launcher needs no backend, but where the user names one.
+    registry = importlib.import_module("collective.backends.registry")
+    kind = registry.BACKENDS.get(name)
     if kind is None:  # auto, which takes what there is
         return
     place = environment.Environment(launcher, 0, size, 0, size)

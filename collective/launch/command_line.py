@@ -167,9 +167,10 @@ def _check_keras(parsed: argparse.Namespace) -> None:
         )
     importlib.import_module("collective.keras_backend")  # which may refuse it
     if parsed.backend:
-        from collective.backends import factory  # takes a while
-
-        factory.check_name(parsed.backend)
+        # Loaded by name: the launcher needs no backend, but where the user names one.
+        importlib.import_module("collective.backends.factory").check_name(
+            parsed.backend
+        )
     fit_options.settings(parsed.set)
 
 

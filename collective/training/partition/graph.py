@@ -108,6 +108,17 @@ class Value:
         return f"{self.source.name} {self.shape} {self.layout}"
 
 
+def sizes_in(value: Value) -> Any:
+    """The sizes that a value holds, of integers: see ``Value.sizes``; None if unknown."""
+    if value.sizes is None and value.const is not None and value.dtype.is_integer:
+        const = np.asarray(value.const)
+        if const.ndim == 0:
+            return int(const)
+        if const.ndim == 1 and const.size <= 64:
+            return tuple(int(c) for c in const)
+    return value.sizes
+
+
 class Node:
     """An operation of the graph."""
 

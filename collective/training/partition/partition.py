@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.partition import rules as rules  # declares them
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import read

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -27,11 +27,9 @@ from collective.training.partition.layouts import (
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 from collective.training.partition.values import is_constant, learn
 
-if TYPE_CHECKING:
-    from collective.training.partition.emission import Emission
-
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
-Emit = Callable[["Emission", list[Any]], Made]
+# Of the emission and the inputs of one replica.
+Emit = Callable[[Any, list[Any]], Made]
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Plan:
     emit: Emit | None = None
     is_fallback: bool = False
     whole: Emit | None = None
-    share: Callable[[Emission, Sharded], tf.Tensor | None] | None = None
-    joint: Callable[[Emission, list[Any]], tuple[list[Any], tf.Operation]] | None = None
+    share: Callable[[Any, Sharded], tf.Tensor | None] | None = None
+    joint: Callable[[Any, list[Any]], tuple[list[Any], tf.Operation]] | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -164,8 +162,6 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         inputs: The layout of each input of the graph. The shape of an input that is
             sharded follows from it.
     """
-    import collective.training.partition.rules  # noqa: F401
-
     for value, layout in zip(graph.inputs, inputs, strict=True):
         shape, const, sizes = value.shape, value.const, value.sizes
         value.layout = layout

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import tensorflow as tf
 
 from collective.training.partition.layouts import Sharded
-
-if TYPE_CHECKING:
-    from collective.training.partition.emission import Emission
 
 _FIELDS = 3  # of each replica in a vector
 
@@ -48,7 +45,7 @@ class Share:
         return Share(vector, len(self.own))
 
 
-def pieces_of(emission: Emission, layout: Sharded) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def pieces_of(emission: Any, layout: Sharded) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Of each block: where this replica's part begins in the whole axis, and its places."""
     before = tf.constant(0, tf.int64)
     found = []
@@ -59,7 +56,7 @@ def pieces_of(emission: Emission, layout: Sharded) -> list[tuple[tf.Tensor, tf.T
     return found
 
 
-def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def sliced(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     """This replica's part of a whole tensor."""
     rank, axis = tensor.shape.rank, layout.axis
     parts = []
@@ -72,9 +69,7 @@ def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def gathered(
-    emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded
-) -> tf.Tensor:
+def gathered(emission: Any, parts: Sequence[tf.Tensor], layout: Sharded) -> tf.Tensor:
     """The whole tensor, of which each replica of this process has a part."""
     axis, blocks = layout.axis, layout.blocks
     parts = [_to_front(part, axis) for part in parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.sizes import AnySize, Size
 
 
@@ -36,8 +36,6 @@ def entries(
     Args:
         bounds: The values begin, end and strides.
     """
-    from collective.training.partition.values import sizes_in
-
     strides = sizes_in(bounds[2])
     if not isinstance(strides, tuple) or not all(isinstance(s, int) for s in strides):
         return None

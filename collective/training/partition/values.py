@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
-from collective.training.partition.graph import Node, Value
+from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import AnySize, Size, product, quotient, total
 from collective.training.partition.strided import entries_of
@@ -53,17 +53,6 @@ def learn(node: Node) -> None:
 def is_constant(node: Node) -> bool:
     """Whether all that a node makes is known."""
     return bool(node.outputs) and all(v.const is not None for v in node.outputs)
-
-
-def sizes_in(value: Value) -> Any:
-    """The sizes that a value holds, of integers: see ``Value.sizes``; None if unknown."""
-    if value.sizes is None and value.const is not None and value.dtype.is_integer:
-        const = np.asarray(value.const)
-        if const.ndim == 0:
-            return int(const)
-        if const.ndim == 1 and const.size <= 64:
-            return tuple(int(c) for c in const)
-    return value.sizes
 
 
 def axes_in(value: Value, rank: int | None) -> list[int] | None:
