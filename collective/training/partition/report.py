@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.training import keras_compat
 from collective.training.step.report import Layout, cut
 
 
@@ -52,6 +53,27 @@ class ReturnedLayout(Layout):
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(np.asarray(value))
 
+    def adopted(self, sums: np.ndarray) -> np.ndarray:
+        """As ``Layout.adopted``, of the sums of a step of parts."""
+        parts = Layout(self.model)
+        outputs, state = len(parts.outputs), parts.metric_shapes
+        rows, steps = sums[self.ROWS], sums[self.STEPS]
+        totals = sums[self.FIXED :][:outputs]
+        found: dict[int, Any] = {}
+        for metric, total in zip(
+            keras_compat.loss_trackers(self.model), totals, strict=True
+        ):
+            found |= _mean(metric, total, steps)
+        tracker = getattr(self.model, "_loss_tracker", None)
+        if tracker is not None:
+            found |= _mean(tracker, sums[self.LOSS], rows)
+        kept = [v for m in keras_compat.metrics(self.model) for v in m.variables]
+        values = cut(sums[self.FIXED + outputs :], state)
+        found |= {id(v): value for v, value in zip(kept, values, strict=True)}
+        flat = [np.ravel(found[id(v)]) for v in self.variables]
+        returned = np.zeros(sum(map(math.prod, self.shapes)))
+        return np.concatenate([sums[: self.FIXED], *flat, returned])
+
     def write(self, sums: np.ndarray) -> None:
         """Nothing: the step itself updates the metrics."""
 
@@ -63,6 +85,11 @@ class ReturnedLayout(Layout):
         if set(results) == set(self.names):
             return {n: _number(value) for n, value in results.items()}
         return {name: _number(value) for name, value in returned.items()}
+
+
+def _mean(metric: Any, total: float, count: float) -> dict[int, float]:
+    """The values of the variables of a mean, by their ids."""
+    return {id(metric.total): total, id(metric.count): count}
 
 
 def _number(value: Any) -> Any:

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.errors import UsageError
 from collective.training import keras_compat
 
 
@@ -82,6 +81,23 @@ class Layout:
         state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
         return logs | keras_compat.metric_results(self.model, state)
 
+    def adopted(self, sums: np.ndarray) -> np.ndarray:
+        """The sums of a step that keeps others of an epoch, as this one keeps them.
+
+        Args:
+            sums: Those of ``ReturnedLayout``.
+        """
+        values = cut(
+            sums[self.FIXED :], [tuple(v.shape) for v in self.model.metrics_variables]
+        )
+        variables = self.model.metrics_variables
+        by_id = {id(v): value for v, value in zip(variables, values, strict=True)}
+        trackers = keras_compat.loss_trackers(self.model)
+        outputs = [by_id[id(m.variables[0])].ravel() for m in trackers]
+        kept = [v for m in keras_compat.metrics(self.model) for v in m.variables]
+        state = [by_id[id(v)].ravel() for v in kept]
+        return np.concatenate([sums[: self.FIXED], *outputs, *state])
+
     def write(self, sums: np.ndarray) -> None:
         """Gives the model's metrics their values after some steps."""
         rows = max(float(sums[self.ROWS]), 1.0)
@@ -102,11 +118,7 @@ class Averages:
         self._waiting: list[tf.Tensor] = []
         self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
         if self._sum.shape != (layout.size,):
-            raise UsageError(
-                "the checkpoint was made in the middle of an epoch, by a backend whose "
-                "step keeps other sums of it",
-                hint="continue to the end of the epoch on the backend of before",
-            )
+            self._sum = layout.adopted(self._sum)
 
     def add(self, report: tf.Tensor) -> None:
         """Adds the report of a step."""
