@@ -200,7 +200,8 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
-    return [*python, *arguments("collective.distribute", *options, *words)]
+    words = [*options, *words]
+    return [*python, *arguments("collective.distribute", *words, silently=True)]
 
 
 def _words(option: str, text: str) -> list[str]:

@@ -85,7 +85,7 @@ class Supervisor:
         self.verbose, self.elastic, self.membership = verbose, elastic, membership
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
-        self.ending = False
+        self.ending = self.interrupted = False
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
         self.undead, self.killed = Undead(), set[int]()
@@ -295,7 +295,9 @@ class Supervisor:
         return ""
 
     def _report(self) -> None:
-        if self.failed:
+        if self.interrupted:
+            print_message("interrupted")
+        elif self.failed:
             rank, how = self.failed
             errors = self.outputs[rank].unseen_errors
             report_failure(self._name(rank), how, errors, self._hint())
@@ -327,6 +329,9 @@ class Supervisor:
         """Passes a signal of this process on to the job."""
         if not self.ending:
             self.exit_code = 128 + number
+            self.interrupted = number == signal.SIGINT
+        elif number == signal.SIGINT and self.contains:  # a second Ctrl-C
+            number = signal.SIGKILL
         if number == signal.SIGHUP and self.elastic:
             number = signal.SIGTERM
         self._end(signal.Signals(number))
