@@ -166,10 +166,6 @@ def _check_keras(parsed: argparse.Namespace) -> None:
             hint=_KERAS_EXAMPLE,
         )
     importlib.import_module("collective.keras_backend")  # which may refuse it
-    if parsed.backend:
-        from collective.backends import factory  # takes a while
-
-        factory.check_name(parsed.backend)
     fit_options.settings(parsed.set)
 
 
@@ -229,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"Example: {EXAMPLE}",
     )
     p.whose = "collective.launch"
+    p.help_command = f"{program('collectiverun')} --help"
     add = p.add_argument
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip
