@@ -6,7 +6,7 @@ import shutil
 import textwrap
 
 from collective.backends.base import Availability, Backend
-from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.horovod.backend import BUILD, HorovodBackend
 from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
@@ -21,7 +21,7 @@ from collective.backends.tf_strategy import (
 )
 from collective.environment import Environment, detect
 from collective.errors import UsageError
-from collective.launch import processes
+from collective.launch import mpi, processes
 
 BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
@@ -63,8 +63,8 @@ def can_start(backend: str, replicas: int) -> Availability:
     if not launcher:
         return kind.availability(Environment())
     if launcher != "collectiverun" and not processes.find_program(launcher):
-        made_by = "make horovod" if launcher == "horovodrun" else "make train"
-        return Availability(False, f"there is no {launcher}", made_by)
+        hint = BUILD if launcher == "horovodrun" else mpi.HINT_INSTALL
+        return Availability(False, f"there is no {launcher}", hint)
     size = ranks(backend, replicas)
     return kind.availability(Environment(launcher, 0, size, 0, size))
 

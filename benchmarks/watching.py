@@ -1,6 +1,6 @@
 """What watching a training costs: the desync alarm every 100 steps, the timeline.
 
-    python -m collective.launch -np 2 python benchmarks/watching.py mlp
+    collectiverun -np 2 python benchmarks/watching.py mlp
     mpirun -np 2 python benchmarks/watching.py cnn --backend mpi
 
 In one job, by turns a step without the alarm and one with it, every hundredth of which

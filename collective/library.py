@@ -19,13 +19,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from collective.errors import CollectiveError, UsageError
+from collective.installation import CHECKOUT
 
 NATIVE = Path(__file__).parent / "native"
 # What helps where the core is missing or is another version's.
 HINT = (
-    "install the wheel, which needs no compiler: pip install --force-reinstall --no-deps "
-    "keras_collective-VERSION-cp310-abi3-manylinux*.whl; in a checkout: apt-get install g++, "
-    "then: make core"
+    "apt-get install g++, then: make core"
+    if CHECKOUT
+    else "install the wheel, which needs no compiler: pip install --force-reinstall "
+    "--no-deps keras_collective-VERSION-cp310-abi3-manylinux*.whl"
 )
 
 

@@ -14,16 +14,25 @@ _RUN = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); del sys.argv[0]; "
     "import runpy; runpy.run_module(sys.argv[0], None, '__main__', True)"
 )
+# Before it: while modules are imported, Ctrl-C ends the process without a traceback.
+_SILENTLY = (
+    "import signal; signal.getsignal(2) == signal.SIG_IGN or "
+    "signal.signal(2, signal.SIG_DFL); "
+)
 
 
 def started() -> bool:
     """Whether this process runs such a command."""
-    return _RUN in sys.orig_argv
+    return any(word.endswith(_RUN) for word in sys.orig_argv)
 
 
-def arguments(module: str, *words: str) -> list[str]:
-    """What Python takes instead of ``-m module words``, without the working directory."""
-    return ["-c", _RUN, module, *words]
+def arguments(module: str, *words: str, silently: bool = False) -> list[str]:
+    """What Python takes instead of ``-m module words``, without the working directory.
+
+    Args:
+        silently: Whether the module itself says from when on it hears Ctrl-C.
+    """
+    return ["-c", _SILENTLY * silently + _RUN, module, *words]
 
 
 def command(module: str, *words: str, python: str = "") -> list[str]:

@@ -33,8 +33,9 @@ from collective.backends.options import Options
 from collective.buckets import by_dtype, in_buckets
 from collective.environment import Environment
 from collective.errors import UsageError
+from collective.installation import make
 
-BUILD = "make horovod"
+BUILD = make("horovod", "python -m collective.backends.horovod.build")
 # Horovod's and its Gloo's error on the ranks that are left.
 LOST = re.compile("Horovod has been shut down|gloo/transport")
 # Launchers end all ranks when one has failed, so the ranks that are left wait quietly.

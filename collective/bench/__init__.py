@@ -1,1 +1,1 @@
-"""Benchmark of the collectives: ``python -m collective.launch -np 2 python -m collective.bench``."""
+"""Benchmark of the collectives: ``collectiverun -np 2 python -m collective.bench``."""

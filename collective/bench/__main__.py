@@ -1,6 +1,6 @@
 """``python -m collective.bench``: how fast, how near the floor, and is it right?
 
-Start it by ``python -m collective.launch -np 2`` or, to compare with MPI, by
+Start it by ``collectiverun -np 2`` or, to compare with MPI, by
 ``mpirun -np 2 python -m collective.bench --peers mpi``.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import collective
-from collective import library, mpi_library, session
+from collective import installation, library, mpi_library, session
 from collective.errors import UsageError
 from collective.operations.call import Call
 from collective.operations.kinds import Kind, Op
@@ -83,7 +83,8 @@ def mpi4py() -> tuple[str, Timer]:
 
 def horovod() -> tuple[str, Timer]:
     """Horovod's ``allreduce`` on TensorFlow tensors, eager."""
-    _require("horovod", "make horovod")
+    build = "python -m collective.backends.horovod.build"
+    _require("horovod", installation.make("horovod", build))
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.machinery
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -156,6 +157,8 @@ def _run(script: Script, distribution: Distribution) -> int:
         print_message(
             f"{script.path} on {backend.size} processes, backend {backend.name}"
         )
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         script.run()
     except SystemExit as error:
@@ -165,8 +168,11 @@ def _run(script: Script, distribution: Distribution) -> int:
         code = error.code if isinstance(error.code, int) else 1
         return _end(code, distribution, functools.partial(_print_exit, error))
     except KeyboardInterrupt as error:
+        recorder.close()
         if backend.rank == 0:
             print_failure(error)
+        if backend.size > 1:  # what TensorFlow still computes must not outlive Python
+            backend.abort(130)
         return 130
     except BaseException as error:
         return _failed(error, distribution)

@@ -1,18 +1,23 @@
-"""``python -m collective.launch -np 4 python train.py``."""
+"""``collectiverun -np 4 python train.py``."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 try:
-    from collective import environment, hosts
+    from collective import environment, hosts, python_command
     from collective.elastic import generations
     from collective.errors import CollectiveError, UsageError
-    from collective.launch import command_line, plain_keras, single_host, versions
+    from collective.launch import (
+        command_line,
+        plain_keras,
+        processes,
+        single_host,
+        versions,
+    )
     from collective.launch.discovery import Discovery
     from collective.launch.options import LaunchOptions
     from collective.launch.output import print_message, settled
@@ -113,18 +118,15 @@ def _run(job: Supervisor, options: LaunchOptions) -> int:
 
 
 def _check_backend(name: str, size: int, launcher: str) -> None:
-    """Refuses a backend that ranks on this host could not use, before they are started."""
-    # Loaded by name: the launcher needs no backend, but where the user names one.
-    registry = importlib.import_module("collective.backends.registry")
-    kind = registry.BACKENDS.get(name)
-    if kind is None:  # auto, which takes what there is
-        return
-    place = environment.Environment(launcher, 0, size, 0, size)
-    found = kind.availability(place)
-    if not found.usable:
-        raise UsageError(
-            f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint
-        )
+    """Refuses a backend that ranks on this host could not use, before they are started.
+
+    By a program of its own, as the doctor: this package must not import a backend.
+    """
+    words = ("--check", name, "--launcher", launcher, "--size", str(size))
+    answer = processes.run(python_command.command("collective.backends", *words), 60)
+    if answer.code == UsageError.exit_code:
+        message, _, hint = answer.out.strip().partition("\nHINT: ")
+        raise UsageError(message, hint=hint)
 
 
 def _note_unused(options: LaunchOptions) -> None:

@@ -166,11 +166,6 @@ def _check_keras(parsed: argparse.Namespace) -> None:
             hint=_KERAS_EXAMPLE,
         )
     importlib.import_module("collective.keras_backend")  # which may refuse it
-    if parsed.backend:
-        # Loaded by name: the launcher needs no backend, but where the user names one.
-        importlib.import_module("collective.backends.factory").check_name(
-            parsed.backend
-        )
     fit_options.settings(parsed.set)
 
 
@@ -201,7 +196,8 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
-    return [*python, *arguments("collective.distribute", *options, *words)]
+    words = [*options, *words]
+    return [*python, *arguments("collective.distribute", *words, silently=True)]
 
 
 def _words(option: str, text: str) -> list[str]:
@@ -229,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"Example: {EXAMPLE}",
     )
     p.whose = "collective.launch"
+    p.help_command = f"{program('collectiverun')} --help"
     add = p.add_argument
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip

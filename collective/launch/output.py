@@ -15,9 +15,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from collective.errors import printable
+from collective.launch.screen import Screen, label
 from collective.running_time import Deadline
 
 KEPT_LINES = 200
@@ -70,15 +71,20 @@ class OutputStyle:
 class RankOutput:
     """The two streams of one of ``size`` ranks.
 
+    Args:
+        screen: Shared with other ranks; None: this one writes by itself.
+
     Raises:
         OSError: If its files cannot be written.
     """
 
     on_screen = 0  # lines that all ranks together have on the screen
+    error_at: ClassVar[dict[int, int]] = {}  # by rank: its last line of stderr there
 
-    def __init__(self, rank: int, size: int, style: OutputStyle):
-        self.rank, self.style = rank, style
-        self._error_at: int | None = None  # its last line of stderr on the screen
+    def __init__(
+        self, rank: int, size: int, style: OutputStyle, screen: Screen | None = None
+    ):
+        self.rank, self.style, self._screen = rank, style, screen
         # The last lines of its error stream.
         self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
@@ -99,6 +105,8 @@ class RankOutput:
 
     def start(self) -> None:
         """Begins to copy, in threads."""
+        if self._screen is not None:
+            self._screen.open(self.rank, self._show)
         for thread in self._threads:
             thread.start()
 
@@ -117,27 +125,41 @@ class RankOutput:
                 file.flush()
 
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
-        label = f"[{self.rank}] " if self.style.prefix and not self._files else ""
         quiet = LOG_LEVEL not in os.environ
         for line in lines(pipe):
             if quiet and _AT_IMPORT.match(line):
                 continue
             if is_error and not self._is_shown(line):
                 continue
-            # A closed screen must not end the job.
-            with contextlib.suppress(OSError, ValueError):
-                target.write(self._time() + label + line)
-                target.flush()
-                if not self._files:
-                    RankOutput.on_screen += 1
-                    self._error_at = (
-                        RankOutput.on_screen if is_error else self._error_at
-                    )
+            if self._screen is not None:
+                self._screen.put(self.rank, line, is_error)
+            elif self._files:
+                self._write(target, line)
+            else:
+                self._show([self.rank], line, is_error)
+        if is_error and self._screen is not None:
+            self._screen.close(self.rank)
+
+    def _show(self, ranks: Sequence[int], line: str, is_error: bool) -> None:
+        """Prints a line of these ranks on the screen."""
+        prefix = label(ranks) if self.style.prefix else ""
+        if self._write(sys.stderr if is_error else sys.stdout, prefix + line):
+            RankOutput.on_screen += 1
+            for rank in ranks if is_error else ():
+                RankOutput.error_at[rank] = RankOutput.on_screen
+
+    def _write(self, target: IO[str], line: str) -> bool:
+        # A closed screen must not end the job.
+        with contextlib.suppress(OSError, ValueError):
+            target.write(self._time() + line)
+            target.flush()
+            return True
+        return False
 
     @property
     def unseen_errors(self) -> list[str]:
         """``last_errors``; none where they are above the last few lines of the screen."""
-        at = self._error_at
+        at = RankOutput.error_at.get(self.rank)
         if at is not None and RankOutput.on_screen - at < _NEAR_LINES:
             return []
         return list(self.last_errors)

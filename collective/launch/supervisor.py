@@ -32,6 +32,7 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
+from collective.launch.screen import Screen
 from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
@@ -85,7 +86,9 @@ class Supervisor:
         self.verbose, self.elastic, self.membership = verbose, elastic, membership
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
-        self.ending = False
+        shares = size > 1 and style.prefix and style.directory is None
+        self.screen = Screen() if shares else None
+        self.ending = self.interrupted = False
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
         self.undead, self.killed = Undead(), set[int]()
@@ -186,6 +189,8 @@ class Supervisor:
         deadline = Deadline(GRACE_SECONDS)
         for output in self.outputs.values():
             output.finish(deadline)
+        if self.screen is not None:
+            self.screen.flush()
         self.undead.report(GRACE_SECONDS)
         self.watchdog.close()
 
@@ -223,7 +228,7 @@ class Supervisor:
     # What subclasses change.
 
     def _output(self, rank: int) -> RankOutput:
-        return RankOutput(rank, self.size, self.style)
+        return RankOutput(rank, self.size, self.style, self.screen)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank}"
@@ -295,7 +300,9 @@ class Supervisor:
         return ""
 
     def _report(self) -> None:
-        if self.failed:
+        if self.interrupted:
+            print_message("interrupted")
+        elif self.failed:
             rank, how = self.failed
             errors = self.outputs[rank].unseen_errors
             report_failure(self._name(rank), how, errors, self._hint())
@@ -319,6 +326,8 @@ class Supervisor:
         if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
             self.failed = (rank, how)
+        if self.screen is not None:
+            self.screen.flush()
         if code == -signal.SIGKILL and memory_kills.count() > self.memory_kills:
             consequence += memory_kills.HINT
         print_message(f"{self._name(rank)} ended {how}{consequence}")
@@ -327,6 +336,9 @@ class Supervisor:
         """Passes a signal of this process on to the job."""
         if not self.ending:
             self.exit_code = 128 + number
+            self.interrupted = number == signal.SIGINT
+        elif number == signal.SIGINT and self.contains:  # a second Ctrl-C
+            number = signal.SIGKILL
         if number == signal.SIGHUP and self.elastic:
             number = signal.SIGTERM
         self._end(signal.Signals(number))

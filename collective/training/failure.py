@@ -17,6 +17,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
+from collective.training import interrupts
 from collective.training.exchange import broadcast_object
 from collective.training.names import arguments_named
 
@@ -55,15 +56,15 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise EndedByAnotherRank(exit_code) from None
         if isinstance(backend, Elastic) and backend.is_repeated(error):
             raise
+        if isinstance(error, KeyboardInterrupt) or interrupts.noticed():
+            recorder.close()
+            print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
+            backend.abort(interrupts.INTERRUPTED)
+            raise
         if fails_alike(error, backend):
             _alike[:] = [error]
             if backend.rank:
                 _when_uncaught(error, lambda: None, prints=False)
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            recorder.close()
-            print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
-            backend.abort(130)
             raise
         if not isinstance(error, UsageError):  # that one says all there is to know
             recorder.request_dump(_description(backend.rank, error))

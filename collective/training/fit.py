@@ -11,7 +11,7 @@ import keras
 from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.fit_options import FitOptions, taken
-from collective.training import keras_compat
+from collective.training import interrupts, keras_compat
 from collective.training import whole_batch as whole_batches
 from collective.training.assemble import Assembly, make_evaluation
 from collective.training.attached import attach_observers
@@ -257,7 +257,7 @@ def fit(
             validate,
             lambda epoch: keras_compat.is_validated(model, epoch, validation_freq),
         )
-        with runs_eagerly(model):
+        with runs_eagerly(model), interrupts.between_steps():
             if membership is not None:
                 membership.run(loop, start)
                 result.repeat_afterwards(membership.repeat)

@@ -13,7 +13,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import interrupts, keras_compat
 from collective.training.assemble import can_evaluate, has_own_step, make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
@@ -104,7 +104,7 @@ def evaluate(
         evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with shown(hooks) as logs:
-            with runs_eagerly(model):
+            with runs_eagerly(model), interrupts.between_steps():
                 logs |= sorted(evaluation(hooks).items())
             hooks.share_state()
         return logs if return_dict else keras_compat.in_metric_order(model, logs)

@@ -18,7 +18,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import interrupts, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
@@ -90,6 +90,7 @@ class BatchwiseEvaluation(ABC):
         """The sums over each batch."""
         vectors: list[Any] = []
         for number, batch in enumerate(self._batches()):
+            interrupts.check()
             hooks.before(number, epoch)
             before = vectors[-1] if vectors else None
             vectors.append(self._vector(batch, number, before))

@@ -23,7 +23,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import backend_for
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import interrupts, keras_compat
 from collective.training.assemble import is_possible
 from collective.training.evaluation.evaluate import (
     open_hooks,
@@ -109,7 +109,10 @@ def predict(
         batches = None if steps == ENDLESS else steps
         hooks = open_hooks(callbacks, model, backend, verbose, batches)
         with shown(hooks):
-            with recorder.span(recorder.OTHER, "prediction"):
+            with (
+                recorder.span(recorder.OTHER, "prediction"),
+                interrupts.between_steps(),
+            ):
                 outputs = prediction.run(hooks)
             hooks.share_state()
         return outputs
@@ -154,6 +157,7 @@ class _Prediction:
             return outputs[-1]
 
         for number, batch in enumerate(self._batches()):
+            interrupts.check()
             batch_hooks.before(number)
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))

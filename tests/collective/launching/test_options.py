@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from collective import python_command
@@ -247,7 +249,10 @@ def test_the_command_keeps_options_that_begin_as_ours_do():
     assert parse(typed).command == typed[2:]
 
 
-PROGRAM = python_command.command("collective.distribute")
+PROGRAM = [
+    sys.executable,
+    *python_command.arguments("collective.distribute", silently=True),
+]
 
 
 @pytest.mark.parametrize(

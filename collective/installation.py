@@ -1,0 +1,13 @@
+"""Whether this package is used from a checkout: what hints may tell one to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+CHECKOUT = (_ROOT / "Makefile").is_file() and (_ROOT / "pyproject.toml").is_file()
+
+
+def make(target: str, otherwise: str) -> str:
+    """``make target`` in a checkout, which an installed wheel has none of."""
+    return f"make {target}" if CHECKOUT else otherwise
