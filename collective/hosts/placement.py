@@ -11,7 +11,6 @@ from dataclasses import replace
 from collective.errors import UsageError
 from collective.hosts.host import Host
 
-
 # Of a host: more processes than machines have cores, and four times what the core allows.
 MOST_RANKS = 1000
 

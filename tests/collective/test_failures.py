@@ -160,8 +160,8 @@ def test_a_program_that_closes_all_descriptors_is_told_so(tmp_path):
     os._exit(0)
     """
     ).replace("sys.argv[0]", repr(str(tmp_path / "own")))
-    for code, out, err in Ranks(2, code).finish():
-        assert code == 0, err
+    for ended, out, err in Ranks(2, code).finish():
+        assert ended == 0, err
         assert "of the memory that ranks share, was closed" in out, out
         assert "HINT: the program closes descriptors that it has not" in out
         assert "give each rank more memory" not in out
