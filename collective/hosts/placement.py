@@ -11,6 +11,9 @@ from dataclasses import replace
 from collective.errors import UsageError
 from collective.hosts.host import Host
 
+# Of a host: more processes than machines have cores, and four times what the core allows.
+MOST_RANKS = 1000
+
 
 def slots_of(hosts: Iterable[Host]) -> int:
     """The slots of all hosts; 0 of one whose number is not given."""
@@ -24,7 +27,7 @@ def place(hosts: Sequence[Host], size: int | None = None) -> list[Host]:
     number of slots share evenly what the rest leaves.
 
     Raises:
-        UsageError: If there are not enough slots.
+        UsageError: If there are not enough slots, or a host would get too many ranks.
     """
     known = slots_of(hosts)
     unknown = sum(host.slots is None for host in hosts)
@@ -41,6 +44,11 @@ def place(hosts: Sequence[Host], size: int | None = None) -> list[Host]:
             raise UsageError(
                 f"{slots} ranks for {host.name}, whose max_slots is {host.max_slots}",
                 hint=f"add a host, or raise max_slots of {host.name}",
+            )
+        if slots > MOST_RANKS:
+            raise UsageError(
+                f"{slots} ranks for {host.name}: at most {MOST_RANKS} on one host",
+                hint="-np is the number of ranks, about that of the cores",
             )
         left -= slots
         if slots:

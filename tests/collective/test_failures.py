@@ -143,6 +143,30 @@ def test_kills_at_random_moments(request):
 
 
 @pytest.mark.matrix
+def test_a_program_that_closes_all_descriptors_is_told_so(tmp_path):
+    """Also where another file has got the number of the memory: it is not written."""
+    code = (
+        PRELUDE
+        + """
+    os.closerange(3, 256)
+    if rank:  # every number is taken by a file of the program's own
+        own = [os.open(sys.argv[0], os.O_RDWR | os.O_CREAT) for _ in range(64)]
+        os.ftruncate(own[0], 1 << 24)
+    try:
+        collective.allreduce(np.full(3_000_000, float(rank)))
+    except collective.CollectiveError as error:
+        print(error)
+        assert not rank or not any(os.pread(own[0], 1 << 24, 0))
+    os._exit(0)
+    """
+    ).replace("sys.argv[0]", repr(str(tmp_path / "own")))
+    for ended, out, err in Ranks(2, code).finish():
+        assert ended == 0, err
+        assert "of the memory that ranks share, was closed" in out, out
+        assert "HINT: the program closes descriptors that it has not" in out
+        assert "give each rank more memory" not in out
+
+
 def test_a_rank_that_leaves_at_once_loses_no_sum():
     """It comes about when the others look whether it has left, which they do by turns."""
     code = """

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -175,12 +176,28 @@ void Job::ThrowNoMemory() const {
       kOutOfMemoryHint);
 }
 
+void Job::CheckMemory() const {
+  struct stat found;
+  if (fstat(local_.memory.get(), &found) == 0 && found.st_dev == memory_.st_dev &&
+      found.st_ino == memory_.st_ino) {
+    return;
+  }
+  throw Failure(Code::kInternal,
+                "rank " + std::to_string(info_.rank) + ": file descriptor " +
+                    std::to_string(local_.memory.get()) +
+                    ", of the memory that ranks share, was closed",
+                "the program closes descriptors that it has not opened: let it close "
+                "its own alone, not all by os.closerange");
+}
+
 Job::RankState& Job::my_state() const { return header_->ranks[info_.local_rank]; }
 
 void Job::Open(const char* name) {
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED,
                       local_.memory.get(), 0);
-  if (memory == MAP_FAILED) ThrowNoMemory();
+  if (memory == MAP_FAILED || fstat(local_.memory.get(), &memory_) != 0) {
+    ThrowNoMemory();
+  }
   header_ = static_cast<Header*>(memory);
   RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
@@ -230,6 +247,7 @@ void Job::Close() {
 }
 
 char* Job::MapArea(int index, size_t bytes) {
+  CheckMemory();
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   // More than needed, to put the mapping on a boundary of huge pages.
   void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE,

@@ -8,6 +8,8 @@
 // Failure. The ranks of another host report their dead by control messages.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <limits>
 #include <map>
@@ -200,6 +202,9 @@ class Job {
   static constexpr size_t kMemoryBytes = kAreaStride * (1 + kMaxAreas);
   RankState& my_state() const;
   [[noreturn]] void ThrowNoMemory() const;
+  // The program may have closed the memory's descriptor, and given its number to
+  // another file, which must not be written.
+  void CheckMemory() const;
   void AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
                      const Request& request);
 
@@ -266,6 +271,7 @@ class Job {
   std::unique_ptr<Network> network_;
   std::vector<int> previous_ranks_;
   Rendezvous local_;
+  struct stat memory_ = {};  // which file the memory is
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank, of other hosts
   // On several hosts, by rank and since when: long waits for this rank, or for

@@ -53,7 +53,8 @@ class Job:
         self.takes_over: list[Callable[[], None]] = []
         self.replica_counts = {backend.replicas}  # all that the job has had
         self.used: set[str] = set()  # the calls that the script has made so far
-        # Around each write of a file, on every rank: rank 0 alone reads what it writes.
+        # Around each save of a model, on every rank: rank 0 alone reads what it writes.
+        # Not around removals, to which some ranks come without rank 0.
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         # What random generators were seeded with where the script had set no seed.
         self.seed: int | None = None
@@ -232,7 +233,7 @@ class Job:
     def _write(self, path: str, write: Callable[[], Any], call: str) -> Any:
         result, failure = None, None
         with self.calling(call, path) as same, contextlib.ExitStack() as around:
-            for context in self.around_writes:
+            for context in self.around_writes if call == SAVE else ():
                 around.enter_context(context())
             if self.backend.rank == 0 or not same:
                 try:

@@ -30,6 +30,11 @@ def test_hosts_are_filled_in_their_order(text, size, wanted):
     assert counts(parse_list(text), size) == wanted
 
 
+def test_more_ranks_than_a_host_can_have_are_refused_at_once():
+    with pytest.raises(UsageError, match="ranks for a: at most 1000 on one host"):
+        place(parse_list("a,b"), 100_000_000)
+
+
 def test_too_many_ranks_are_refused():
     with pytest.raises(UsageError, match="5 ranks, but the hosts have 4 slots"):
         place(parse_list("a:2,b:2"), 5)

@@ -90,6 +90,18 @@ def test_the_last_of_three_goes_on_alone(tmp_path):
 
 
 @pytest.mark.launches
+def test_a_start_in_which_a_rank_dies_is_repeated():
+    script = str(Path(__file__).with_name("ranks_start.py"))
+    before = [*launch.command("native", 4), "--min-np", "1"]
+    command = [*before, sys.executable, script, "0", "0.6", "1"]
+    code, printed = launch.run(command, launch.environment(forked=True), 100)
+    assert code == 0, printed
+    for size in (3, 2, 1):
+        assert f"{size + 1} died; {size} rank" in printed, printed
+        assert f"rank 0 of {size}: same after" in printed, printed
+
+
+@pytest.mark.launches
 @pytest.mark.matrix
 def test_features_that_communicate_in_the_step_survive(tmp_path):
     """An own step; batches of a generator; a coupled loss, BatchNorm and look-ups."""

@@ -1,0 +1,61 @@
+"""Trainings in whose start a rank dies, one after another; run by ``test_killing``.
+
+    ranks_start.py SHARE...
+
+For each share one of the ranks that are left kills itself after that share of what it
+sends and receives before the first step. The losses are the undisturbed ones each time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+
+from collective import backends
+from collective.backends.native import NativeBackend
+from collective.training.loop.loop import Loop
+from tests.training.small import everything, rows, train
+
+STEPS = 4
+_exchange, _train = NativeBackend._broadcast_bytes, Loop.train
+made, deadly = 0, 0  # exchanges since the fit began; the one in which this rank dies
+
+
+def counted(backend: NativeBackend, data: np.ndarray, root: int) -> None:
+    global made
+    made += 1
+    if made == deadly:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _exchange(backend, data, root)
+
+
+def reported(loop: Loop) -> None:
+    begun.append(made)
+    _train(loop)
+
+
+def begins_with(backend: NativeBackend) -> list[float]:
+    """The losses of a training with rows in an order, and a layer, that are drawn."""
+    global made
+    made = 0
+    keras.utils.set_random_seed(3)
+    return train(backend, steps=STEPS, model=everything(), data=rows()).losses
+
+
+NativeBackend._broadcast_bytes = counted
+Loop.train = reported
+begun: list[int] = []
+keras.config.set_floatx("float64")
+job = backends.get()
+whole = begins_with(job)
+for number, share in enumerate(map(float, sys.argv[1:])):
+    begins_with(job)  # with fewer ranks fewer exchanges
+    dies = job.rank == number % job.size
+    deadly = 1 + int(share * (begun[-1] - 1)) if dies else 0
+    np.testing.assert_allclose(begins_with(job), whole, rtol=1e-12)
+    deadly = 0
+    print(f"rank {job.rank} of {job.size}: same after {share} of {begun[-1]}")
