@@ -275,8 +275,11 @@ def test_a_stateful_layer(backend):
         return made
 
     x = np.random.default_rng(0).normal(size=(12, 5, 6)).astype("float32")
-    with pytest.raises(UsageError, match="is stateful: it keeps a state for each row"):
-        collective.fit(make(), x, Y[:12], 4, backend=backend, verbose=0)
+    model, alone = make(), make()
+    collective.fit(model, x, Y[:12], 4, backend=backend, verbose=0, shuffle=False)
+    alone.fit(x, Y[:12], 4, verbose=0, shuffle=False)
+    for value, wanted in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_code_that_cannot_be_traced(backend):

@@ -86,18 +86,6 @@ def test_it_is_one_process(backend, layer):
 
 
 @on_ranks
-def test_without_it_the_hint_names_it(backend):
-    x, y = data()
-    inputs = keras.Input((FEATURES,))
-    centred = inputs - ops.mean(inputs, axis=0, keepdims=True)  # in no layer
-    model = keras.Model(inputs, keras.layers.Dense(1)(centred))
-    model.compile("adam", "mse")
-    with pytest.raises(UsageError, match="couples the rows") as error:
-        collective.fit(model, x, y, 8, verbose=0, backend=backend)
-    assert "whole_batch=True" in error.value.hint
-
-
-@on_ranks
 def test_an_exception_is_raised_everywhere(backend):
     x, y = data()
     words = dict(verbose=0, backend=backend, whole_batch=True)

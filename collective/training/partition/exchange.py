@@ -13,6 +13,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
+from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
 
@@ -98,10 +99,16 @@ class BackendExchange:
 
 
 class TimedExchange(BackendExchange):
-    """Notes when its exchanges of the graph that it was made in begin and end."""
+    """Notes when its exchanges of the graph that it was made in begin and end.
 
-    def __init__(self, backend: Backend):
+    Args:
+        number: Of the step: the first sum then fails on every rank where one of them is
+            not finite on any (``collective.training.step.finite``).
+    """
+
+    def __init__(self, backend: Backend, number: tf.Tensor | None = None):
         super().__init__(backend)
+        self._number = number
         self._graph = tf.compat.v1.get_default_graph()
         self._start: tf.Tensor | None = None
         self._stop: tf.Tensor | None = None
@@ -118,10 +125,23 @@ class TimedExchange(BackendExchange):
             else:
                 with tf.control_dependencies([self._start]):
                     tensors = [tf.identity(t) for t in tensors]
-        results = super().reduce(kind, tensors)
+        number = self._number
+        if kind == "sum":
+            self._number = None
+        if number is None or kind != "sum":
+            results = super().reduce(kind, tensors)
+        else:
+            *results, place = super().reduce(kind, [*tensors, self._located(tensors)])
+            with tf.control_dependencies(finite.check(place, number, self._backend)):
+                results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):
             self._stop = now()
         return results
+
+    def _located(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """In this replica's place, which of its tensors is the first that is not finite."""
+        numbers = [t if t.dtype.is_floating else tf.zeros([]) for t in tensors]
+        return finite.at_replica(finite.first(numbers), self._backend)
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
         """When the first began and the last ended: float64, seconds since 1970."""

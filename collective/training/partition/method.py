@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,8 @@ from collective.training.input.pipeline import Batch
 from collective.training.partition import composites, explain
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
-from collective.training.partition.layouts import ROWS, WHOLE
+from collective.training.partition.graph import Value
+from collective.training.partition.layouts import ROWS, SUM, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
@@ -83,6 +84,16 @@ class PartitionedMethod:
                 "(COLLECTIVE_EXPLAIN=1 says which)",
                 *(name, gathered / 1e6),
             )
+
+    def names_of_first_sum(self, gradients: Mapping[str, str]) -> list[str]:
+        """What each tensor of the first sum is, for messages.
+
+        Args:
+            gradients: By the name of a gradient's tensor, the path of its variable.
+        """
+        kinds = (values for values in self.traffic.sums if values[:1])
+        first = next((v for v in kinds if v[0].layout == SUM), [])
+        return [_name_of(value, gradients) for value in first]
 
     @property
     def graph(self) -> tf.Graph:
@@ -184,6 +195,17 @@ class PartitionedMethod:
             for j, (begin, end) in enumerate(cuts)
         ]
         return arguments, Share.of(total, replicas)
+
+
+def _name_of(value: Value, gradients: Mapping[str, str], depth: int = 6) -> str:
+    """The path of the variable whose gradient a value becomes; else its own name."""
+    ahead = [value]
+    for _ in range(depth):
+        for found in ahead:
+            if found.source.name in gradients:
+                return gradients[found.source.name]
+        ahead = [out for v in ahead for node in v.users for out in node.outputs][:64]
+    return value.source.name
 
 
 def _own_rows(

@@ -15,12 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.report import ReturnedLayout
 from collective.training.prepared import PreparedModel
+from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import Rows, without_none
@@ -63,8 +65,11 @@ class PartitionedStep:
         self.backend = backend
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
+        self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
+        # By the name of a gradient's tensor: the path of its variable.
+        self._gradients: dict[str, str] = {}
         self._method = PartitionedMethod(
-            _with_loss(self.model, method),
+            _with_loss(self.model, method, self._gradients),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
@@ -98,7 +103,7 @@ class PartitionedStep:
         if self.backend.elastic:
             undone = undo.whole_or_absent(self._state)
         with undone:
-            report = self.backend.call(self._run, args)
+            report = self.backend.call(self._run, args, self._explain_error)
         if not self._is_explained:
             self._is_explained = True
             if self.backend.rank == 0:
@@ -120,12 +125,18 @@ class PartitionedStep:
         """What Keras does at the end of ``fit``; every rank calls it."""
         keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
 
+    def _explain_error(self, error: Exception) -> Exception:
+        names = self._method.names_of_first_sum(self._gradients)
+        return finite.explain(error, self.backend, names)
+
     def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
         return self.backend.run(self._replica_step, (batch, number))
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of one replica, inside ``Backend.run``; returns the report."""
-        backend, exchange = self.backend, TimedExchange(self.backend)
+        backend = self.backend
+        checks = not (finite.are_ignored() or self._expects_overflow)
+        exchange = TimedExchange(backend, number if checks else None)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         this_step = ReplicaStep(number, replica, own.rows_read)
@@ -143,12 +154,28 @@ class PartitionedStep:
         )
 
 
-def _with_loss(model: keras.Model, method: str) -> Any:
-    """The method, as a function of rows that also returns the loss of the batch alone."""
+def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:
+    """The method, as a function of rows that also returns the loss of the batch alone.
+
+    Args:
+        gradients: Where it notes the variable of each gradient, by the tensor's name.
+    """
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
-        with keras_compat.loss_of_step(model) as losses:
+        applied: list[Any] = []
+        collects = keras_compat.record_applied(applied)
+        with keras_compat.loss_of_step(model) as losses, collects:
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
+        for _, _, given, variables in applied:
+            for gradient, variable in zip(given, variables, strict=False):
+                if isinstance(gradient, tf.Tensor):
+                    gradients[gradient.name] = variable.path
+        if not isinstance(logs, dict):
+            raise UsageError(
+                f"{method} of model {model.name!r} returned {type(logs).__name__}, not a "
+                "dict",
+                hint="return {m.name: m.result() for m in self.metrics}",
+            )
         found = {
             name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()
         }
