@@ -372,7 +372,7 @@ def test_rows_in_one_value(backend):
         ((X, Y), {"validation_split": 1.0}, "leaves no rows on one side"),
         ((X, Y[1:]), {}, "x has 53 rows, y has 52"),
         ((object(), Y), {}, "is given beside a object"),
-        ((X, Y), {"validation_data": (X,)}, "validation_data= has 1 parts"),
+        ((X, Y), {"validation_data": (X,) * 4}, "validation_data= has 4 parts"),
     ],
 )
 def test_what_is_refused_names_arguments_of_the_api(backend, data, words, message):

@@ -31,3 +31,14 @@ def gathered(
     shape = tf.concat([total[None], tensor.dense_shape[1:]], 0)
     indices, values = exchange.gather(moved), exchange.gather(tensor.values)
     return tf.SparseTensor(indices, values, shape)
+
+
+def rows_of(leaf: Any, first: tf.Tensor, count: tf.Tensor) -> Any:
+    """The rows of this rank of a whole ragged or sparse tensor; others as they are."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf[first : first + count]
+    if isinstance(leaf, tf.SparseTensor):
+        begin = tf.concat([first[None], tf.zeros_like(leaf.dense_shape[1:])], 0)
+        size = tf.concat([count[None], leaf.dense_shape[1:]], 0)
+        return tf.sparse.slice(leaf, begin, size)
+    return leaf

@@ -140,21 +140,38 @@ class PartitionedMethod:
     ) -> Any:
         """As ``__call__``, of outputs that have rows: those of this process."""
         arguments, share = self._cut(own, total, replica, exchange)
+        dense = self._dense_outputs()
         wanted = [
-            ROWS if value.layout == ROWS else WHOLE
-            for value in self.partition.graph.outputs
+            ROWS if value.layout == ROWS and name in dense else WHOLE
+            for value, name in zip(
+                self.partition.graph.outputs, self._names, strict=True
+            )
         ]
         outputs, _ = self.partition.emit(
             arguments, share, exchange, self.traffic, wanted
         )
         begin, count = own.first, tf.cast(own.count, tf.int64)
         found = []
-        for tensors, layout in zip(outputs, wanted, strict=True):
+        for name, tensors, layout in zip(self._names, outputs, wanted, strict=True):
             if layout == ROWS:
                 found.append(tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0))
-            else:
+            elif name in dense:
                 found.append(_own_rows(tensors[0], begin, count, total))
-        return self._packed(found)
+            else:
+                found.append(tensors[0])
+        return tf.nest.map_structure(
+            lambda leaf: (
+                leaf
+                if tf.is_tensor(leaf) and not _is_composite(leaf)
+                else composites.rows_of(leaf, begin, count)
+            ),
+            self._packed(found),
+        )
+
+    def _dense_outputs(self) -> set[str]:
+        """The names of the tensors that are no part of a ragged or sparse one."""
+        leaves = tf.nest.flatten(self.structure)
+        return {leaf.name for leaf in leaves if isinstance(leaf, tf.Tensor)}
 
     def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
         by_name = dict(zip(self._names, tensors, strict=True))
@@ -232,6 +249,10 @@ def has_numbers(spec: Batch) -> bool:
     """Whether all that a batch has are numbers: no backend sums or gathers text."""
     leaves = [leaf for leaf in tf.nest.flatten(tuple(spec[:3])) if leaf is not None]
     return all(leaf.dtype != tf.string for leaf in leaves)
+
+
+def _is_composite(leaf: Any) -> bool:
+    return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
 
 
 def _is_dense(spec: Any) -> bool:
