@@ -139,14 +139,6 @@ class FitOptions:
         type=seed,
         default=0,
     )
-    on_nan: str | None = _option(
-        "training",
-        "warn | raise: what happens where the loss or a gradient is not finite\n"
-        "(default: as in Keras, a warning; train.py: the training ends)",
-        None,
-        choices=("warn", "raise"),
-        metavar="CHOICE",
-    )
     check_every: int = _option(
         "numbers",
         "compare all replicas' weights by checksum every K steps\n"

@@ -18,7 +18,6 @@ from collective.training.observers.checkpoint.identity import (
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm, DesyncCheck
 from collective.training.observers.elastic.membership import CallbackMemory, Membership
-from collective.training.observers.finite import FiniteWarning
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
@@ -50,8 +49,6 @@ def attach_observers(
     if options.timeline:
         observers.append(TimelineObserver(options.timeline, position))
     observers.append(TimingObserver(result.timing, position))
-    if options.on_nan != "raise":
-        observers.append(FiniteWarning(position))
     before_write = None
     if ledger is not None and isinstance(inputs, Input):
         noting = LedgerObserver(ledger, position, inputs.plan)

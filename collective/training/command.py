@@ -96,8 +96,7 @@ def run(
             callbacks=callbacks,
             checkpoint=checkpoint,
             ledger=ledger,
-            **{name: getattr(job, name) for name in OF_FIT}
-            | {"on_nan": job.on_nan or "raise"},
+            **{name: getattr(job, name) for name in OF_FIT},
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:

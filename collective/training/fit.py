@@ -73,7 +73,6 @@ def fit(
     whole_batch: bool = False,
     verify: bool | str = True,
     seed: int | None = None,
-    on_nan: str | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
     timeline: str | None = None,
@@ -153,9 +152,6 @@ def fit(
             ``collective.training.variants.custom_step.own_batches``.
         seed: None: order and random layers follow from the seeds of the script and of
             the layers, as in Keras. A number: they follow from it, and from the step.
-        on_nan: What happens where the loss or a gradient is not finite: ``warn``, the
-            default, trains on as Keras does; ``raise`` ends the training before any
-            rank applies the step.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
@@ -175,8 +171,7 @@ def fit(
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
-        CollectiveError: The replicas differ; or, with ``on_nan="raise"``, the loss is
-            not finite.
+        CollectiveError: The loss is not finite, or the replicas differ.
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
@@ -228,8 +223,7 @@ def fit(
         compare_models(backend, model)
         if not chosen.is_partitioned(prepared, read):
             check_states_of_rows(model)
-        trains_on = on_nan != "raise" or expects_nan(callbacks, backend)
-        contexts.enter_context(finite.ignored(trains_on))
+        contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
         plan = chosen.choose(prepared, read, verbose)
 
         # The step, and what happens beside it.

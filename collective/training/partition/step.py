@@ -125,9 +125,13 @@ class PartitionedStep:
         """What Keras does at the end of ``fit``; every rank calls it."""
         keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
 
+    @property
+    def paths(self) -> list[str]:
+        """What the first sum has, in the order in which ``finite`` numbers it."""
+        return self._method.names_of_first_sum(self._gradients)
+
     def _explain_error(self, error: Exception) -> Exception:
-        names = self._method.names_of_first_sum(self._gradients)
-        return finite.explain(error, self.backend, names)
+        return finite.explain(error, self.backend, self.paths)
 
     def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
         return self.backend.run(self._replica_step, (batch, number))
@@ -135,8 +139,8 @@ class PartitionedStep:
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
-        checks = not (finite.are_ignored() or self._expects_overflow)
-        exchange = TimedExchange(backend, number if checks else None)
+        number_to_check = None if self._expects_overflow else number
+        exchange = TimedExchange(backend, number_to_check)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         this_step = ReplicaStep(number, replica, own.rows_read)

@@ -35,11 +35,6 @@ def ignored(yes: bool = True) -> Iterator[None]:
         _ignored.pop()
 
 
-def are_ignored() -> bool:
-    """Whether steps that are traced now apply what is not finite."""
-    return any(_ignored)
-
-
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
     if not tensors:  # a train_step that applies nothing
