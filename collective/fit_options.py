@@ -139,6 +139,11 @@ class FitOptions:
         type=seed,
         default=0,
     )
+    terminate_on_nan: bool = _option(
+        "numbers",
+        "end the training before a step whose loss or gradient is not finite",
+        False,
+    )
     check_every: int = _option(
         "numbers",
         "compare all replicas' weights by checksum every K steps\n"

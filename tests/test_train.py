@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_variable(seed, command):
     codes, printed = command(
         *["--data", "tests.own:poisoned", "--model", "tests.own:two_layers"],
         *f"--global-batch-size 15 --verbose 0 --seed {seed}".split(),
-        *mirrored,
+        *["--terminate-on-nan", *mirrored],
     )
     assert codes == {1}, printed
     message = f"step {step}: the loss or its gradient is not finite on {of} {holder}; "

@@ -73,6 +73,7 @@ def fit(
     whole_batch: bool = False,
     verify: bool | str = True,
     seed: int | None = None,
+    terminate_on_nan: bool = False,
     check_every: int = 100,
     virtual_replicas: int | None = None,
     timeline: str | None = None,
@@ -152,6 +153,9 @@ def fit(
             ``collective.training.variants.custom_step.own_batches``.
         seed: None: order and random layers follow from the seeds of the script and of
             the layers, as in Keras. A number: they follow from it, and from the step.
+        terminate_on_nan: Whether a loss or gradient that is not finite ends the training
+            before it is applied; by default a warning names step, rank and variable, and
+            the training goes on, as in Keras.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
@@ -171,7 +175,8 @@ def fit(
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
-        CollectiveError: The loss is not finite, or the replicas differ.
+        CollectiveError: The loss is not finite and ``terminate_on_nan`` is on, or the
+            replicas differ.
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
@@ -223,7 +228,8 @@ def fit(
         compare_models(backend, model)
         if not chosen.is_partitioned(prepared, read):
             check_states_of_rows(model)
-        contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
+        watch = finite.Watch(backend, terminate_on_nan, expects_nan(callbacks, backend))
+        contexts.enter_context(watch.tracing())
         plan = chosen.choose(prepared, read, verbose)
 
         # The step, and what happens beside it.
@@ -240,6 +246,7 @@ def fit(
         )
         attachments = [a for o in reversed(observers) for a in o.attachments]
         step = chosen.step(prepared, read, plan, attachments, verbose)
+        watch.paths = lambda: step.paths
         validate = None
         if read.validation is not None:
             evaluation = make_evaluation(

@@ -6,6 +6,7 @@ evaluation, checkpoints and the ledger, on three ranks at once.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import fit
+from collective.training.input.plan import share
 from collective.training.observers.timing import PARTS
 from tests import launch
 from tests.training import cases
@@ -148,6 +150,31 @@ def test_batch_statistics_are_those_of_the_rows(backend):
     np.testing.assert_allclose(np.array(layer.moving_variance), x.var(0), rtol=1e-4)
 
 
+@pytest.mark.parametrize("terminates", [False, True])
+def test_not_finite_is_trained_on_as_in_keras_or_ends(terminates, backend, caplog):
+    """Row 15, which one replica has: in the second step."""
+    x, y = rows(30)
+    x[15] = np.nan
+    holder = next(r for r in range(9) if share(10, r, backend.replicas)[1] > 5)
+    where = f"step 1: the loss or its gradient is not finite on (rank|replica) {holder}"
+    words = {"data": (x, y), "shuffle": False, "epochs": 1}
+    if terminates:
+        with pytest.raises(CollectiveError, match=where):
+            train(backend, **words, terminate_on_nan=True)
+        return
+    result = train(backend, **words)
+    assert np.isnan(result.losses).tolist() == [False, True, True]
+    alone = model()()
+    if backend.rank == 0:
+        keras.Model.fit(alone, x, y, 10, shuffle=False, verbose=0)
+        for got, wanted in zip(result.model.weights, alone.weights, strict=True):
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    found = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
+    found = [text for text in found if text.startswith("step")]
+    assert len(found) == (backend.rank == 0)
+    assert all(re.match(f"{where}; .*kernel.*as in Keras", text) for text in found)
+
+
 # --- data ---------------------------------------------------------------------------
 
 
@@ -267,7 +294,12 @@ BRIEFLY = (
 @pytest.mark.parametrize(
     ("name", "ranks", "files", "chosen"),
     [
-        ("native", 2, LOOP, ["-k", f"{BRIEFLY} or weights or statistics or trees"]),
+        (
+            "native",
+            2,
+            LOOP,
+            ["-k", f"{BRIEFLY} or weights or statistics or trees or finite"],
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
             for case in (

@@ -2,19 +2,21 @@
 
 Each replica finds its own first variable with a gradient that is not finite. The numbers
 travel in the step's all-reduce, so every rank raises the same error in the same step,
-and no rank has applied the update.
+and no rank has applied the update; or rank 0 warns, and the update is applied, as in Keras.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
+from collective.log import log
 from collective.training.step.forward import Sums
 from collective.training.step.found import Found
 
@@ -22,17 +24,53 @@ NOT_FINITE = "collective: not finite at step"
 OVERFLOW = "collective: overflow in transport at step"
 
 
-_ignored: list[bool] = []
+class Watch:
+    """What is done about it in one training.
+
+    Args:
+        raises: Whether it ends the training.
+        expected: Whether a callback of the user's looks for it: nothing is said then.
+
+    Attributes:
+        paths: Returns those of the variables, in the order of their numbers.
+    """
+
+    def __init__(self, backend: Backend, raises: bool, expected: bool):
+        self.backend, self.raises, self.expected = backend, raises, expected
+        self.paths: Callable[[], Sequence[str]] = list
+        self._said = backend.rank != 0
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Around what traces the steps of the training."""
+        _watches.append(self)
+        try:
+            yield
+        finally:
+            _watches.pop()
+
+    def warn(self, not_finite: tf.Tensor, number: tf.Tensor) -> None:
+        """In a step: warns of the first that has located something."""
+        tf.cond(
+            tf.reduce_all(not_finite == 0),
+            lambda: False,
+            lambda: tf.numpy_function(
+                self._say, [number, tf.cast(not_finite, tf.int32)], tf.bool
+            ),
+        )
+
+    def _say(self, number: np.ndarray, places: np.ndarray) -> np.bool_:
+        if not self._said:
+            self._said = True
+            log.warning(
+                "%s. The step is applied, as in Keras; terminate_on_nan=True ends the "
+                "training before it",
+                _found(str(number), places.tolist(), self.backend, self.paths()),
+            )
+        return np.bool_(True)
 
 
-@contextlib.contextmanager
-def ignored(yes: bool = True) -> Iterator[None]:
-    """Has steps that are traced within apply what is not finite, as Keras does."""
-    _ignored.append(yes)
-    try:
-        yield
-    finally:
-        _ignored.pop()
+_watches: list[Watch] = []
 
 
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -87,7 +125,10 @@ def check(
     Returns:
         The operations to wait for.
     """
-    if any(_ignored):
+    watch = _watches[-1] if _watches else None
+    if watch is not None and not watch.raises:
+        if not watch.expected:
+            watch.warn(not_finite, number)
         return []
     fine = tf.debugging.Assert(
         tf.reduce_all(not_finite == 0),
@@ -107,7 +148,7 @@ def check_transport(
 
     Where gradients travel in float16, a sum of 65,520 or more is infinite.
     """
-    if any(_ignored):
+    if _watches and _watches[-1].expected:
         return []
     bad = [
         tf.logical_not(
@@ -154,6 +195,17 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     found = re.search(re.escape(NOT_FINITE) + numbers, message)
     step = found.group(1) if found else "unknown"
     places = [int(p) for p in found.group(2).split()] if found else [1]
+    return CollectiveError(
+        f"{_found(step, places, backend, paths)}. No rank applied the step.",
+        hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "
+        "NaN in that rank's data",
+    )
+
+
+def _found(
+    step: str, places: Sequence[int], backend: Backend, paths: Sequence[str]
+) -> str:
+    """What is not finite, of which step, and where."""
     replica = next((r for r, place in enumerate(places) if place), 0)
     where = "rank" if backend.size > 1 else "replica"
     index = places[replica] - 1
@@ -161,9 +213,4 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
         what = f"the first gradient that is not finite is that of {paths[index]!r}"
     else:
         what = "its gradients are finite"
-    return CollectiveError(
-        f"step {step}: the loss or its gradient is not finite on {where} "
-        f"{replica}; {what}. No rank applied the step.",
-        hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "
-        "NaN in that rank's data",
-    )
+    return f"step {step}: the loss or its gradient is not finite on {where} {replica}; {what}"

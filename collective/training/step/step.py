@@ -215,6 +215,10 @@ class Step:
             self.attachments.flat(total.attached),
         )
 
+    @property
+    def paths(self) -> list[str]:
+        """Of the variables, in the order in which ``finite`` numbers them."""
+        return [variable.path for variable in self.prepared.trainable]
+
     def _explain(self, error: Exception) -> Exception:
-        paths = [variable.path for variable in self.prepared.trainable]
-        return explained(finite.explain(error, self.backend, paths))
+        return explained(finite.explain(error, self.backend, self.paths))

@@ -100,8 +100,8 @@ FAULTS = [
     ),
     *(
         Fault(
-            "NaN in one rank's data",
-            training(backend=backend, data="not_a_number"),
+            "NaN in one rank's data, `--terminate-on-nan`",
+            training("--terminate-on-nan", backend=backend, data="not_a_number"),
             "the job ends before the step is applied; names step, rank and tensor",
             code=1,
             seconds=15,

@@ -279,6 +279,7 @@ def test_not_finite_is_told_on_every_rank(backend):
             global_batch_size=BATCH,
             shuffle=False,
             verbose=0,
+            terminate_on_nan=True,
         )
     assert "discriminator/dense/kernel" in caught.value.message
     assert np.all(np.isfinite(model.discriminator.get_weights()[0]))

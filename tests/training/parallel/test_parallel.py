@@ -242,7 +242,7 @@ if launch.launched():
             return made
 
         with pytest.raises(CollectiveError, match="not finite on rank") as caught:
-            small.train(backend, model=poisoned, steps=2)
+            small.train(backend, model=poisoned, steps=2, terminate_on_nan=True)
         assert caught.value.everywhere
         backend.barrier()
 

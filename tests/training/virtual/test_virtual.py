@@ -214,5 +214,6 @@ def test_gradients_that_are_rounded_are_refused(backends_by_name, clean_keras):
 def test_what_is_not_finite_is_found(backends_by_name, clean_keras):
     x, y = small.rows()
     x[7] = np.inf
+    words = {"data": (x, y), "virtual_replicas": 5, "terminate_on_nan": True}
     with pytest.raises(CollectiveError, match="not finite on replica"):
-        small.train(backends_by_name("tf-mirrored:3"), data=(x, y), virtual_replicas=5)
+        small.train(backends_by_name("tf-mirrored:3"), **words)

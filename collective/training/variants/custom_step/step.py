@@ -288,8 +288,13 @@ class CustomStep:
         of_step = keras_compat.result_of(source.metric, self._metric_variables, metrics)
         return tf.cast(source.part(of_step), tf.float64)
 
+    @property
+    def paths(self) -> list[str]:
+        """Of the variables, in the order in which ``finite`` numbers them."""
+        return self.local.paths
+
     def _explain(self, error: Exception) -> Exception:
-        explained = finite.explain(error, self.backend, self.local.paths)
+        explained = finite.explain(error, self.backend, self.paths)
         explained = explained_draw(explained)
         stays = not self.backend.elastic  # else it is put back
         if stays and isinstance(explained, CollectiveError) and explained is not error:
