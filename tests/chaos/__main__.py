@@ -26,7 +26,7 @@ from pathlib import Path
 from collective import recorder
 from tests import launch
 from tests.chaos import hosts, kinds
-from tests.chaos.kinds import RANK_TIMEOUT, Chaos
+from tests.chaos.kinds import RANK_TIMEOUT, RANKS, Chaos
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
 from tests.faults.fault import JSON, OPEN_MPIS, STEPS, training
@@ -34,8 +34,7 @@ from tests.faults.job import Job, running
 from tests.faults.undisturbed import goes_on_from_checkpoint
 from tests.hosts.lab import Lab
 
-RANKS, LEAST = 3, 2
-LONGEST = 14.0  # until it strikes: about as long as a round takes
+LEAST = 2
 PACE = "0.2"  # that a step takes longer, so that many strikes hit one
 # What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
 # loses before all have met.
@@ -65,7 +64,7 @@ def one_round(
     chaos = found[name]
     backend = rng.choice(["native", "native", "mpi"])
     elastic = rng.random() < 0.6 or chaos.elastic
-    rank, moment = rng.randrange(RANKS), rng.uniform(0, LONGEST)
+    rank, moment = rng.randrange(RANKS), rng.uniform(0, chaos.longest)
     tried = f"{name} rank {rank} after {moment:.1f} s, {backend}, elastic: {elastic}"
     variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder), **chaos.variables}
     variables[recorder.VARIABLE] = str(folder)
@@ -87,6 +86,8 @@ def one_round(
         command = [*chaos.command, *launch.command("native", RANKS), *words]
     used = lab if chaos.on_hosts else None
     with running(command, folder, variables, disk=chaos.disk, hosts=used) as job:
+        if chaos.since is not None:
+            chaos.since(job)
         if not chaos.inside:
             with contextlib.suppress(Exception):
                 job.launcher.wait(moment)

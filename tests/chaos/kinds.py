@@ -23,7 +23,8 @@ from tests.faults.catalogue.suspended import suspend
 from tests.faults.fault import nothing
 from tests.faults.job import Job
 
-RANK_TIMEOUT = 8
+RANKS, RANK_TIMEOUT = 3, 8
+LONGEST = 14.0  # until it strikes: about as long as a round takes
 
 
 def processes_of(job: Job, rank: int) -> list[int]:
@@ -54,12 +55,27 @@ def signals(*numbers: signal.Signals, pause: float = 0) -> Callable[[Job, int], 
     return strike
 
 
-def to_launcher(number: signal.Signals) -> Callable[[Job, int], None]:
+def to_launcher(
+    *numbers: signal.Signals, pause: float = 0
+) -> Callable[[Job, int], None]:
     def strike(job: Job, rank: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(job.launcher.pid, number)
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.launcher.pid, number)
+            time.sleep(pause)
 
     return strike
+
+
+def joined(job: Job) -> None:
+    """Waits until every rank has met the others, or the job has ended."""
+    met = 0
+    while met < RANKS and job.launcher.poll() is None:
+        time.sleep(0.05)
+        met = 0
+        for process in (p for rank in range(RANKS) for p in processes_of(job, rank)):
+            with contextlib.suppress(OSError):
+                met += "memfd:collective" in Path(f"/proc/{process}/maps").read_text()
 
 
 def stops(job: Job, rank: int) -> None:
@@ -120,6 +136,22 @@ def makes_noise(job: Job, rank: int) -> None:
                     link.sendall(draw.randbytes(length))
 
 
+def strangers(job: Job, rank: int) -> None:
+    """Holds many connections to every listener of the job, silent ones and others."""
+    draw = random.Random(rank)
+    with contextlib.ExitStack() as opened:
+        for process in job.processes():
+            for family, kind, address in listeners_of(process):
+                for number in range(40):
+                    with contextlib.suppress(OSError):
+                        link = opened.enter_context(socket.socket(family, kind))
+                        link.settimeout(1)
+                        link.connect(address)
+                        link.sendall(draw.randbytes(number % 4 * 20))
+        with contextlib.suppress(Exception):
+            job.launcher.wait(10)
+
+
 def listeners_of(process: int) -> list[tuple[int, int, Any]]:
     """Family, kind and address of the sockets at which a process listens."""
     found: list[tuple[int, int, Any]] = []
@@ -141,6 +173,8 @@ class Chaos:
         strike: Done to the job, and a rank of it.
         survives: Whether the job succeeds without ``--min-np``, and with it; None where
             it may, as long as it names what happened otherwise.
+        since: What is waited for before the random moment begins.
+        longest: Seconds until it strikes, at most.
         inside: In place of it: what ``tests.faults.inside`` does, at a random place.
         disk: Size of the disk that its checkpoints are on; empty: none of its own.
         command: Words before the launcher's.
@@ -154,6 +188,8 @@ class Chaos:
 
     strike: Callable[[Job, int], None] = nothing
     survives: tuple[bool | None, bool | None] = (None, None)
+    since: Callable[[Job], None] | None = None
+    longest: float = LONGEST
     inside: str = ""
     disk: str = ""
     command: Sequence[str] = ()
@@ -177,6 +213,9 @@ def jumps(seconds: int) -> Chaos:
 
 CATALOGUE = {
     "kill": Chaos(signals(signal.SIGKILL), (False, True)),
+    "kill-in-start": Chaos(
+        signals(signal.SIGKILL), (False, True), since=joined, longest=5
+    ),
     "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
     "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=2), (True, True)),
@@ -192,6 +231,9 @@ CATALOGUE = {
     "clock-forward": jumps(3600),
     "clock-back": jumps(-3600),
     "daemon": Chaos(inside="daemon", survives=(True, True)),
+    "launcher-pause": Chaos(
+        to_launcher(signal.SIGSTOP, signal.SIGCONT, pause=3), (True, True)
+    ),
     "launcher-kill": Chaos(to_launcher(signal.SIGKILL), (False, False)),
     "launcher-term": Chaos(to_launcher(signal.SIGTERM), (False, False)),
     "launcher-int": Chaos(to_launcher(signal.SIGINT), (False, False)),
@@ -201,6 +243,7 @@ CATALOGUE = {
     "fill-checkpoints-disk": Chaos(fills("disk"), disk="1m"),
     "fill-shared-memory": Chaos(fills("shm")),
     "noise": Chaos(makes_noise, (True, True)),
+    "strangers": Chaos(strangers, (True, True)),
     "close-output": Chaos(command=["sh", "-c", '"$@" 2>&1 | head -c 300', "sh"]),
     "leave": Chaos(inside="leave", survives=(False, None)),
     "raise": Chaos(inside="raise", survives=(False, None)),

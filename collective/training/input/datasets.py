@@ -224,10 +224,14 @@ def one_at_a_time(name: str) -> Iterator[None]:
     lock = _keras_cache() / f".{name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "w")  # noqa: SIM115
+        # Keras falls back to a cache in /tmp, where others may leave a link of this name.
+        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(lock, how, 0o666)
     except OSError:  # a read-only cache: no rank downloads into it
         yield
         return
-    with file:
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)

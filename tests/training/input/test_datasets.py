@@ -177,6 +177,17 @@ def test_keras_sets_that_cannot_be_fetched(no_download):
         fails(str(no_download), name)
 
 
+def test_the_lock_of_downloads_follows_no_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "_keras_cache", lambda: tmp_path)
+    treasure = tmp_path / "mine"
+    treasure.write_text("kept")
+    (tmp_path / ".set.lock").symlink_to(treasure)
+    for _ in range(2):  # without a link, too
+        with datasets.one_at_a_time("set"):
+            assert treasure.read_text() == "kept"
+        (tmp_path / ".set.lock").unlink()
+
+
 def test_an_unknown_name_lists_what_exists(tmp_path):
     fails("no data set 'digit'", "digit")
     fails(" | ".join(datasets.NAMED).replace("|", r"\|"), "digit")
