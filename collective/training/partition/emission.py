@@ -47,6 +47,8 @@ class Traffic:
     def __init__(self) -> None:
         self.sums: list[list[Value]] = []  # value by value, message by message
         self.gathers: list[Value] = []
+        # Whether variables are written, and whether that is before the last exchange.
+        self.writes = self.writes_early = False
 
     @property
     def exchanges(self) -> int:
@@ -272,6 +274,7 @@ class Emission:
 
     def _flush(self) -> None:
         """Exchanges all that wait."""
+        self.traffic.writes_early |= self.traffic.writes
         pending, self._pending = self._pending, {}
         by_kind: dict[str, list[Value]] = {}
         for value, layout in pending.items():
@@ -381,6 +384,7 @@ class Emission:
         before = [op for n in node.control for op in self._made.get(n.number, ())]
         if _is_write(node):
             before += self._exchanged
+            self.traffic.writes = True
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
             return True
@@ -502,7 +506,9 @@ class _Queue:
 
 
 def _is_write(node: Node) -> bool:
-    return node.type.startswith(_WRITES)
+    """Whether a node writes variables, also within a loop or branch."""
+    inner = (n for body in node.bodies for n in body.nodes)
+    return node.type.startswith(_WRITES) or any(map(_is_write, inner))
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

@@ -100,7 +100,9 @@ class PartitionedStep:
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         undone: Any = contextlib.nullcontext()
-        if self.backend.elastic:
+        traffic = self._method.traffic
+        if self.backend.elastic and (traffic.writes_early or not traffic.writes):
+            # It may write before a rank dies; or was not traced yet.
             undone = undo.whole_or_absent(self._state)
         with undone:
             report = self.backend.call(self._run, args, self._explain_error)
