@@ -53,10 +53,10 @@ def _check(name: str, launcher: str, size: int) -> int:
     """Prints why so many ranks cannot use a backend; returns the exit code."""
     try:
         check_name(name)
-        kind = backends.BACKENDS.get(name)
-        if kind is None:  # auto, which takes what there is
+        if name == "auto":  # takes what there is
             return 0
-        found = kind.availability(Environment(launcher, 0, size, 0, size))
+        place = Environment(launcher, 0, size, 0, size)
+        found = backends.BACKENDS[name].availability(place)
         if not found.usable:
             raise UsageError(
                 f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint

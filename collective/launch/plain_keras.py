@@ -112,7 +112,9 @@ def warning(command: Sequence[str], ranks: int, start: str) -> str:
     words = set[str]()
     for _, tree in program.sources():
         words |= _imported(tree) | _names(tree)
-    if words & (_KNOWS | _STRATEGIES) or not (words & _KERAS and words & _TRAINS):
+        if words & (_KNOWS | _STRATEGIES):
+            return ""
+    if not (words & _KERAS and words & _TRAINS):
         return ""
     return (
         f"warning: {program.typed} calls neither collective nor horovod: each of the "

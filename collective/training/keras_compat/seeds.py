@@ -98,13 +98,12 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def reseed(variables: Sequence[tf.Variable], seed: int) -> None:
-    """Gives the states of seed generators values that follow from a seed and their own."""
+    """Gives the states of seed generators values that follow from a seed and their order."""
     key = tf.constant([seed % 2**31, 0], tf.int32)
-    for variable in variables:
-        if SEED_STATE in variable.name:
-            own = tf.cast(variable[0], tf.int32)
-            state = tf.random.experimental.stateless_fold_in(key, own)
-            variable.assign(tf.cast(state, variable.dtype))
+    states = [variable for variable in variables if SEED_STATE in variable.name]
+    for number, variable in enumerate(states):
+        state = tf.random.experimental.stateless_fold_in(key, number)
+        variable.assign(tf.cast(state, variable.dtype))
 
 
 def _added(state: tf.Tensor, count: int) -> tf.Tensor:

@@ -283,6 +283,8 @@ class Emission:
         if self.attached and not self._is_attached_sent:
             by_kind.setdefault("sum", [])
         for kind, values in by_kind.items():
+            # Scalars behind gradients, of which the first that is not finite is named.
+            values.sort(key=lambda value: value.rank == 0)
             parts = [self._forms[value, Partial(kind)] for value in values]
             sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
