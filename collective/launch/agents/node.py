@@ -125,7 +125,9 @@ async def _proved(settings: Settings) -> tuple[socket.socket, bytes]:
             try:
                 keep_alive(opened, settings.heartbeat)
                 key = await asyncio.to_thread(
-                    *(shared_secret.verify_listener, opened, settings.secret),
+                    shared_secret.verify_listener,
+                    opened,
+                    settings.secret,
                     _CONNECT_SECONDS,
                 )
                 return opened, key
