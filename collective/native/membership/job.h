@@ -271,7 +271,7 @@ class Job {
   std::unique_ptr<Network> network_;
   std::vector<int> previous_ranks_;
   Rendezvous local_;
-  struct stat memory_ = {};  // which file the memory is
+  struct stat memory_ = {};              // which file the memory is
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank, of other hosts
   // On several hosts, by rank and since when: long waits for this rank, or for
