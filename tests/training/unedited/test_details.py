@@ -19,8 +19,9 @@ KERAS = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
 
 
 def found(printed: str) -> list[dict]:
-    lines = re.findall("^(?:\\[\\d\\] )?FOUND (.*)$", printed, re.M)
-    return [json.loads(line) for line in lines]
+    """What each rank has found; ``[0-1]``: both alike."""
+    lines = re.findall(r"^(?:\[\d(-\d)?\] )?FOUND (.*)$", printed, re.M)
+    return [json.loads(line) for both, line in lines for _ in range(1 + bool(both))]
 
 
 def assert_close(mine, theirs, where):
