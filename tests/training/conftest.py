@@ -9,7 +9,6 @@ import pytest
 # What they test is the step of parts, which other backends and options still have.
 OF_PARTS = {"coupled", "custom_step", "verification"}
 FILES = {
-    "test_overlap.py",
     "test_step.py",
     "test_wrapped_functions.py",
     "test_xla.py",
