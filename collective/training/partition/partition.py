@@ -9,7 +9,9 @@ has a picture of a small one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +24,18 @@ from collective.training.partition.propagation import NeedsWholeLists, Rows, pro
 from collective.training.partition.shares import Share
 
 
+@contextmanager
+def _many_objects() -> Iterator[None]:
+    """Looks for no garbage meanwhile: what is made here stays, and is much."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Partition:
     """The graph of a function, and how everything in it lies over the replicas.
 
@@ -31,6 +45,7 @@ class Partition:
         rows: What is known of the rows of a batch.
     """
 
+    @_many_objects()
     def __init__(self, function: Any, layouts: Sequence[Layout], rows: Rows):
         self.function = function
         self.rows = rows
@@ -44,6 +59,7 @@ class Partition:
             self.rows = dataclasses.replace(rows, whole_lists=True)
             propagate(self.graph, self.layouts, self.rows)
 
+    @_many_objects()
     def emit(
         self,
         arguments: Sequence[list[tf.Tensor]],

@@ -164,7 +164,9 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         inputs: The layout of each input of the graph. The shape of an input that is
             sharded follows from it.
     """
-    import collective.training.partition.rules  # noqa: F401
+    import collective.training.partition.computed_sizes
+    import collective.training.partition.rules
+    import collective.training.partition.shapes  # noqa: F401
 
     for value, layout in zip(graph.inputs, inputs, strict=True):
         shape, const, sizes = value.shape, value.const, value.sizes

@@ -11,7 +11,6 @@ import tensorflow as tf
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import (
-    Emit,
     Plan,
     Rows,
     Rule,
@@ -19,7 +18,6 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
-from collective.training.partition.sizes import AnySize
 from collective.training.partition.values import alike, of_rows, sizes_in
 
 
@@ -105,30 +103,34 @@ def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Each image alone.
 
     oneDNN's kernels give a result of no rows the channels of the input, so a replica
-    without rows makes one of the right shape itself.
+    without rows convolves a row of zeros, of which it takes none.
     """
     plan = _convolved(node, layouts, rows)
-    shape = node.outputs[0].shape
-    if plan is None or plan.is_whole or node.outputs[0].dtype == tf.float64:
+    if plan is None or plan.is_whole:
         return plan
-    if shape is None or not all(isinstance(size, int) for size in shape[1:]):
-        return plan
-
-    return dataclasses.replace(plan, emit=_with_rows(node, [0, *shape[1:]]))
-
-
-def _with_rows(node: Node, shape: Sequence[AnySize]) -> Emit:
-    """Makes an operation of a replica with rows; zeros of this shape without."""
 
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        made = tf.cond(
-            emission.own > 0,
-            lambda: emission.copy(node, x)[0],
-            lambda: tf.zeros(shape, node.outputs[0].dtype),
-        )
-        return [made]
+        (made,) = emission.copy(node, [_not_empty(emission, x[0]), *x[1:]])
+        rank = made.shape.rank
+        count = emission.own_rows * plan.outputs[0].per_row
+        ends = [count, *[-1] * (rank - 1)]
+        return [tf.slice(made, emission.vector([0] * rank), emission.vector(ends))]
 
-    return emit
+    return dataclasses.replace(plan, emit=emit)
+
+
+def _not_empty(emission: Any, images: tf.Tensor) -> tf.Tensor:
+    """Images with a row of zeros behind them, if there are none.
+
+    Nothing is copied where there are some: padding by nothing hands its input on.
+    """
+    rank = images.shape.rank
+
+    def pads() -> tf.Tensor:
+        missing = tf.cast(tf.equal(emission.own, 0), tf.int32)
+        return tf.pad(missing[None, None], [[0, rank - 1], [1, 0]])
+
+    return tf.pad(images, emission.once(("pads", rank), pads))
 
 
 alike(
@@ -215,7 +217,8 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
         def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
             x = list(x)
             if node.inputs[place].shape != (2,):  # of height and width alone
-                x[place] = emission.local_shape(x[place], layout)
+                shape = sizes_in(node.inputs[place])
+                x[place] = emission.local_shape(x[place], layout, shape)
             return list(emission.copy(node, x))
 
         return Plan(wanted, [layout], emit)
@@ -241,10 +244,12 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
         return whole(node)
     if found[0].axis:
         return None
-    shape = node.outputs[0].shape
-    emit = None
-    if shape is not None and all(isinstance(size, int) for size in shape):
-        emit = _with_rows(node, shape)
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        images, sizes, upstream = x
+        given = [_not_empty(emission, images), sizes, _not_empty(emission, upstream)]
+        return list(emission.copy(node, given))
+
     return Plan([found[0], WHOLE, found[0]], [SUM], emit)
 
 

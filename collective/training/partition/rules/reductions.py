@@ -59,7 +59,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         values, over = inputs
         wide = tf.float32 if x.dtype in _NARROW else x.dtype
         total = tf.raw_ops.Sum(input=tf.cast(values, wide), axis=over, keep_dims=keep)
-        return [tf.cast(total / tf.cast(emission.number(count), wide), x.dtype)]
+        return [tf.cast(total / emission.scalar(count, wide), x.dtype)]
 
     return Plan([layout, WHOLE], [SUM], mean)
 

@@ -56,6 +56,10 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
     """The shape of a replica's part."""
     given = inputs[1]
+    local = list(sizes)
+    local[made.axis] = emission.own_rows * made.per_row
+    if emission.knows(local):
+        return emission.vector(local, given.dtype)
     parts = [
         tf.constant(size, given.dtype) if isinstance(size, int) else given[axis]
         for axis, size in enumerate(sizes)
@@ -93,7 +97,8 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             return None
 
         def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
-            return [tf.broadcast_to(inputs[0], emission.local_shape(inputs[1], made))]
+            local = emission.local_shape(inputs[1], made, out.shape)
+            return [tf.broadcast_to(inputs[0], local)]
 
         return Plan([layout, WHOLE], [made], emit)
 
@@ -103,7 +108,7 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         if axis >= 0 and x.shape[axis] != 1:
             return None
         small, sizes = (emission.whole_of(value) for value in node.inputs)
-        return tf.broadcast_to(small, emission.local_shape(sizes, wanted))
+        return tf.broadcast_to(small, emission.local_shape(sizes, wanted, out.shape))
 
     return Plan([WHOLE, WHOLE], [WHOLE], share=share)
 
@@ -114,7 +119,8 @@ def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
         sizes, number = (emission.whole_of(value) for value in node.inputs)
-        return tf.fill(emission.local_shape(sizes, wanted), number)
+        shape = node.outputs[0].shape
+        return tf.fill(emission.local_shape(sizes, wanted, shape), number)
 
     return Plan([WHOLE, WHOLE], [WHOLE], share=share)
 
@@ -222,10 +228,13 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         results = []
         for value, tensor in zip(node.inputs, inputs, strict=True):
             dtype = node.outputs[0].dtype
+            if value.shape is not None and emission.knows(value.shape):
+                results.append(emission.vector(value.shape, dtype))
+                continue
             sizes = tf.shape(tensor, dtype)
             if isinstance(value.layout, Sharded):
                 axis = value.layout.axis
-                size = tf.cast(emission.number(value.layout.per_row * rows.rows), dtype)
+                size = emission.scalar(value.layout.per_row * rows.rows, dtype)
                 sizes = tf.concat([sizes[:axis], size[None], sizes[axis + 1 :]], 0)
             results.append(sizes)
         return results
