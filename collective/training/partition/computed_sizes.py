@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from collective.training.partition.graph import Node
+import numpy as np
+
+from collective.training.partition.graph import Node, Value
 from collective.training.partition.sizes import AnySize, product, quotient, total
+from collective.training.partition.strided import entries_of
 from collective.training.partition.values import size_rule, sizes_in
 
 
@@ -36,70 +39,93 @@ def _cast(node: Node) -> Any:
     return node.inputs[0].sizes if node.inputs[0].dtype.is_integer else None
 
 
+def _table(value: Value) -> Any:
+    """The sizes that a value holds, as an array of objects; None if unknown."""
+    sizes = sizes_in(value)
+    return None if sizes is None else np.array(sizes, object)
+
+
+def _untabled(sizes: Any) -> Any:
+    """The same as an int, a tuple, or a tuple of tuples."""
+    if not isinstance(sizes, np.ndarray) or sizes.ndim == 0:
+        return sizes.item() if isinstance(sizes, np.ndarray) else sizes
+    if sizes.ndim == 1:
+        return tuple(sizes)
+    return tuple(map(tuple, sizes)) if sizes.ndim == 2 else None
+
+
 @size_rule("Pack")
 def _packed(node: Node) -> Any:
-    parts = [sizes_in(v) for v in node.inputs]
-    if any(p is None or isinstance(p, tuple) for p in parts):
+    parts = [_table(v) for v in node.inputs]
+    if any(p is None for p in parts):
         return None
-    return tuple(parts)
+    return _untabled(np.stack(parts, node.attr("axis")))
 
 
 @size_rule("ConcatV2")
 def _joined(node: Node) -> Any:
-    parts = [sizes_in(v) for v in node.inputs[:-1]]
-    if any(not isinstance(p, tuple) for p in parts):
+    parts, axis = [_table(v) for v in node.inputs[:-1]], node.inputs[-1].const
+    if axis is None or any(p is None for p in parts):
         return None
-    return tuple(size for part in parts for size in part)
+    return _untabled(np.concatenate(parts, int(axis)))
+
+
+@size_rule("Transpose")
+def _turned(node: Node) -> Any:
+    sizes, order = _table(node.inputs[0]), node.inputs[1].const
+    if sizes is None or order is None:
+        return None
+    return _untabled(sizes.transpose([int(i) for i in order]))
 
 
 @size_rule("StridedSlice")
 def _picked(node: Node) -> Any:
-    sizes = sizes_in(node.inputs[0])
-    bounds = [sizes_in(v) for v in node.inputs[1:]]
-    if not isinstance(sizes, tuple) or any(not isinstance(b, tuple) for b in bounds):
+    sizes, entries = _table(node.inputs[0]), entries_of(node)
+    if sizes is None or entries is None:
         return None
-    if any(len(b) != 1 or not isinstance(b[0], int) for b in bounds):
-        return None
-    ((begin,), (end,), (step,)) = bounds
-    if node.attr("new_axis_mask") or node.attr("ellipsis_mask"):
-        return None
-    if node.attr("shrink_axis_mask"):
-        return sizes[begin] if -len(sizes) <= begin < len(sizes) else None
-    first = None if node.attr("begin_mask") else begin
-    last = None if node.attr("end_mask") else end
-    return sizes[first:last:step]
+    index: list[Any] = []
+    for entry in entries:
+        if entry.axis is None:
+            index.append(None)
+        elif not isinstance(entry.begin, int) or not isinstance(entry.length, int):
+            return None
+        elif entry.out is None:
+            index.append(entry.begin)
+        else:
+            stop = entry.begin + entry.length * entry.step
+            index.append(slice(entry.begin, stop if stop >= 0 else None, entry.step))
+    return _untabled(sizes[tuple(index)])
 
 
 @size_rule("Slice")
 def _sliced(node: Node) -> Any:
-    sizes, begin, count = map(sizes_in, node.inputs)
-    if not (isinstance(sizes, tuple) and isinstance(begin, tuple)):
+    sizes, begins, counts = _table(node.inputs[0]), *map(sizes_in, node.inputs[1:])
+    if sizes is None or not isinstance(begins, tuple) or not isinstance(counts, tuple):
         return None
-    if not isinstance(count, tuple) or not isinstance(begin[0], int):
+    if not all(isinstance(n, int) for n in (*begins, *counts)):
         return None
-    if not isinstance(count[0], int):
-        return None
-    return sizes[begin[0] :] if count[0] == -1 else sizes[begin[0] :][: count[0]]
+    index = tuple(
+        slice(begin, None if count == -1 else begin + count)
+        for begin, count in zip(begins, counts, strict=True)
+    )
+    return _untabled(sizes[index])
 
 
 @size_rule("GatherV2")
 def _gathered(node: Node) -> Any:
-    sizes, places = sizes_in(node.inputs[0]), sizes_in(node.inputs[1])
-    if not isinstance(sizes, tuple):
+    sizes, places = _table(node.inputs[0]), node.inputs[1].const
+    axis = node.inputs[2].const
+    if sizes is None or places is None or axis is None or node.attr("batch_dims"):
         return None
-    if isinstance(places, tuple) and all(isinstance(p, int) for p in places):
-        return tuple(sizes[p] for p in places)
-    return sizes[places] if isinstance(places, int) else None
+    return _untabled(sizes.take(places, int(axis)))
 
 
 @size_rule("Reshape", "ExpandDims", "Squeeze")
-def _turned(node: Node) -> Any:
-    sizes, rank = sizes_in(node.inputs[0]), node.outputs[0].rank
-    if isinstance(sizes, tuple):
-        if rank == 0:
-            return sizes[0] if len(sizes) == 1 else None
-        return sizes if rank == 1 else None
-    return (sizes,) if sizes is not None and rank == 1 else sizes if rank == 0 else None
+def _reshaped(node: Node) -> Any:
+    sizes, out = _table(node.inputs[0]), node.outputs[0]
+    if sizes is None or out.shape is None or not out.is_static:
+        return None
+    return _untabled(sizes.reshape(out.shape))
 
 
 @size_rule("ConcatOffset")
@@ -132,39 +158,23 @@ def _stitched(node: Node) -> Any:
 
 @size_rule("Prod")
 def _multiplied(node: Node) -> Any:
-    sizes = sizes_in(node.inputs[0])
-    return (
-        product(sizes)
-        if isinstance(sizes, tuple) and node.outputs[0].rank == 0
-        else None
-    )
+    sizes = _table(node.inputs[0])
+    return None if sizes is None or node.outputs[0].rank else product(sizes.flat)
 
 
 @size_rule("Sum")
 def _added(node: Node) -> Any:
-    sizes = sizes_in(node.inputs[0])
-    return (
-        total(sizes) if isinstance(sizes, tuple) and node.outputs[0].rank == 0 else None
-    )
+    sizes = _table(node.inputs[0])
+    return None if sizes is None or node.outputs[0].rank else total(sizes.flat)
 
 
 def _each(node: Node, compute: Callable[[AnySize, AnySize], AnySize | None]) -> Any:
-    a, b = (sizes_in(v) for v in node.inputs[:2])
+    a, b = map(_table, node.inputs[:2])
     if a is None or b is None:
         return None
-    if isinstance(a, tuple) or isinstance(b, tuple):
-        length = max(len(p) for p in (a, b) if isinstance(p, tuple))
-        a, b = (
-            p * (length if len(p) == 1 else 1)
-            if isinstance(p, tuple)
-            else (p,) * length
-            for p in (a, b)
-        )
-        if len(a) != len(b):
-            return None
-        found = tuple(compute(x, y) for x, y in zip(a, b, strict=True))
-        return None if None in found else found
-    return compute(a, b)
+    found = np.frompyfunc(compute, 2, 1)(a, b)
+    found = np.array(found, object)
+    return None if None in found.flat else _untabled(found)
 
 
 @size_rule("Mul")

@@ -246,9 +246,12 @@ class Emission:
         if value.node.type == "Const":  # text
             with tf.control_dependencies(None):
                 return copy_operation(value.node.op, []).outputs[0]
-        if isinstance(value.sizes, tuple):
+        if not isinstance(value.sizes, tuple):
+            return self.scalar(value.sizes, value.dtype)
+        if value.rank == 1:
             return self.vector(value.sizes, value.dtype)
-        return self.scalar(value.sizes, value.dtype)
+        flat = [size for row in value.sizes for size in row]
+        return tf.reshape(self.vector(flat, value.dtype), value.shape)
 
     def _list_as(
         self, tensors: list[tf.Tensor], have: Listed, layout: Layout

@@ -37,7 +37,8 @@ class Value:
         is_handle: Whether it stands for a variable, a list or the like, and has no numbers.
         shape: Its whole shape.
         const: Its value, where that is known.
-        sizes: Where it holds sizes: of a vector a tuple, of a scalar an int or ``Size``.
+        sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
+            a matrix a tuple of tuples.
         users: The nodes that read it.
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it whole.

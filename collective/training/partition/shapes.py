@@ -135,10 +135,10 @@ def _tile(node: Node) -> Shape:
 
 @shape_rule("Pad", "PadV2", "MirrorPad")
 def _pad(node: Node) -> Shape:
-    x, pads = node.inputs[0], node.inputs[1].const
-    if x.shape is None or pads is None:
+    x, pads = node.inputs[0], sizes_in(node.inputs[1])
+    if x.shape is None or not isinstance(pads, tuple):
         return None
-    return tuple(size + int(p.sum()) for size, p in zip(x.shape, pads, strict=True))
+    return tuple(size + total(p) for size, p in zip(x.shape, pads, strict=True))
 
 
 @shape_rule("Slice")
@@ -237,6 +237,42 @@ def _batch_matmul(node: Node) -> Any:
         return None
     rows = a[-1] if node.attr("adj_x") else a[-2]
     return (*batch, rows, b[-2] if node.attr("adj_y") else b[-1])
+
+
+def labels_of(node: Node) -> tuple[list[str], str] | None:
+    """A letter for each axis of the operands of an ``Einsum``, and of what it makes."""
+    equation = node.attr("equation").decode().replace(" ", "")
+    left, out = equation.split("->")
+    labels = left.split(",")
+    if "..." in equation:
+        spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+        counts = [
+            (value.rank or 0) - len(label.replace("...", ""))
+            for value, label in zip(node.inputs, labels, strict=True)
+        ]
+        dots = "".join(spare[: max(counts)])
+        labels = [
+            label.replace("...", dots[len(dots) - count :])
+            for label, count in zip(labels, counts, strict=True)
+        ]
+        out = out.replace("...", dots)
+    ranks = [value.rank for value in node.inputs]
+    return (labels, out) if ranks == [len(label) for label in labels] else None
+
+
+@shape_rule("Einsum")
+def _einsum(node: Node) -> Any:
+    found = labels_of(node)
+    if found is None:
+        return None
+    labels, out = found
+    sizes: dict[str, Any] = {}
+    for value, label in zip(node.inputs, labels, strict=True):
+        assert value.shape is not None
+        for letter, size in zip(label, value.shape, strict=True):
+            if not isinstance(sizes.get(letter), int):
+                sizes[letter] = size  # a number says more than a symbol
+    return tuple(sizes[letter] for letter in out)
 
 
 @shape_rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")

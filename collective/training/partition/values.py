@@ -62,6 +62,8 @@ def sizes_in(value: Value) -> Any:
             return int(const)
         if const.ndim == 1 and const.size <= 64:
             return tuple(int(c) for c in const)
+        if const.ndim == 2 and const.size <= 64:
+            return tuple(tuple(int(c) for c in row) for row in const)
     return value.sizes
 
 
@@ -221,17 +223,21 @@ def _learn_sizes(node: Node) -> None:
     rule = _SIZES.get(node.type)
     if rule is None or not node.outputs or not node.outputs[0].dtype.is_integer:
         return
-    found = rule(node)
+    try:
+        found = rule(node)
+    except (IndexError, ValueError):
+        found = None  # it fails in the step, too, if it is run there
     if found is None:
         return
     many = found if isinstance(found, list) else [found]
     for value, sizes in zip(node.outputs, many, strict=False):
         value.sizes = sizes
-        flat = sizes if isinstance(sizes, tuple) else (sizes,)
-        if sizes is not None and all(isinstance(s, int) for s in flat):
-            value.const = np.array(sizes, value.dtype.as_numpy_dtype)
-        if isinstance(sizes, tuple):
-            value.shape = (len(sizes),)
+        if sizes is None:
+            continue
+        table = np.array(sizes, object)
+        value.shape = table.shape
+        if all(isinstance(size, int) for size in table.flat):
+            value.const = table.astype(value.dtype.as_numpy_dtype)
 
 
 def size_rule(*types: str) -> Callable[[Any], Any]:

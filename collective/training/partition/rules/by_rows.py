@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
+from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.values import alike, of_rows, sizes_in
 
 
@@ -100,37 +100,8 @@ of_rows("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 @rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each image alone.
-
-    oneDNN's kernels give a result of no rows the channels of the input, so a replica
-    without rows convolves a row of zeros, of which it takes none.
-    """
-    plan = _convolved(node, layouts, rows)
-    if plan is None or plan.is_whole:
-        return plan
-
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        (made,) = emission.copy(node, [_not_empty(emission, x[0]), *x[1:]])
-        rank = made.shape.rank
-        count = emission.own_rows * plan.outputs[0].per_row
-        ends = [count, *[-1] * (rank - 1)]
-        return [tf.slice(made, emission.vector([0] * rank), emission.vector(ends))]
-
-    return dataclasses.replace(plan, emit=emit)
-
-
-def _not_empty(emission: Any, images: tf.Tensor) -> tf.Tensor:
-    """Images with a row of zeros behind them, if there are none.
-
-    Nothing is copied where there are some: padding by nothing hands its input on.
-    """
-    rank = images.shape.rank
-
-    def pads() -> tf.Tensor:
-        missing = tf.cast(tf.equal(emission.own, 0), tf.int32)
-        return tf.pad(missing[None, None], [[0, rank - 1], [1, 0]])
-
-    return tf.pad(images, emission.once(("pads", rank), pads))
+    """Each image alone; of no image, oneDNN's result has the channels of the input."""
+    return with_a_row(node, _convolved(node, layouts, rows))
 
 
 alike(
@@ -244,13 +215,7 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
         return whole(node)
     if found[0].axis:
         return None
-
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        images, sizes, upstream = x
-        given = [_not_empty(emission, images), sizes, _not_empty(emission, upstream)]
-        return list(emission.copy(node, given))
-
-    return Plan([found[0], WHOLE, found[0]], [SUM], emit)
+    return with_a_row(node, Plan([found[0], WHOLE, found[0]], [SUM]))
 
 
 @rule("Dilation2DBackpropFilter")

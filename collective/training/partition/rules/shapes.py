@@ -24,6 +24,7 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
+from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
 from collective.training.partition.values import axis_in, sizes_in
 
@@ -141,14 +142,31 @@ def tile(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Around each row."""
-    layouts, pads = summed(layouts), node.inputs[1].const
+    """Around each row, or by as many places as further blocks have."""
+    layouts, pads = summed(layouts), sizes_in(node.inputs[1])
     layout = layouts[0]
     if not isinstance(layout, Sharded):
         return whole(node) if all(lay == WHOLE for lay in layouts) else None
-    if pads is None or pads[layout.axis].any():
+    if not isinstance(pads, tuple):
         return None
-    return Plan([layout, *[WHOLE] * (len(layouts) - 1)], [layout])
+    wanted: list[Layout] = [layout, *[WHOLE] * (len(layouts) - 1)]
+    if pads[layout.axis] == (0, 0):
+        plan = Plan(wanted, [layout])
+        return with_a_row(node, plan) if node.type.startswith("Mirror") else plan
+    around = [quotient(size, rows.rows) for size in pads[layout.axis]]
+    if node.type.startswith("Mirror") or None in around:
+        return None
+    ahead, behind = around
+    blocks = [k for k in (ahead, *layout.blocks, behind) if k]
+    axis = layout.axis
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        values, given, *rest = inputs
+        own = emission.vector([emission.own_rows * k for k in around], given.dtype)
+        local = tf.concat([given[:axis], own[None], given[axis + 1 :]], 0)
+        return emission.copy(node, [values, local, *rest])
+
+    return Plan(wanted, [Sharded(axis, tuple(blocks))], emit)
 
 
 @rule("ConcatV2")
