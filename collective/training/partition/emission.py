@@ -8,8 +8,8 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -17,18 +17,20 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
     SUM,
     WHOLE,
     Layout,
     Listed,
     Partial,
+    Shape,
     Sharded,
 )
 from collective.training.partition.propagation import Plan, is_whole
+from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, gathered, sliced
-from collective.training.partition.sizes import AnySize, Size, Symbol
-from collective.training.partition.values import is_constant
+from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 
 _COMBINE = {
     "sum": tf.add_n,
@@ -38,7 +40,6 @@ _COMBINE = {
     "any": lambda parts: tf.reduce_any(tf.stack(parts), 0),
     "all": lambda parts: tf.reduce_all(tf.stack(parts), 0),
 }
-_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 class Traffic:
@@ -90,8 +91,11 @@ class Emission:
         self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
         self._pending: dict[Value, Layout] = {}
         self._exchanged: list[tf.Operation] = []  # all exchanges so far
-        self._sizes: dict[Symbol, tf.Tensor] = {}
         self._is_attached_sent = False
+        count = range(len(share.own))
+        self._own = [Symbol(f"own rows {i}") for i in count]
+        self._first = [Symbol(f"first row {i}") for i in count]
+        self._known = Known(self._symbol)
 
     # --- for rules ------------------------------------------------------------------
 
@@ -101,9 +105,38 @@ class Emission:
         return self.share.own[self.replica]
 
     @property
-    def first(self) -> tf.Tensor:
-        """int64 scalar: the place of its first row in the batch."""
-        return self.share.first[self.replica]
+    def own_rows(self) -> AnySize:
+        """The same as a size, to compute others with."""
+        return symbolic(self._own[self.replica])
+
+    @property
+    def first_row(self) -> AnySize:
+        """The index of its first row in the batch."""
+        return symbolic(self._first[self.replica])
+
+    def number(self, size: AnySize) -> tf.Tensor:
+        """int64 scalar: what a size is in this step."""
+        return self._known.number(size)
+
+    def vector(self, sizes: Sequence[AnySize], dtype: tf.DType = tf.int64) -> tf.Tensor:
+        """What several sizes are in this step."""
+        return self._known.vector(sizes, dtype)
+
+    def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
+        """What a size is in this step, of any dtype."""
+        return self._known.scalar(size, dtype)
+
+    def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """What was made before for this replica by this key; else it is made."""
+        return self._known.once((self.replica, key), make)
+
+    def knows(self, sizes: Any) -> bool:
+        """Whether a size, or each of several, follows from the rows alone."""
+        if isinstance(sizes, (tuple, list)):
+            return all(map(self.knows, sizes))
+        return isinstance(sizes, int) or (
+            isinstance(sizes, Size) and all(s.origin is None for s in sizes.symbols)
+        )
 
     def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
         """int64 scalar: the places of a sharded axis that this replica has.
@@ -111,50 +144,47 @@ class Emission:
         Args:
             size: Those of all replicas, where the layout does not say it in numbers.
         """
-        per_row = layout.per_row
-        if isinstance(per_row, int):
-            return self.own * per_row
-        if size is None:
-            return self.own * self.number(per_row)
+        if size is None or self.knows(layout.per_row):
+            return self.number(self.own_rows * layout.per_row)
         return tf.cast(size, tf.int64) // self.share.total * self.own
 
-    def local_shape(self, sizes: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """The shape of this replica's part of a tensor whose whole shape is ``sizes``."""
+    def local_shape(
+        self, sizes: tf.Tensor, layout: Layout, shape: Shape = None
+    ) -> tf.Tensor:
+        """The shape of this replica's part of a tensor whose whole shape is ``sizes``.
+
+        Args:
+            shape: The same, as far as it is known beforehand.
+        """
         if not isinstance(layout, Sharded):
             return sizes
         axis = layout.axis
+        if shape is not None and self.knows(layout.per_row):
+            parts = list(shape)
+            parts[axis] = self.own_rows * layout.per_row
+            if self.knows(parts):
+                return self.vector(parts, sizes.dtype)
         local = tf.cast(self.local_size(layout, sizes[axis]), sizes.dtype)
         return tf.concat([sizes[:axis], local[None], sizes[axis + 1 :]], 0)
 
-    def number(self, size: AnySize) -> tf.Tensor:
-        """int64 scalar: what a size is in this step."""
-        if isinstance(size, int):
-            return tf.constant(size, tf.int64)
-        terms = []
-        for monomial, factor in size.terms.items():
-            term = tf.constant(factor, tf.int64)
-            for symbol in monomial:
-                term = term * self._symbol(symbol)
-            terms.append(term)
-        return tf.add_n(terms)
-
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
-        if symbol not in self._sizes:
-            if symbol.origin is None:
-                self._sizes[symbol] = self.share.total
-            else:
-                value, axis = symbol.origin
-                for (of, layout), tensors in self._forms.items():
-                    there = not (isinstance(layout, Sharded) and layout.axis == axis)
-                    if of is value and there:
-                        size = tf.shape(tensors[0], tf.int64)[axis]
-                        self._sizes[symbol] = size
-                        break
-                else:
-                    if self.parent is None:
-                        raise NotImplementedError(f"the size {symbol} is not at hand")
-                    self._sizes[symbol] = self.parent._symbol(symbol)
-        return self._sizes[symbol]
+        """int64 scalar: what a symbol stands for in this step."""
+        for symbols, numbers in (
+            (self._own, self.share.own),
+            (self._first, self.share.first),
+        ):
+            if symbol in symbols:
+                return numbers[symbols.index(symbol)]
+        if symbol.origin is None:
+            return self.share.total
+        value, axis = symbol.origin
+        for layout in (WHOLE, value.layout):
+            tensors = self._forms.get((value, layout))
+            if tensors and not (isinstance(layout, Sharded) and layout.axis == axis):
+                return tf.shape(tensors[0], tf.int64)[axis]
+        if self.parent is None:
+            raise NotImplementedError(f"the size {symbol} is not at hand")
+        return self.parent._known.number(symbolic(symbol))
 
     def copy(
         self, node: Node, inputs: Sequence[tf.Tensor], **attributes: Any
@@ -187,12 +217,12 @@ class Emission:
             return self._list_as(self._forms[value, have], have, layout)
         node = value.node
         if layout == WHOLE:
+            if self._is_known(value):
+                return [self._as_known(value)]
             if node is not None and node.plan.whole is not None:
                 return self._remade(node, value)
             self._pending[value] = have
             return None
-        if isinstance(layout, Sharded) and have == WHOLE:
-            return [self._slice_of(value, layout) for _ in self._each()]
         whole = self.get(value, WHOLE)
         if whole is None:
             return None
@@ -204,6 +234,29 @@ class Emission:
             tf.where(self.share.is_lead[self.replica], whole[0], zeros)
             for _ in self._each()
         ]
+
+    def _is_known(self, value: Value) -> bool:
+        """Whether a value is a constant or a size, which is made when it is read."""
+        node = value.node
+        if node is None or value.layout != WHOLE or node.bodies or node.is_stateful:
+            return False
+        if value.const is not None or node.type == "Const":
+            return True
+        return value.sizes is not None and self.knows(value.sizes)
+
+    def _as_known(self, value: Value) -> tf.Tensor:
+        assert value.node is not None
+        if value.const is not None:
+            return self._known.constant(value.const, value.dtype)
+        if value.node.type == "Const":  # text
+            with tf.control_dependencies(None):
+                return copy_operation(value.node.op, []).outputs[0]
+        if not isinstance(value.sizes, tuple):
+            return self.scalar(value.sizes, value.dtype)
+        if value.rank == 1:
+            return self.vector(value.sizes, value.dtype)
+        flat = [size for row in value.sizes for size in row]
+        return tf.reshape(self.vector(flat, value.dtype), value.shape)
 
     def _list_as(
         self, tensors: list[tf.Tensor], have: Listed, layout: Layout
@@ -222,10 +275,9 @@ class Emission:
                 tf.cond(self.share.is_lead[i], lambda: whole, lambda: none)
                 for i in range(len(self.share.own))
             ]
-        sizes = tf.stack([self.number(size) for size in have.shape])
         stacked = tf.raw_ops.TensorListStack(
             input_handle=tensors[0],
-            element_shape=tf.cast(sizes, tf.int32),
+            element_shape=self.vector(have.shape, tf.int32),
             element_dtype=layout.dtype,
         )
         stacked.set_shape([None] * (1 + len(have.shape)))
@@ -260,7 +312,9 @@ class Emission:
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
         """The whole value, where it is at hand."""
-        found = self._forms.get((value, WHOLE))
+        if (value, WHOLE) not in self._forms and not self._is_known(value):
+            return None
+        found = self.get(value, WHOLE)
         return None if found is None else found[0]
 
     def _each(self) -> Iterator[int]:
@@ -310,8 +364,8 @@ class Emission:
         return tf.control_dependencies(self._exchanged[-1:])
 
     def _note(self, tensors: Sequence[tf.Tensor]) -> None:
-        if tensors:
-            with tf.control_dependencies(tensors):
+        if tensors:  # behind all exchanges before, even if they made no operation
+            with tf.control_dependencies([*self._exchanged[-1:], *tensors]):
                 self._exchanged.append(tf.no_op())
 
     # --- nodes ----------------------------------------------------------------------
@@ -326,7 +380,7 @@ class Emission:
             value.layout if layout is None else layout
             for value, layout in zip(self.graph.outputs, wanted, strict=True)
         ]
-        queue = _Queue(self.graph)
+        queue = Queue(self.graph)
         while True:
             for node in queue:
                 if not self._make(node):
@@ -361,7 +415,7 @@ class Emission:
     def _ask_for(self, layouts: Sequence[Layout]) -> None:
         """Has outputs that are made travel with everything else that waits."""
         for value, layout in zip(self.graph.outputs, layouts, strict=True):
-            if (value, value.layout) in self._forms:
+            if (value, value.layout) in self._forms or self._is_known(value):
                 self.get(value, layout)
 
     def _ask_for_inputs(self, node: Node) -> None:
@@ -372,9 +426,8 @@ class Emission:
     def _make(self, node: Node) -> bool:
         """Makes a node; False if it has to wait for an exchange."""
         plan: Plan = node.plan
-        if node.type == "Const" or is_constant(node):
-            self._make_constants(node)
-            return True
+        if node.outputs and all(map(self._is_known, node.outputs)):
+            return True  # made when it is read
         inputs: list[list[tf.Tensor] | None] = []
         is_ready = True
         for value, layout in zip(node.inputs, plan.inputs, strict=True):
@@ -384,8 +437,8 @@ class Emission:
         if not is_ready:
             return False
         before = [op for n in node.control for op in self._made.get(n.number, ())]
-        if _is_write(node):
-            before += self._exchanged
+        if is_write(node):
+            before += self._exchanged[-1:]
             self.traffic.writes = True
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
@@ -400,7 +453,7 @@ class Emission:
                 None if part is None else part[replica if len(part) > 1 else 0]
                 for part in inputs
             ]
-            with tf.control_dependencies(before):
+            with tf.control_dependencies(before) if before else nullcontext():
                 tensors, ops = self._emitted(node, plan, mine)
             made += ops
             for of_output, tensor in zip(outputs, tensors, strict=True):
@@ -438,79 +491,6 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
-
-    def _make_constants(self, node: Node) -> None:
-        for value in node.outputs:
-            if value.const is None:  # text
-                tensor = copy_operation(node.op, []).outputs[0]
-            else:
-                tensor = tf.constant(value.const, value.dtype)
-            self.put(value, WHOLE, [tensor])
-
-
-class _Queue:
-    """The nodes that can be made, in their order; writes of variables last."""
-
-    def __init__(self, graph: Graph):
-        self._nodes = {node.number: node for node in graph.nodes}
-        self._left: dict[int, int] = {}
-        self._behind: dict[int, list[int]] = {}
-        self._ready: list[int] = []
-        self._waiting: list[int] = []
-        self._writes: list[int] = []
-        for node in graph.nodes:
-            before = {v.node.number for v in node.inputs if v.node is not None}
-            before |= {n.number for n in node.control}
-            self._left[node.number] = len(before)
-            for number in before:
-                self._behind.setdefault(number, []).append(node.number)
-            if not before:
-                self._add(node.number)
-
-    def _add(self, number: int) -> None:
-        if _is_write(self._nodes[number]):
-            self._writes.append(number)
-        else:
-            heapq.heappush(self._ready, number)
-
-    def __iter__(self) -> Iterator[Node]:
-        while self._ready:
-            yield self._nodes[heapq.heappop(self._ready)]
-
-    @property
-    def writes(self) -> list[Node]:
-        """The writes that can be made once nothing waits any more."""
-        return [self._nodes[number] for number in self._writes]
-
-    def waits(self, node: Node) -> None:
-        """The node needs an exchange."""
-        self._waiting.append(node.number)
-
-    def done(self, node: Node) -> None:
-        """The node is made."""
-        for number in self._behind.get(node.number, ()):
-            self._left[number] -= 1
-            if not self._left[number]:
-                self._add(number)
-
-    def resume(self) -> None:
-        """What waited is there."""
-        for number in self._waiting:
-            heapq.heappush(self._ready, number)
-        self._waiting = []
-
-    def release_writes(self) -> bool:
-        """Lets writes be made; False if there are none."""
-        for number in self._writes:
-            heapq.heappush(self._ready, number)
-        found, self._writes = bool(self._writes), []
-        return found
-
-
-def _is_write(node: Node) -> bool:
-    """Whether a node writes variables, also within a loop or branch."""
-    inner = (n for body in node.bodies for n in body.nodes)
-    return node.type.startswith(_WRITES) or any(map(_is_write, inner))
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

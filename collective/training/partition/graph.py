@@ -16,7 +16,7 @@ from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.layouts import WHOLE, Layout, Shape
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_HANDLES = {tf.resource, tf.variant}
 # Of each operation that has functions: the attributes with them.
 _NESTED = {
     "While": ("cond", "body"),
@@ -34,9 +34,11 @@ class Value:
     Attributes:
         node, index: What makes it; node is None for an input of the graph.
         source: TensorFlow's tensor.
+        is_handle: Whether it stands for a variable, a list or the like, and has no numbers.
         shape: Its whole shape.
         const: Its value, where that is known.
-        sizes: Where it holds sizes: of a vector a tuple, of a scalar an int or ``Size``.
+        sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
+            a matrix a tuple of tuples.
         users: The nodes that read it.
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it whole.
@@ -47,6 +49,7 @@ class Value:
         "const",
         "dtype",
         "index",
+        "is_handle",
         "is_needed_whole",
         "layout",
         "node",
@@ -59,6 +62,7 @@ class Value:
     def __init__(self, node: Node | None, index: int, source: tf.Tensor):
         self.node, self.index, self.source = node, index, source
         self.dtype: tf.DType = source.dtype
+        self.is_handle = self.dtype in _HANDLES
         self.users: list[Node] = []
         self._symbols: dict[int, Symbol] = {}
         self.shape: Shape = None
@@ -99,11 +103,6 @@ class Value:
         """Whether every size is a number."""
         return self.shape is not None and all(isinstance(s, int) for s in self.shape)
 
-    @property
-    def is_handle(self) -> bool:
-        """Whether it stands for a variable, a list or the like, and has no numbers."""
-        return bool(self.dtype in (tf.resource, tf.variant))
-
     def __repr__(self) -> str:
         return f"{self.source.name} {self.shape} {self.layout}"
 
@@ -116,6 +115,8 @@ def sizes_in(value: Value) -> Any:
             return int(const)
         if const.ndim == 1 and const.size <= 64:
             return tuple(int(c) for c in const)
+        if const.ndim == 2 and const.size <= 64:
+            return tuple(tuple(int(c) for c in row) for row in const)
     return value.sizes
 
 

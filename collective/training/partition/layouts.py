@@ -111,6 +111,9 @@ def reshaped(
         rows: Of the global batch.
     """
     outer, inner = product(shape[: layout.axis]), product(shape[layout.axis + 1 :])
+    for axis, size in enumerate(new):
+        if size == layout.per_row * rows and product(new[:axis]) == outer:
+            return layout.moved(axis)  # what lies behind is as much as before
     runs = [k * inner for k in layout.blocks]  # elements of a row, run by run
     for axis, size in enumerate(new):
         before, behind = product(new[:axis]), product(new[axis + 1 :])

@@ -9,18 +9,35 @@ has a picture of a small one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition import rules as rules  # declares them
+# These declare what is known of types of operations.
+from collective.training.partition import computed_sizes as computed_sizes
+from collective.training.partition import rules as rules
+from collective.training.partition import shapes as shapes
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import read
 from collective.training.partition.layouts import WHOLE, Layout
 from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
 from collective.training.partition.shares import Share
+
+
+@contextmanager
+def _many_objects() -> Iterator[None]:
+    """Looks for no garbage meanwhile: what is made here stays, and is much."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Partition:
@@ -32,6 +49,7 @@ class Partition:
         rows: What is known of the rows of a batch.
     """
 
+    @_many_objects()
     def __init__(self, function: Any, layouts: Sequence[Layout], rows: Rows):
         self.function = function
         self.rows = rows
@@ -45,6 +63,7 @@ class Partition:
             self.rows = dataclasses.replace(rows, whole_lists=True)
             propagate(self.graph, self.layouts, self.rows)
 
+    @_many_objects()
     def emit(
         self,
         arguments: Sequence[list[tf.Tensor]],

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.layouts import Sharded
+from collective.training.partition.sizes import AnySize
 
 _FIELDS = 3  # of each replica in a vector
 
@@ -45,14 +46,14 @@ class Share:
         return Share(vector, len(self.own))
 
 
-def pieces_of(emission: Any, layout: Sharded) -> list[tuple[tf.Tensor, tf.Tensor]]:
+def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
     """Of each block: where this replica's part begins in the whole axis, and its places."""
-    before = tf.constant(0, tf.int64)
+    before: AnySize = 0
     found = []
     for block in layout.blocks:
-        k = emission.number(block)
-        found.append((before + emission.first * k, emission.own * k))
-        before = before + emission.share.total * k
+        begin = before + emission.first_row * block
+        found.append((begin, emission.own_rows * block))
+        before = before + emission.rows * block
     return found
 
 
@@ -61,11 +62,10 @@ def sliced(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     rank, axis = tensor.shape.rank, layout.axis
     parts = []
     for begin, count in pieces_of(emission, layout):
-        begins = [begin if i == axis else tf.constant(0, tf.int64) for i in range(rank)]
-        counts = [
-            count if i == axis else tf.constant(-1, tf.int64) for i in range(rank)
-        ]
-        parts.append(tf.slice(tensor, tf.stack(begins), tf.stack(counts)))
+        begins: list[AnySize] = [0] * rank
+        counts: list[AnySize] = [-1] * rank
+        begins[axis], counts[axis] = begin, count
+        parts.append(tf.slice(tensor, emission.vector(begins), emission.vector(counts)))
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import (
-    Emit,
     Plan,
     Rows,
     Rule,
@@ -19,8 +17,8 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
-from collective.training.partition.sizes import AnySize
-from collective.training.partition.values import alike, of_rows, sizes_in
+from collective.training.partition.rules.empty import with_a_row
+from collective.training.partition.values import alike, of_rows
 
 
 def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
@@ -102,33 +100,8 @@ of_rows("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 @rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each image alone.
-
-    oneDNN's kernels give a result of no rows the channels of the input, so a replica
-    without rows makes one of the right shape itself.
-    """
-    plan = _convolved(node, layouts, rows)
-    shape = node.outputs[0].shape
-    if plan is None or plan.is_whole or node.outputs[0].dtype == tf.float64:
-        return plan
-    if shape is None or not all(isinstance(size, int) for size in shape[1:]):
-        return plan
-
-    return dataclasses.replace(plan, emit=_with_rows(node, [0, *shape[1:]]))
-
-
-def _with_rows(node: Node, shape: Sequence[AnySize]) -> Emit:
-    """Makes an operation of a replica with rows; zeros of this shape without."""
-
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        made = tf.cond(
-            emission.own > 0,
-            lambda: emission.copy(node, x)[0],
-            lambda: tf.zeros(shape, node.outputs[0].dtype),
-        )
-        return [made]
-
-    return emit
+    """Each image alone; of no image, oneDNN's result has the channels of the input."""
+    return with_a_row(node, _convolved(node, layouts, rows))
 
 
 alike(
@@ -215,7 +188,8 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
         def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
             x = list(x)
             if node.inputs[place].shape != (2,):  # of height and width alone
-                x[place] = emission.local_shape(x[place], layout)
+                shape = sizes_in(node.inputs[place])
+                x[place] = emission.local_shape(x[place], layout, shape)
             return list(emission.copy(node, x))
 
         return Plan(wanted, [layout], emit)
@@ -241,11 +215,7 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
         return whole(node)
     if found[0].axis:
         return None
-    shape = node.outputs[0].shape
-    emit = None
-    if shape is not None and all(isinstance(size, int) for size in shape):
-        emit = _with_rows(node, shape)
-    return Plan([found[0], WHOLE, found[0]], [SUM], emit)
+    return with_a_row(node, Plan([found[0], WHOLE, found[0]], [SUM]))
 
 
 @rule("Dilation2DBackpropFilter")

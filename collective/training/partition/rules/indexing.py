@@ -5,6 +5,7 @@ from __future__ import annotations
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.values import axis_in
 
 
@@ -139,4 +140,4 @@ def tensor_scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None
     if rank is None or not isinstance(width, int) or table.axis < width:
         return None
     updates = table.moved(table.axis - width + rank - 1)
-    return Plan([table, WHOLE, updates], [table])
+    return with_a_row(node, Plan([table, WHOLE, updates], [table]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node, Value
+from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import (
     WHOLE,
     Layout,
@@ -17,7 +17,6 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import Size
-from collective.training.partition.values import sizes_in
 
 EMPTY = Listed()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.shapes import labels_of
 
 
 def contraction(
@@ -73,23 +74,10 @@ def batch_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 @rule("Einsum")
 def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Any contraction."""
-    equation = node.attr("equation").decode().replace(" ", "")
-    left, out = equation.split("->")
-    labels = left.split(",")
-    if "..." in equation:
-        spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
-        counts = [
-            (value.rank or 0) - len(label.replace("...", ""))
-            for value, label in zip(node.inputs, labels, strict=True)
-        ]
-        dots = "".join(spare[: max(counts)])
-        labels = [
-            label.replace("...", dots[len(dots) - count :])
-            for label, count in zip(labels, counts, strict=True)
-        ]
-        out = out.replace("...", dots)
-    if any(len(set(label)) != len(label) for label in labels):
+    found = labels_of(node)
+    if found is None:
         return None
-    if any(v.rank != len(label) for v, label in zip(node.inputs, labels, strict=True)):
+    labels, out = found
+    if any(len(set(label)) != len(label) for label in labels):
         return None
     return contraction(node, layouts, rows, labels, out)

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
-from collective.training.partition.sizes import AnySize, quotient
-from collective.training.partition.values import sizes_in
+from collective.training.partition.shares import pieces_of
+from collective.training.partition.sizes import quotient
 
 # Kernels that reject numbers keep so many 32-bit words of the stream for each of theirs,
 # and Philox gives four words a count.
@@ -70,20 +70,12 @@ def _rows_of_draw(
     shape, key, counter, *rest = inputs
     sizes = tf.cast(shape, tf.int64)
     per_place = tf.reduce_prod(sizes[1:])
-    before: Any = tf.constant(0, tf.int64)
     parts = []
-    for block in layout.blocks:
-        begin, count = _places(emission, block)
-        inner = tf.concat([count[None], sizes[1:]], 0)
-        first = (before + begin) * per_place
+    for begin, count in pieces_of(emission, layout):
+        inner = tf.concat([emission.vector([count]), sizes[1:]], 0)
+        first = emission.number(begin) * per_place
         parts.append(_numbers(emission, node, first, inner, key, counter, rest, counts))
-        before = before + emission.share.total * emission.number(block)
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-
-
-def _places(emission: Any, block: AnySize) -> tuple[Any, Any]:
-    k = emission.number(block)
-    return emission.first * k, emission.own * k
 
 
 def _numbers(

@@ -59,7 +59,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         values, over = inputs
         wide = tf.float32 if x.dtype in _NARROW else x.dtype
         total = tf.raw_ops.Sum(input=tf.cast(values, wide), axis=over, keep_dims=keep)
-        return [tf.cast(total / tf.cast(emission.number(count), wide), x.dtype)]
+        return [tf.cast(total / emission.scalar(count, wide), x.dtype)]
 
     return Plan([layout, WHOLE], [SUM], mean)
 
@@ -125,8 +125,13 @@ def bincount(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return whole(node)
     if found[0].axis or node.inputs[0].rank is None:
         return None
-    weights: Layout = found[0] if node.inputs[2].rank == node.inputs[0].rank else WHOLE
-    if node.inputs[0].rank == 2:
+    of_weights = node.inputs[2].shape
+    if of_weights is None:
+        return None
+    weights: Layout = WHOLE if 0 in of_weights else found[0]
+    if weights != WHOLE and of_weights[0] != found[0].per_row * rows.rows:
+        return None
+    if node.type == "DenseBincount" and node.inputs[0].rank == 2:
         return Plan([found[0], WHOLE, weights], [found[0]])
     return None if binary else Plan([found[0], WHOLE, weights], [SUM])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import (
     MOST_BLOCKS,
     SUM,
@@ -24,8 +24,9 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
+from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
-from collective.training.partition.values import axis_in, sizes_in
+from collective.training.partition.values import axis_in
 
 
 @rule("Reshape", "ExpandDims", "Squeeze")
@@ -56,6 +57,10 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
     """The shape of a replica's part."""
     given = inputs[1]
+    local = list(sizes)
+    local[made.axis] = emission.own_rows * made.per_row
+    if emission.knows(local):
+        return emission.vector(local, given.dtype)
     parts = [
         tf.constant(size, given.dtype) if isinstance(size, int) else given[axis]
         for axis, size in enumerate(sizes)
@@ -93,7 +98,8 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             return None
 
         def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
-            return [tf.broadcast_to(inputs[0], emission.local_shape(inputs[1], made))]
+            local = emission.local_shape(inputs[1], made, out.shape)
+            return [tf.broadcast_to(inputs[0], local)]
 
         return Plan([layout, WHOLE], [made], emit)
 
@@ -103,7 +109,7 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         if axis >= 0 and x.shape[axis] != 1:
             return None
         small, sizes = (emission.whole_of(value) for value in node.inputs)
-        return tf.broadcast_to(small, emission.local_shape(sizes, wanted))
+        return tf.broadcast_to(small, emission.local_shape(sizes, wanted, out.shape))
 
     return Plan([WHOLE, WHOLE], [WHOLE], share=share)
 
@@ -114,7 +120,8 @@ def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
         sizes, number = (emission.whole_of(value) for value in node.inputs)
-        return tf.fill(emission.local_shape(sizes, wanted), number)
+        shape = node.outputs[0].shape
+        return tf.fill(emission.local_shape(sizes, wanted, shape), number)
 
     return Plan([WHOLE, WHOLE], [WHOLE], share=share)
 
@@ -135,14 +142,31 @@ def tile(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Around each row."""
-    layouts, pads = summed(layouts), node.inputs[1].const
+    """Around each row, or by as many places as further blocks have."""
+    layouts, pads = summed(layouts), sizes_in(node.inputs[1])
     layout = layouts[0]
     if not isinstance(layout, Sharded):
         return whole(node) if all(lay == WHOLE for lay in layouts) else None
-    if pads is None or pads[layout.axis].any():
+    if not isinstance(pads, tuple):
         return None
-    return Plan([layout, *[WHOLE] * (len(layouts) - 1)], [layout])
+    wanted: list[Layout] = [layout, *[WHOLE] * (len(layouts) - 1)]
+    if pads[layout.axis] == (0, 0):
+        plan = Plan(wanted, [layout])
+        return with_a_row(node, plan) if node.type.startswith("Mirror") else plan
+    around = [quotient(size, rows.rows) for size in pads[layout.axis]]
+    if node.type.startswith("Mirror") or None in around:
+        return None
+    ahead, behind = around
+    blocks = [k for k in (ahead, *layout.blocks, behind) if k]
+    axis = layout.axis
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        values, given, *rest = inputs
+        own = emission.vector([emission.own_rows * k for k in around], given.dtype)
+        local = tf.concat([given[:axis], own[None], given[axis + 1 :]], 0)
+        return emission.copy(node, [values, local, *rest])
+
+    return Plan(wanted, [Sharded(axis, tuple(blocks))], emit)
 
 
 @rule("ConcatV2")
@@ -222,10 +246,13 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         results = []
         for value, tensor in zip(node.inputs, inputs, strict=True):
             dtype = node.outputs[0].dtype
+            if value.shape is not None and emission.knows(value.shape):
+                results.append(emission.vector(value.shape, dtype))
+                continue
             sizes = tf.shape(tensor, dtype)
             if isinstance(value.layout, Sharded):
                 axis = value.layout.axis
-                size = tf.cast(emission.number(value.layout.per_row * rows.rows), dtype)
+                size = emission.scalar(value.layout.per_row * rows.rows, dtype)
                 sizes = tf.concat([sizes[:axis], size[None], sizes[axis + 1 :]], 0)
             results.append(sizes)
         return results

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import AnySize, quotient, total
 from collective.training.partition.strided import Entry, entries, entries_of
-from collective.training.partition.values import axis_in, sizes_in
+from collective.training.partition.values import axis_in
 
 
 def blocks_within(
@@ -33,7 +33,8 @@ def _own_range(emission: Any, layout: Sharded, blocks: tuple[int, int]) -> Any:
     """Where the blocks begin in a replica's part, and their places: int64 scalars."""
     first, last = blocks
     begin, count = total(layout.blocks[:first]), total(layout.blocks[first:last])
-    return emission.own * emission.number(begin), emission.own * emission.number(count)
+    own = emission.own_rows
+    return emission.number(own * begin), emission.number(own * count)
 
 
 @rule("Slice")
@@ -204,10 +205,12 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         shape, *bounds, upstream = inputs
-        begin = emission.own * emission.number(ahead)
-        end = begin + emission.own * emission.number(layout.per_row)
-        local = emission.local_shape(shape, made)
-        gradient = tf.cast(begin, shape.dtype), tf.cast(end, shape.dtype)
+        own = emission.own_rows
+        local = emission.local_shape(shape, made, sizes)
+        gradient = (
+            emission.scalar(own * ahead, shape.dtype),
+            emission.scalar(own * (ahead + layout.per_row), shape.dtype),
+        )
         return [_padded(found, bounds, node, axis, gradient, local, upstream)]
 
     return Plan([*[WHOLE] * 4, layout], [made], emit)
@@ -295,7 +298,7 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         begin = begin + length
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
-        counts = tf.stack([emission.own * emission.number(part) for part in parts])
+        counts = emission.vector([emission.own_rows * part for part in parts])
         return list(tf.split(inputs[at], counts, axis, num=len(parts)))
 
     return Plan(wanted, made, emit)

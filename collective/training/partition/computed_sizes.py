@@ -1,0 +1,227 @@
+"""Sizes that a program computes with, such as ``tf.shape(x)[0] * 2``, as polynomials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collective.training.partition.graph import Node, Value, sizes_in
+from collective.training.partition.sizes import AnySize, product, quotient, total
+from collective.training.partition.strided import entries_of
+from collective.training.partition.values import size_rule
+
+
+@size_rule("Shape", "ShapeN")
+def _shape_sizes(node: Node) -> Any:
+    return [v.shape for v in node.inputs]
+
+
+@size_rule("Size")
+def _size_sizes(node: Node) -> Any:
+    shape = node.inputs[0].shape
+    return None if shape is None else product(shape)
+
+
+@size_rule("Rank")
+def _rank_sizes(node: Node) -> Any:
+    return node.inputs[0].rank
+
+
+@size_rule("Identity", "StopGradient", "Snapshot")
+def _same(node: Node) -> Any:
+    return node.inputs[0].sizes
+
+
+@size_rule("Cast")
+def _cast(node: Node) -> Any:
+    return node.inputs[0].sizes if node.inputs[0].dtype.is_integer else None
+
+
+def _table(value: Value) -> Any:
+    """The sizes that a value holds, as an array of objects; None if unknown."""
+    sizes = sizes_in(value)
+    return None if sizes is None else np.array(sizes, object)
+
+
+def _untabled(sizes: Any) -> Any:
+    """The same as an int, a tuple, or a tuple of tuples."""
+    if not isinstance(sizes, np.ndarray) or sizes.ndim == 0:
+        return sizes.item() if isinstance(sizes, np.ndarray) else sizes
+    if sizes.ndim == 1:
+        return tuple(sizes)
+    return tuple(map(tuple, sizes)) if sizes.ndim == 2 else None
+
+
+@size_rule("Pack")
+def _packed(node: Node) -> Any:
+    parts = [_table(v) for v in node.inputs]
+    if any(p is None for p in parts):
+        return None
+    return _untabled(np.stack(parts, node.attr("axis")))
+
+
+@size_rule("ConcatV2")
+def _joined(node: Node) -> Any:
+    parts, axis = [_table(v) for v in node.inputs[:-1]], node.inputs[-1].const
+    if axis is None or any(p is None for p in parts):
+        return None
+    return _untabled(np.concatenate(parts, int(axis)))
+
+
+@size_rule("Transpose")
+def _turned(node: Node) -> Any:
+    sizes, order = _table(node.inputs[0]), node.inputs[1].const
+    if sizes is None or order is None:
+        return None
+    return _untabled(sizes.transpose([int(i) for i in order]))
+
+
+@size_rule("StridedSlice")
+def _picked(node: Node) -> Any:
+    sizes, entries = _table(node.inputs[0]), entries_of(node)
+    if sizes is None or entries is None:
+        return None
+    index: list[Any] = []
+    for entry in entries:
+        if entry.axis is None:
+            index.append(None)
+        elif not isinstance(entry.begin, int) or not isinstance(entry.length, int):
+            return None
+        elif entry.out is None:
+            index.append(entry.begin)
+        else:
+            stop = entry.begin + entry.length * entry.step
+            index.append(slice(entry.begin, stop if stop >= 0 else None, entry.step))
+    return _untabled(sizes[tuple(index)])
+
+
+@size_rule("Slice")
+def _sliced(node: Node) -> Any:
+    sizes, begins, counts = _table(node.inputs[0]), *map(sizes_in, node.inputs[1:])
+    if sizes is None or not isinstance(begins, tuple) or not isinstance(counts, tuple):
+        return None
+    if not all(isinstance(n, int) for n in (*begins, *counts)):
+        return None
+    index = tuple(
+        slice(begin, None if count == -1 else begin + count)
+        for begin, count in zip(begins, counts, strict=True)
+    )
+    return _untabled(sizes[index])
+
+
+@size_rule("GatherV2")
+def _gathered(node: Node) -> Any:
+    sizes, places = _table(node.inputs[0]), node.inputs[1].const
+    axis = node.inputs[2].const
+    if sizes is None or places is None or axis is None or node.attr("batch_dims"):
+        return None
+    return _untabled(sizes.take(places, int(axis)))
+
+
+@size_rule("Reshape", "ExpandDims", "Squeeze")
+def _reshaped(node: Node) -> Any:
+    sizes, out = _table(node.inputs[0]), node.outputs[0]
+    if sizes is None or out.shape is None or not out.is_static:
+        return None
+    return _untabled(sizes.reshape(out.shape))
+
+
+@size_rule("ConcatOffset")
+def _offsets(node: Node) -> Any:
+    axis, shapes = node.inputs[0].const, [sizes_in(v) for v in node.inputs[1:]]
+    if axis is None or any(not isinstance(shape, tuple) for shape in shapes):
+        return None
+    place, found, before = int(axis) % len(shapes[0]), [], 0
+    for shape in shapes:
+        found.append(tuple(before if i == place else 0 for i in range(len(shape))))
+        before = before + shape[place]
+    return found
+
+
+@size_rule("DynamicStitch")
+def _stitched(node: Node) -> Any:
+    count = node.attr("N")
+    found: dict[int, AnySize] = {}
+    for places, data in zip(node.inputs[:count], node.inputs[count:], strict=True):
+        at, sizes = (
+            s if isinstance(s, tuple) else (s,) for s in map(sizes_in, (places, data))
+        )
+        if None in at or None in sizes or len(at) != len(sizes):
+            return None
+        found.update(zip(at, sizes, strict=True))
+    if set(found) != set(range(len(found))):
+        return None
+    return tuple(found[i] for i in range(len(found)))
+
+
+@size_rule("Prod")
+def _multiplied(node: Node) -> Any:
+    sizes = _table(node.inputs[0])
+    return None if sizes is None or node.outputs[0].rank else product(sizes.flat)
+
+
+@size_rule("Sum")
+def _added(node: Node) -> Any:
+    sizes = _table(node.inputs[0])
+    return None if sizes is None or node.outputs[0].rank else total(sizes.flat)
+
+
+def _each(node: Node, compute: Callable[[AnySize, AnySize], AnySize | None]) -> Any:
+    a, b = map(_table, node.inputs[:2])
+    if a is None or b is None:
+        return None
+    found = np.frompyfunc(compute, 2, 1)(a, b)
+    found = np.array(found, object)
+    return None if None in found.flat else _untabled(found)
+
+
+@size_rule("Mul")
+def _times(node: Node) -> Any:
+    return _each(node, lambda a, b: a * b)
+
+
+@size_rule("AddV2", "Add")
+def _plus(node: Node) -> Any:
+    return _each(node, lambda a, b: a + b)
+
+
+@size_rule("Sub")
+def _minus(node: Node) -> Any:
+    return _each(node, lambda a, b: a - b)
+
+
+@size_rule("FloorDiv", "TruncateDiv")
+def _divided(node: Node) -> Any:
+    return _each(node, quotient)
+
+
+@size_rule("Maximum")
+def _most(node: Node) -> Any:
+    def most(a: AnySize, b: AnySize) -> AnySize | None:
+        # Sizes are not negative, and a step has at least one row.
+        for one, other in ((a, b), (b, a)):
+            if one == other or (isinstance(other, int) and other <= 0):
+                return one
+        return None
+
+    return _each(node, most)
+
+
+@size_rule("BroadcastGradientArgs")
+def _reduced_axes(node: Node) -> Any:
+    a, b = (sizes_in(v) for v in node.inputs)
+    if not (isinstance(a, tuple) and isinstance(b, tuple)):
+        return None
+    rank = max(len(a), len(b))
+    a, b = ((1,) * (rank - len(s)) + s for s in (a, b))
+    first, second = [], []
+    for axis, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x == y != 1:
+            continue
+        if x != 1 and y != 1:
+            return None
+        first += [axis] * (x == 1)
+        second += [axis] * (y == 1)
+    return [tuple(first), tuple(second)]

@@ -1,0 +1,80 @@
+"""Constants and sizes of one emitted graph, each made once and only when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from collective.training.partition.sizes import AnySize, Symbol
+
+_COMPARED = 1 << 12  # bytes; larger constants are not looked for by their value
+
+
+class Known:
+    """Makes constants, and what sizes are in a step.
+
+    Args:
+        symbol: int64 scalar: what a symbol stands for in this step.
+    """
+
+    def __init__(self, symbol: Callable[[Symbol], tf.Tensor]):
+        self._symbol = symbol
+        self._graph = tf.compat.v1.get_default_graph()
+        self._made: dict[Hashable, tf.Tensor] = {}
+
+    def constant(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+        """A constant; equal ones are one."""
+        value = np.asarray(value)
+        if value.nbytes > _COMPARED:
+            return tf.constant(value, dtype)
+        key = dtype, value.shape, value.tobytes()
+        return self.once(key, lambda: tf.constant(value, dtype))
+
+    def number(self, size: AnySize) -> tf.Tensor:
+        """int64 scalar: what a size is in this step."""
+        if isinstance(size, int):
+            return self.constant(np.array(size, np.int64), tf.int64)
+        return self.once(size, lambda: self._sum(size))
+
+    def vector(self, sizes: Sequence[AnySize], dtype: tf.DType) -> tf.Tensor:
+        """What several sizes are in this step.
+
+        Args:
+            dtype: int32 or int64.
+        """
+        if all(isinstance(size, int) for size in sizes):
+            return self.constant(np.array(sizes, dtype.as_numpy_dtype), dtype)
+
+        def stacked() -> tf.Tensor:
+            return tf.cast(tf.stack([self.number(size) for size in sizes]), dtype)
+
+        return self.once((dtype, *sizes), stacked)
+
+    def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
+        """What a size is in this step, of any dtype."""
+        if isinstance(size, int):
+            return self.constant(np.array(size, dtype.as_numpy_dtype), dtype)
+        return self.once((size, dtype), lambda: tf.cast(self.number(size), dtype))
+
+    def _sum(self, size: AnySize) -> tf.Tensor:
+        assert not isinstance(size, int)
+        terms = []
+        for monomial, factor in size.terms.items():
+            factors = [self._symbol(symbol) for symbol in monomial]
+            if factor != 1 or not factors:
+                factors.append(self.number(factor))
+            term = factors[0]
+            for other in factors[1:]:
+                term = term * other
+            terms.append(term)
+        return terms[0] if len(terms) == 1 else tf.add_n(terms)
+
+    def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """What was made before; else it is made in the graph that this belongs to."""
+        if key not in self._made:
+            # A rule may ask inside of a branch, whose tensors nothing outside can read.
+            with self._graph.as_default(), tf.control_dependencies(None):
+                self._made[key] = make()
+        return self._made[key]

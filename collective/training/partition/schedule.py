@@ -1,0 +1,75 @@
+"""In which order the nodes of a graph are made."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from collective.training.partition.graph import Graph, Node
+
+_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
+
+
+def is_write(node: Node) -> bool:
+    """Whether a node writes a variable, also within a loop or branch."""
+    inner = (n for body in node.bodies for n in body.nodes)
+    return node.type.startswith(_WRITES) or any(map(is_write, inner))
+
+
+class Queue:
+    """The nodes that can be made, in their order; writes of variables last."""
+
+    def __init__(self, graph: Graph):
+        self._nodes = {node.number: node for node in graph.nodes}
+        self._left: dict[int, int] = {}
+        self._behind: dict[int, list[int]] = {}
+        self._ready: list[int] = []
+        self._waiting: list[int] = []
+        self._writes: list[int] = []
+        for node in graph.nodes:
+            before = {v.node.number for v in node.inputs if v.node is not None}
+            before |= {n.number for n in node.control}
+            self._left[node.number] = len(before)
+            for number in before:
+                self._behind.setdefault(number, []).append(node.number)
+            if not before:
+                self._add(node.number)
+
+    def _add(self, number: int) -> None:
+        if is_write(self._nodes[number]):
+            self._writes.append(number)
+        else:
+            heapq.heappush(self._ready, number)
+
+    def __iter__(self) -> Iterator[Node]:
+        while self._ready:
+            yield self._nodes[heapq.heappop(self._ready)]
+
+    @property
+    def writes(self) -> list[Node]:
+        """The writes that can be made once nothing waits any more."""
+        return [self._nodes[number] for number in self._writes]
+
+    def waits(self, node: Node) -> None:
+        """The node needs an exchange."""
+        self._waiting.append(node.number)
+
+    def done(self, node: Node) -> None:
+        """The node is made."""
+        for number in self._behind.get(node.number, ()):
+            self._left[number] -= 1
+            if not self._left[number]:
+                self._add(number)
+
+    def resume(self) -> None:
+        """What waited is there."""
+        for number in self._waiting:
+            heapq.heappush(self._ready, number)
+        self._waiting = []
+
+    def release_writes(self) -> bool:
+        """Lets writes be made; False if there are none."""
+        for number in self._writes:
+            heapq.heappush(self._ready, number)
+        found, self._writes = bool(self._writes), []
+        return found
