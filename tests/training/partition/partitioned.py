@@ -72,7 +72,7 @@ class Partitioned:
             [x[first : first + own] for first, own in fields] if rows else [x]
             for x, rows in zip(arguments, self.has_rows, strict=True)
         ]
-        made = self.partition.emit(parts, share, OneProcess(), self.traffic)
+        made, _ = self.partition.emit(parts, share, OneProcess(), self.traffic)
         return [tensors[0] for tensors in made]
 
     def __call__(
