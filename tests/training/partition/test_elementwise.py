@@ -32,6 +32,8 @@ _ONE = sorted(
     - {"BesselK0", "BesselK1", "BesselY0", "BesselY1", "FresnelCos", "FresnelSin"}
 )
 
+pytestmark = pytest.mark.trains  # for seconds: not in make check
+
 
 def _one(type_: str) -> Any:
     return lambda x: raw(type_, x)

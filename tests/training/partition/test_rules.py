@@ -19,6 +19,8 @@ from tests.training.partition.operands import (
 
 # --- shapes ------------------------------------------------------------------------
 
+pytestmark = pytest.mark.trains  # for seconds: not in make check
+
 
 @pytest.mark.parametrize("blocks", [(1,), (2,), (1, 1), (1, 2)])
 def test_reshapes(blocks: tuple[int, ...]) -> None:
