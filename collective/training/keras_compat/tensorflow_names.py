@@ -76,9 +76,12 @@ def copy_operation(
         )
 
 
-def shape_attribute(shape: Any) -> attr_value_pb2.AttrValue:
-    """A shape as an attribute of an operation."""
-    return attr_value_pb2.AttrValue(shape=tf.TensorShape(shape).as_proto())
+def open_shapes(count: int) -> attr_value_pb2.AttrValue:
+    """Shapes of which nothing is known, as an attribute of an operation."""
+    shapes = [tf.TensorShape(None).as_proto()] * count
+    return attr_value_pb2.AttrValue(
+        list=attr_value_pb2.AttrValue.ListValue(shape=shapes)
+    )
 
 
 def run_operation(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from collective.training.partition.graph import Node, Value, sizes_in
+from collective.training.partition.graph import MOST_SIZES, Node, Value, sizes_in
 from collective.training.partition.sizes import AnySize, product, quotient, total
 from collective.training.partition.strided import entries_of
 from collective.training.partition.values import size_rule
@@ -32,6 +33,15 @@ def _rank_sizes(node: Node) -> Any:
 @size_rule("Identity", "StopGradient", "Snapshot")
 def _same(node: Node) -> Any:
     return node.inputs[0].sizes
+
+
+@size_rule("ZerosLike", "OnesLike")
+def _filled(node: Node) -> Any:
+    known = node.inputs[0].shape or ()
+    shape = [size for size in known if isinstance(size, int)]
+    if not node.inputs[0].is_static or math.prod(shape) > MOST_SIZES:
+        return None
+    return _untabled(np.full(shape, int(node.type == "OnesLike"), object))
 
 
 @size_rule("Cast")
@@ -60,6 +70,14 @@ def _packed(node: Node) -> Any:
     if any(p is None for p in parts):
         return None
     return _untabled(np.stack(parts, node.attr("axis")))
+
+
+@size_rule("Unpack")
+def _unpacked(node: Node) -> Any:
+    sizes = _table(node.inputs[0])
+    if sizes is None:
+        return None
+    return [_untabled(part) for part in np.moveaxis(sizes, node.attr("axis"), 0)]
 
 
 @size_rule("ConcatV2")
@@ -95,6 +113,20 @@ def _picked(node: Node) -> Any:
             stop = entry.begin + entry.length * entry.step
             index.append(slice(entry.begin, stop if stop >= 0 else None, entry.step))
     return _untabled(sizes[tuple(index)])
+
+
+@size_rule("Split", "SplitV")
+def _split(node: Node) -> Any:
+    of_axis, at = (0, 1) if node.type == "Split" else (2, 0)
+    sizes, axis = _table(node.inputs[at]), node.inputs[of_axis].const
+    shapes = [value.shape for value in node.outputs]
+    if sizes is None or axis is None or any(shape is None for shape in shapes):
+        return None
+    along = [shape[int(axis)] for shape in shapes if shape is not None]
+    lengths = [length for length in along if isinstance(length, int)]
+    if len(lengths) < len(along):
+        return None
+    return list(map(_untabled, np.split(sizes, np.cumsum(lengths)[:-1], int(axis))))
 
 
 @size_rule("Slice")

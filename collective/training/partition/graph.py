@@ -17,6 +17,8 @@ from collective.training.partition.layouts import WHOLE, Layout, Shape
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
 _HANDLES = {tf.resource, tf.variant}
+#: Elements of a value that is taken for sizes, at most.
+MOST_SIZES = 64
 # Of each operation that has functions: the attributes with them.
 _NESTED = {
     "While": ("cond", "body"),
@@ -113,9 +115,9 @@ def sizes_in(value: Value) -> Any:
         const = np.asarray(value.const)
         if const.ndim == 0:
             return int(const)
-        if const.ndim == 1 and const.size <= 64:
+        if const.ndim == 1 and const.size <= MOST_SIZES:
             return tuple(int(c) for c in const)
-        if const.ndim == 2 and const.size <= 64:
+        if const.ndim == 2 and const.size <= MOST_SIZES:
             return tuple(tuple(int(c) for c in row) for row in const)
     return value.sizes
 

@@ -233,6 +233,15 @@ def _batch_matmul(node: Node) -> Any:
     return (*batch, rows, b[-2] if node.attr("adj_y") else b[-1])
 
 
+@shape_rule("SparseTensorDenseMatMul")
+def _sparse_matmul(node: Node) -> Any:
+    a, b = sizes_in(node.inputs[2]), node.inputs[3].shape
+    if not isinstance(a, tuple) or b is None:
+        return None
+    rows = a[1] if node.attr("adjoint_a") else a[0]
+    return (rows, b[0] if node.attr("adjoint_b") else b[1])
+
+
 def labels_of(node: Node) -> tuple[list[str], str] | None:
     """A letter for each axis of the operands of an ``Einsum``, and of what it makes."""
     equation = node.attr("equation").decode().replace(" ", "")
@@ -300,6 +309,6 @@ def _random(node: Node) -> Shape:
 @shape_rule("Range")
 def _range(node: Node) -> Any:
     start, limit, delta = map(sizes_in, node.inputs)
-    if delta != 1 or start is None or limit is None:
+    if start is None or limit is None or delta is None:
         return None
-    return (limit - start,)
+    return [(quotient(limit - start, delta),)]

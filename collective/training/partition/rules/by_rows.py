@@ -17,7 +17,7 @@ from collective.training.partition.propagation import (
     summed,
     whole,
 )
-from collective.training.partition.rules.empty import with_a_row
+from collective.training.partition.rules.empty import rows_wanted, with_a_row
 from collective.training.partition.values import alike, of_rows
 
 
@@ -64,10 +64,9 @@ _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
     ("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", [0, 1], None),
     ("InTopK InTopKV2", [0, 1], None),
     ("Conv Dilation2D", [0], None),
-    ("MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN", [0], None),
+    ("AvgPool AvgPool3D LRN", [0], None),
     ("FractionalMaxPool FractionalAvgPool", [0], None),
-    ("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad", [0, 1, 2], None),
-    ("MaxPoolGradV2 LRNGrad", [0, 1, 2], None),
+    ("LRNGrad", [0, 1, 2], None),
     ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea", [0], None),
     ("ScaleAndTranslate", [0], None),
     ("ResizeBilinearGrad ResizeBicubicGrad", [0, 1], None),
@@ -87,6 +86,7 @@ _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
     ("MatrixBandPart", [0], 2),
     ("MatrixDiag MatrixDiagV2 MatrixDiagV3", [0], 1),
     ("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3", [0], 2),
+    ("Cross", [0, 1], 1),
     ("FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", [0], 1),
 ]
 for _types, _inputs, _kept in _FAMILIES:
@@ -94,14 +94,16 @@ for _types, _inputs, _kept in _FAMILIES:
     of_rows(*_types.split())
 
 
-_convolved = by_rows([0], None)
-of_rows("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-
-
-@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-def convolution(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each image alone; of no image, oneDNN's result has the channels of the input."""
-    return with_a_row(node, _convolved(node, layouts, rows))
+# oneDNN's result of no image has the channels of the input, or there is none.
+_WITH_ROWS: list[tuple[str, Sequence[int]]] = [
+    ("Conv2D Conv3D DepthwiseConv2dNative", [0]),
+    ("MaxPool MaxPoolV2 MaxPool3D", [0]),
+    ("MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad", [0, 1, 2]),
+    ("MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad", [0, 1, 2]),
+]
+for _types, _inputs in _WITH_ROWS:
+    rule(*_types.split())(rows_wanted(by_rows(_inputs, None)))
+    of_rows(*_types.split())
 
 
 alike(
@@ -115,6 +117,7 @@ alike(
     ]
 )
 alike(*["AdjustSaturation", "RGBToHSV", "HSVToRGB", "Cholesky", "MatrixInverse", "LRN"])
+alike("Cross")
 alike(*["MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2", "LRNGrad"])
 
 
@@ -215,7 +218,7 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
         return whole(node)
     if found[0].axis:
         return None
-    return with_a_row(node, Plan([found[0], WHOLE, found[0]], [SUM]))
+    return with_a_row(Plan([found[0], WHOLE, found[0]], [SUM]), node)
 
 
 @rule("Dilation2DBackpropFilter")
@@ -239,6 +242,23 @@ def bias_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return whole(node)
     channel = 1 if node.attr("data_format") == b"NCHW" else rank - 1
     return Plan([layout], [layout.moved(0) if layout.axis == channel else SUM])
+
+
+@rule(
+    "FakeQuantWithMinMaxVarsGradient",
+    "FakeQuantWithMinMaxVarsPerChannelGradient",
+)
+def fake_quant_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Of each number alone; of the bounds a sum."""
+    layouts = summed(layouts)
+    found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
+    if not found:
+        return whole(node)
+    if node.type.endswith("PerChannelGradient"):
+        rank = node.inputs[0].rank
+        if rank is None or found[0].axis == rank - 1:
+            return None
+    return Plan([found[0], found[0], WHOLE, WHOLE], [found[0], SUM, SUM])
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")

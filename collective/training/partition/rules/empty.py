@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import Sharded
-from collective.training.partition.propagation import Plan
+from collective.training.partition.propagation import Plan, Rule
 
 
-def with_a_row(node: Node, plan: Plan | None) -> Plan | None:
+def with_a_row(plan: Plan | None, node: Node) -> Plan | None:
     """The plan of a plain operation, which is made on a row of zeros where there is none.
 
     What it makes of that row is cut off, or adds nothing to a sum.
@@ -23,20 +23,32 @@ def with_a_row(node: Node, plan: Plan | None) -> Plan | None:
 
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
         given = [
-            _padded(emission, tensor, layout) if isinstance(layout, Sharded) else tensor
-            for tensor, layout in zip(x, plan.inputs, strict=True)
+            _padded(emission, value, tensor, layout)
+            if isinstance(layout, Sharded)
+            else tensor
+            for value, tensor, layout in zip(node.inputs, x, plan.inputs, strict=True)
         ]
+        made = emission.copy(node, given)
         return [
-            _cut(emission, tensor, layout) if isinstance(layout, Sharded) else tensor
-            for tensor, layout in zip(
-                emission.copy(node, given), plan.outputs, strict=True
+            _cut(emission, value, tensor, layout)
+            if isinstance(layout, Sharded)
+            else tensor
+            for value, tensor, layout in zip(
+                node.outputs, made, plan.outputs, strict=True
             )
         ]
 
     return dataclasses.replace(plan, emit=emit)
 
 
-def _padded(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def rows_wanted(of: Rule) -> Rule:
+    """The rule of operations whose kernels want a row."""
+    return lambda node, layouts, rows: with_a_row(of(node, layouts, rows), node)
+
+
+def _padded(
+    emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded
+) -> tf.Tensor:
     """With zeros behind, if there are no rows; else nothing is copied."""
     rank, axis = tensor.shape.rank, layout.axis
 
@@ -45,10 +57,18 @@ def _padded(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
         missing = (is_empty * emission.number(layout.per_row))[None, None]
         return tf.pad(missing, [[axis, rank - axis - 1], [1, 0]])
 
-    return tf.pad(tensor, emission.once(("a row", rank, layout), pads))
+    def padded() -> tf.Tensor:
+        return tf.pad(tensor, emission.once(("a row", rank, layout), pads))
+
+    return emission.once(("with a row", value, layout), padded)
 
 
-def _cut(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def _cut(emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+    """Without the row. Another operation that wants one gets the same tensor again.
+
+    So oneDNN finds a pooling whose gradient it makes, and hands on what it knows of it.
+    """
+    emission.once(("with a row", value, layout), lambda: tensor)
     rank = tensor.shape.rank
     ends = [-1] * rank
     ends[layout.axis] = emission.own_rows * layout.per_row

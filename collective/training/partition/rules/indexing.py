@@ -140,4 +140,4 @@ def tensor_scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None
     if rank is None or not isinstance(width, int) or table.axis < width:
         return None
     updates = table.moved(table.axis - width + rank - 1)
-    return with_a_row(node, Plan([table, WHOLE, updates], [table]))
+    return with_a_row(Plan([table, WHOLE, updates], [table]), node)

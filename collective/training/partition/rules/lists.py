@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import (
     WHOLE,
@@ -206,3 +207,43 @@ def _is_rows(size: Any, rows: Rows) -> bool:
     if not (isinstance(size, Size) and isinstance(rows.rows, Size)):
         return False
     return size.symbols <= rows.rows.symbols
+
+
+@rule("OptionalNone")
+def no_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """What a branch that is not taken leaves for its gradient."""
+    return Plan([], [EMPTY])
+
+
+@rule("OptionalFromValue")
+def optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """What a branch leaves for its gradient: like a list of one element."""
+    if len(layouts) != 1:
+        return whole(node)
+    (value,), (layout,) = node.inputs, layouts
+    if rows.whole_lists or (isinstance(layout, Partial) and layout.kind != "sum"):
+        layout = WHOLE
+    return Plan([layout], [_filled(EMPTY, value, layout, rows)])
+
+
+@rule("OptionalGetValue")
+def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """What is in it; the shapes that are expected are those of the whole."""
+    have = layouts[0]
+    if not isinstance(have, Listed) or len(node.outputs) != 1:
+        return None
+    (value,) = node.outputs
+    _learn_shape(value, have.shape)
+    value.sizes = have.sizes
+    open_ = tensorflow_names.open_shapes(1)
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, inputs, output_shapes=open_))
+
+    return Plan([have], [have.element or WHOLE], emit)
+
+
+@rule("OptionalHasValue")
+def has_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The same on every replica."""
+    return Plan(layouts, [WHOLE])

@@ -81,3 +81,16 @@ def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if any(len(set(label)) != len(label) for label in labels):
         return None
     return contraction(node, layouts, rows, labels, out)
+
+
+@rule("SparseTensorDenseMatMul")
+def sparse_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """A sparse matrix that is whole, times the columns of a dense one."""
+    layouts = summed(layouts)
+    layout = layouts[3]
+    if not isinstance(layout, Sharded):
+        return whole(node) if all(lay == WHOLE for lay in layouts) else None
+    columns = 0 if node.attr("adjoint_b") else 1
+    if layout.axis != columns:
+        return None
+    return Plan([WHOLE, WHOLE, WHOLE, layout], [layout.moved(1)])

@@ -152,7 +152,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     wanted: list[Layout] = [layout, *[WHOLE] * (len(layouts) - 1)]
     if pads[layout.axis] == (0, 0):
         plan = Plan(wanted, [layout])
-        return with_a_row(node, plan) if node.type.startswith("Mirror") else plan
+        return with_a_row(plan, node) if node.type.startswith("Mirror") else plan
     around = [quotient(size, rows.rows) for size in pads[layout.axis]]
     if node.type.startswith("Mirror") or None in around:
         return None
