@@ -262,6 +262,8 @@ class Emission:
         self, tensors: list[tf.Tensor], have: Listed, layout: Layout
     ) -> list[tf.Tensor]:
         """A list whose elements lie otherwise; rules ask for no list of shares whole."""
+        if layout == WHOLE and is_whole(have):
+            return tensors
         assert isinstance(layout, Listed)
         if have.element == layout.element or is_whole(layout):
             assert is_whole(have) or have.element == layout.element, (have, layout)

@@ -212,7 +212,8 @@ def _with_derivatives(
                 inner.watch(by)
                 results = tf.nest.flatten(function(*inputs))
                 smooth = [tf.sin(y) for y in results if y.dtype.is_floating]
-                score = tf.add_n([tf.reduce_sum(y) for y in smooth]) if smooth else 0
+                sums = [tf.cast(tf.reduce_sum(y), tf.float64) for y in smooth]
+                score = tf.add_n(sums) if sums else 0
             if order and smooth:
                 slopes = _gradients(inner, score, by)
             bends = [tf.reduce_sum(tf.sin(g)) for g in slopes.values()]

@@ -291,7 +291,7 @@ def _placeholder(value: Value, layout: Layout) -> tf.Tensor:
             sizes[layout.axis] = None
         shape = sizes
     made = tf.compat.v1.placeholder(value.dtype, shape)
-    if value.is_handle:
+    if value.is_handle and is_whole(layout):  # else it says the whole shape of elements
         tensorflow_names.copy_handle_data(value.source, made)
     return made
 

@@ -54,6 +54,8 @@ def _with_item(
 ) -> Plan | None:
     have = layouts[0]
     item = layouts[place]
+    if not isinstance(have, Listed):
+        return whole(node)  # a list of which nothing is known
     if rows.whole_lists or (isinstance(item, Partial) and item.kind != "sum"):
         item = WHOLE
     made = _filled(have, node.inputs[place], item, rows)
@@ -152,15 +154,55 @@ def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([have, WHOLE], [made], emit)
 
 
+@rule("TensorListGather")
+def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Some elements along a new first axis."""
+    have = layouts[0]
+    if not isinstance(have, Listed) or layouts[1] != WHOLE:
+        return None
+    element, out = have.element or WHOLE, node.outputs[0]
+    if have.shape is not None and node.inputs[1].shape is not None:
+        _learn_shape(out, (node.inputs[1].shape[0], *have.shape))
+    made = element.moved(element.axis + 1) if isinstance(element, Sharded) else element
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return list(emission.copy(node, _item_shape(emission, node, have, 2, inputs)))
+
+    return Plan([have, WHOLE, WHOLE], [made], emit)
+
+
+@rule("TensorListScatter", "TensorListScatterV2")
+def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The places of the first axis as elements, in another order."""
+    layouts, x = summed(layouts), node.inputs[0]
+    if x.shape is None or layouts[1] != WHOLE:
+        return None
+    element = _element_of(layouts[0], rows)
+    taken = WHOLE if element == WHOLE else layouts[0]
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        shape = tf.shape(inputs[0], node.inputs[2].dtype)[1:]
+        return list(emission.copy(node, [*inputs[:2], shape, *inputs[3:]]))
+
+    rest = [WHOLE] * (len(layouts) - 1)
+    return Plan([taken, *rest], [Listed(element, x.shape[1:], x.dtype)], emit)
+
+
+def _element_of(layout: Layout, rows: Rows) -> Layout:
+    """The layout of what stands at each place of the first axis."""
+    if rows.whole_lists or not isinstance(layout, Sharded) or not layout.axis:
+        return WHOLE
+    return layout.moved(layout.axis - 1)
+
+
 @rule("TensorListFromTensor")
 def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The places of the first axis as elements."""
     layout, x = summed(layouts)[0], node.inputs[0]
     if x.shape is None:
         return Plan([WHOLE, WHOLE], [Listed(WHOLE, None, x.dtype)])
-    if rows.whole_lists or (isinstance(layout, Sharded) and not layout.axis):
-        layout = WHOLE
-    element = layout.moved(layout.axis - 1) if isinstance(layout, Sharded) else WHOLE
+    element = _element_of(layout, rows)
+    layout = WHOLE if element == WHOLE else layout
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         shape = tf.shape(inputs[0], node.inputs[1].dtype)[1:]
