@@ -97,7 +97,9 @@ def test_what_one_rank_does_ends_by_name(backend, text, named, tmp_path):
         words, launch.environment(forked=True, COLLECTIVE_TIMEOUT="12"), 120
     )
     assert code not in (0, None), output
-    assert named in output
+    # Both ranks give up in the same instant, and the first one to end ends the job: if
+    # that is rank 1, its report is what is left, and says what rank 0 waits in.
+    assert named in output or "rank 0 waits for rank 1" in output
 
 
 CHECKPOINTS = """
