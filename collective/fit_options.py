@@ -41,21 +41,13 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def _option(
-    group: str, help: str, start: Any, *, also: Any = None, **parsing: Any
-) -> Any:
-    """A field, with how ``train.py`` reads it.
-
-    Args:
-        also: Of an option that is True by default: how ``train.py`` reads another value.
-    """
-    if start is False:
+def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
+    """A field, with how ``train.py`` reads it."""
+    if start is False and not parsing:
         parsing["action"] = "store_true"
-    elif start is True:
-        parsing["action"] = "store_false"
     else:
         parsing = {"default": start} | parsing
-    about = {"group": group, "help": help, "parsing": parsing, "also": also}
+    about = {"group": group, "help": help, "parsing": parsing}
     return dataclasses.field(default=start, metadata=about)
 
 
@@ -81,11 +73,6 @@ class FitOptions:
     steps: int | None = _option(
         "training", "updates in all, instead of epochs", None, type=count, metavar="N"
     )
-    recompute: bool = _option(
-        "training",
-        "compute activations again instead of keeping them, to save memory",
-        False,
-    )
     shard_optimizer: bool = _option(
         "training", "each rank keeps a part of the optimizer's state only", False
     )
@@ -106,31 +93,18 @@ class FitOptions:
         "auto",
         action=argparse.BooleanOptionalAction,
     )
-    embedding_gradients: str = _option(
-        "training",
-        "combined | keras: what the optimizer sees of a row that is looked up\n"
-        "several times (default: keras, where that is possible)",
-        "auto",
-        choices=("auto", "combined", "keras"),
-        metavar="CHOICE",
-    )
     per_replica: bool | str = _option(
         "training",
         "a train_step of the model's own has each replica's rows as a batch of their own",
         False,
     )
-    whole_batch: bool = _option(
-        "unedited", "rank 0 computes whole batches, and the others wait", False
-    )
     verify: bool | str = _option(
         "training",
-        "train without comparing the step with Keras' own first",
-        True,
-        also={
-            "help": "run | run:K: make the first K steps (10) by Keras, too, and show\n"
-            "what differs",
-            "metavar": "CHOICE",
-        },
+        "make the first K steps (10) by Keras, too, and show what differs",
+        False,
+        nargs="?",
+        const="run",
+        metavar="run:K",
     )
     seed: int | None = _option(
         "numbers",
@@ -165,7 +139,6 @@ class FitOptions:
         on = {
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,
-            "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
             "jit_compile": self.jit_compile,
             "per_replica": self.per_replica,
@@ -191,9 +164,21 @@ WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.t
 SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
+#: Options of earlier versions, and what each user of them has instead.
+REMOVED = {
+    "whole_batch": "leave it out: a model may couple the rows of its batches",
+    "embedding_gradients": "leave it out: the optimizer sees what it sees in model.fit",
+    "recompute": "with keras.RematScope(): around the layers, in the model's own code",
+}
+
+
 def check_names(names: Iterable[str]) -> None:
     """Refuses what is no option of ``collective.fit`` beside Keras' own arguments."""
     for name in names:
+        if name in REMOVED:
+            raise UsageError(
+                f"there is no option {name!r} any more", hint=REMOVED[name]
+            )
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
             raise UsageError(
@@ -231,9 +216,4 @@ def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
         about = field.metadata
         name = field.name.replace("_", "-")
         if about["group"] == group:
-            flag = f"--no-{name}" if field.default is True else f"--{name}"
-            add(flag, dest=field.name, help=about["help"], **about["parsing"])
-            if about["also"]:
-                add(
-                    f"--{name}", dest=field.name, default=field.default, **about["also"]
-                )
+            add(f"--{name}", dest=field.name, help=about["help"], **about["parsing"])

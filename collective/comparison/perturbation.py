@@ -2,78 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from collective.comparison import PERTURBATIONS
-from collective.training.step.forward import Sums
-from collective.training.step.inputs import StepInputs
-from collective.training.step.local_sums import MicroBatches
+from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.method import PartitionedMethod
+
+Gradients = list[tf.Tensor]
 
 
 def apply(name: str) -> None:
-    """Makes all trainings of this process wrong in a way of ``PERTURBATIONS``."""
-    wrong, right = WRONG[name], MicroBatches.sums
+    """Makes all trainings of this process wrong in a way of ``PERTURBATIONS``.
 
-    def perturbed(self: MicroBatches, inputs: StepInputs) -> Sums:
-        share = inputs.count / inputs.global_rows
-        return wrong(self, right(self, inputs), share, inputs.replica)
+    What is changed are the tensors that a replica sends: floating, and no scalars, which
+    are losses and counts.
+    """
+    wrong = WRONG[name]
+    reduce, cut = BackendExchange.reduce, PartitionedMethod._cut
+    shares: list[tf.Tensor] = []
 
-    MicroBatches.sums = perturbed  # type: ignore[method-assign]
+    def noting(self: Any, own: Any, total: Any, replica: Any, exchange: Any) -> Any:
+        shares.append(tf.cast(own.count, tf.float64) / tf.cast(total, tf.float64))
+        return cut(self, own, total, replica, exchange)
 
-
-def _clip_before_sum(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
-    """Each replica clips its own gradient, as Keras does under tf.distribute."""
-    optimizer = local.prepared.model.optimizer
-    norm = optimizer.global_clipnorm or optimizer.clipnorm or 0.1
-    replicas = local.backend.replicas
-    clipped = [
-        [
-            clip / replicas
-            for clip in tf.clip_by_global_norm([g * replicas for g in of], norm)[0]
+    def perturbed(
+        self: BackendExchange, kind: str, tensors: Sequence[tf.Tensor], *more: Any
+    ) -> list[tf.Tensor]:
+        sent = list(tensors)
+        places = [
+            i for i, t in enumerate(sent) if t.dtype.is_floating and t.shape.rank != 0
         ]
-        for of in sums.gradients
-    ]
-    return sums._replace(gradients=clipped)
+        if kind == "sum" and places:
+            backend = self._backend
+            changed = wrong([sent[i] for i in places], shares[-1], backend)
+            for i, tensor in zip(places, changed, strict=True):
+                sent[i] = tensor
+        return reduce(self, kind, sent, *more)
+
+    BackendExchange.reduce = perturbed  # type: ignore[method-assign]
+    PartitionedMethod._cut = noting  # type: ignore[method-assign]
 
 
-def _mean_of_means(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
+def _clip_before_sum(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
+    """Each replica clips its own gradient, as Keras does under tf.distribute."""
+    replicas = backend.replicas
+    scaled = [g * replicas for g in gradients]
+    return [g / replicas for g in tf.clip_by_global_norm(scaled, 0.1)[0]]
+
+
+def _mean_of_means(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
     """Each replica counts alike, however many rows it has."""
-    replicas = local.backend.replicas
-    factor = tf.math.divide_no_nan(tf.ones([], share.dtype), replicas * share)
-    return _scaled(sums, factor)
+    factor = tf.math.divide_no_nan(tf.ones([], share.dtype), backend.replicas * share)
+    return [g * tf.cast(factor, g.dtype) for g in gradients]
 
 
-def _dropped_rank(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
+def _dropped_rank(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
     """The last replica's gradients are lost."""
-    kept = replica != local.backend.replicas - 1
-    return _scaled(sums, tf.cast(kept, share.dtype))
+    kept = tf.not_equal(backend.replica(), backend.replicas - 1)
+    return [g * tf.cast(kept, g.dtype) for g in gradients]
 
 
-def _flipped_bit(local: MicroBatches, sums: Sums, share: Any, replica: Any) -> Sums:
+def _flipped_bit(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
     """On the last replica, the sign of one number flips: the smallest tensor's largest.
 
     A bit of it matters most there, so that rounding in float32 hides it in no step.
     """
-    last = replica == local.backend.replicas - 1
-    gradients = [list(of) for of in sums.gradients]
-    of = gradients[0]
-    smallest = min(range(len(of)), key=lambda i: of[i].shape.num_elements())
-    flat = tf.reshape(of[smallest], [-1])
+    last = tf.equal(backend.replica(), backend.replicas - 1)
+    sizes = [g.shape.num_elements() or 1 << 62 for g in gradients]
+    smallest = sizes.index(min(sizes))
+    whole = gradients[smallest]
+    flat = tf.reshape(whole, [-1])
     place = tf.argmax(tf.abs(flat))
     flipped = tf.tensor_scatter_nd_update(flat, [[place]], [-flat[place]])
-    of[smallest] = tf.where(last, tf.reshape(flipped, of[smallest].shape), of[smallest])
-    return sums._replace(gradients=gradients)
+    changed = tf.where(last, tf.reshape(flipped, tf.shape(whole)), whole)
+    return [changed if i == smallest else g for i, g in enumerate(gradients)]
 
 
-def _scaled(sums: Sums, factor: tf.Tensor) -> Sums:
-    gradients = [[g * tf.cast(factor, g.dtype) for g in of] for of in sums.gradients]
-    return sums._replace(gradients=gradients)
-
-
-WRONG: dict[str, Callable[[MicroBatches, Sums, Any, Any], Sums]] = dict(
+WRONG: dict[str, Callable[[Gradients, tf.Tensor, Any], Gradients]] = dict(
     zip(
         PERTURBATIONS,
         (_clip_before_sum, _mean_of_means, _dropped_rank, _flipped_bit),

@@ -17,7 +17,7 @@ from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training import models
-from collective.training.evaluation.exact import Evaluation
+from collective.training.evaluation.evaluation import Evaluation
 from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets

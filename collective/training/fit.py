@@ -12,7 +12,6 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.fit_options import FitOptions, taken
 from collective.training import interrupts, keras_compat
-from collective.training import whole_batch as whole_batches
 from collective.training.assemble import Assembly, make_evaluation
 from collective.training.attached import attach_observers
 from collective.training.compiled_flags import as_compiled
@@ -32,7 +31,6 @@ from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.membership import Start, repeat_start
 from collective.training.opening import open_backend
 from collective.training.prepare import prepare, runs_eagerly
-from collective.training.refusals import check_states_of_rows
 from collective.training.step import finite
 from collective.training.training_data import TrainingData
 from collective.training.variables import gradient_sizes
@@ -64,14 +62,11 @@ def fit(
     steps: int | None = None,
     accumulate: int = 1,
     jit_compile: bool | None = None,
-    recompute: bool = False,
     shard_optimizer: bool = False,
     hook: str | Any = None,
     sync_batch_norm: bool | str = "auto",
-    embedding_gradients: str = "auto",
     per_replica: bool | str = False,
-    whole_batch: bool = False,
-    verify: bool | str = True,
+    verify: bool | str = False,
     seed: int | None = None,
     terminate_on_nan: bool = False,
     check_every: int = 100,
@@ -121,8 +116,6 @@ def fit(
         accumulate: Micro-batches an update is cut into, to save memory.
         jit_compile: Whether XLA compiles the forward and backward pass; by default as
             Keras does: where ``model.compile`` says so, and on GPUs.
-        recompute: Whether activations are computed again instead of kept, to save
-            memory; see ``collective.training.variants.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
@@ -132,25 +125,14 @@ def fit(
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, with a warning where it is not. See
             ``collective.training.variants.coupled.batch_norm``.
-        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
-            others wait: for models that couple the rows of a batch.
-            Beside it, Keras' own arguments only.
-        verify: Whether the step is compared with Keras' own on a few rows before it
-            trains; see ``collective.training.verification``. ``run``: and the first 10
-            steps are made by Keras, too, on rank 0, and what differs is shown;
-            ``run:K``: the first K.
-        embedding_gradients: What the optimizer sees of an embedding's row that a batch
-            looks up several times: ``keras``, the gradient of each look-up, as in
-            ``model.fit``; ``combined``, that of the row, on every backend; ``auto``:
-            ``keras`` where that is possible, with a warning where it is not. Adam and
-            others train different models with the two; see
-            ``collective.training.variants.coupled.look_ups``.
         per_replica: For a ``train_step`` of the model's own: True: each replica's rows
             are a batch of their own, as for steps that couple rows; ``batch``: each
             replica has whole batches of the data, as for steps that know how many rows
             a batch has. Gradients, metrics and state are averaged by rows; N replicas
             train another model than one. See
             ``collective.training.variants.custom_step.own_batches``.
+        verify: True or ``run``: the first 10 steps are made by Keras, too, on rank 0, and
+            what differs is shown; ``run:K``: the first K.
         seed: None: order and random layers follow from the seeds of the script and of
             the layers, as in Keras. A number: they follow from it, and from the step.
         terminate_on_nan: Whether a loss or gradient that is not finite ends the training
@@ -182,8 +164,6 @@ def fit(
     """
     options = taken(FitOptions, locals())
     backend = _open(model, backend, options)
-    if whole_batch:
-        return whole_batches.fit(model, backend, dict(locals()))
     arguments = taken(DataArguments, locals())
 
     def attempt(start: Start) -> Result:
@@ -226,11 +206,8 @@ def fit(
         model = prepared.model
         contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
-        if not chosen.is_partitioned(prepared, read):
-            check_states_of_rows(model)
         watch = finite.Watch(backend, terminate_on_nan, expects_nan(callbacks, backend))
         contexts.enter_context(watch.tracing())
-        plan = chosen.choose(prepared, read, verbose)
 
         # The step, and what happens beside it.
         feed = read.feed(model, steps_per_epoch, initial_epoch)
@@ -245,15 +222,15 @@ def fit(
             position, result, read, hooks, options, checkpoint, ledger
         )
         attachments = [a for o in reversed(observers) for a in o.attachments]
-        step = chosen.step(prepared, read, plan, attachments, verbose)
+        step = chosen.step(prepared, read, attachments)
         watch.paths = lambda: step.paths
         validate = None
         if read.validation is not None:
             evaluation = make_evaluation(
-                prepared, backend, read.validation, validation_steps, plan
+                prepared, backend, read.validation, validation_steps
             )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
-        chosen.log(plan, observers)
+        chosen.log(observers)
         loop = Loop(
             position,
             step,

@@ -16,9 +16,9 @@ from collective.training.hooks.state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
+from collective.training.step.rows import Rows, packed, rows_of
+from collective.training.traced import traced
 from collective.training.variables import dtype_of_sums
-from collective.training.variants.custom_step import building
-from collective.training.variants.custom_step.sharded import WithoutUpdates
 from collective.training.variants.memory import sharded_optimizer
 from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
 from collective.training.variants.parallel import partition
@@ -70,14 +70,7 @@ def prepare(
         partition.check(model, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
-        hooks = keras_compat.Hooks()
-        if shard_optimizer or shards is not None:
-            hooks = WithoutUpdates(model.optimizer)
-        elif len(backend.local_replicas) > 1:
-            hooks = building.OnlyBuilds()
-        building.build(model, backend, spec, hooks)
-        if shard_optimizer:  # nor has the step's own code built it
-            sharded_optimizer.check(model, backend, shards is not None)
+        _build_by_step(model, backend, spec)
     else:
         _build(model, backend, spec, optimizer=whole)
     if shards is None and shard_optimizer:
@@ -157,6 +150,26 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
                 f"model {model.name!r} does not fit the data (a row of x has shape "
                 f"{shape}): {first}",
                 hint=hint + ", or choose another --data",
+            ) from error
+
+
+def _build_by_step(model: keras.Model, backend: Backend, spec: Batch) -> None:
+    """Makes the variables that a ``train_step`` of the model's own makes."""
+
+    def step(rows: Rows) -> None:
+        model.train_step(packed(rows))
+
+    with backend.scope():
+        try:
+            traced(step).get_concrete_function(rows_of(spec))
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"the train_step of model {model.name!r} cannot be traced with rows of "
+                f"these data: {type(error).__name__}: {first_line(error)}",
+                hint="see whether model.fit runs it, with run_eagerly=False; or "
+                + compatibility.FEATURES["own_step"].without,
             ) from error
 
 

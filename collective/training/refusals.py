@@ -93,18 +93,3 @@ def check_labels(model: keras.Model, source: Source) -> None:
             f"outputs, for labels from 0 to {classes - 1}",
             hint="number the labels from 0, or give the model more outputs",
         )
-
-
-def check_states_of_rows(model: keras.Model) -> None:
-    """Refuses stateful layers: they keep a state for each row of a batch.
-
-    Keras has it in variables that are none of the model's: a step without side effects
-    does not write them, and a batch that is cut has other rows in each piece.
-    """
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise UsageError(
-                f"layer {layer.name!r} is stateful: it keeps a state for each row of a "
-                "batch, which a step whose batches are cut cannot do",
-                hint="stateful=False; or train it by keras.Model.fit in one process",
-            )

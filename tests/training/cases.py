@@ -20,7 +20,6 @@ from collective.training.input.pipeline import Batch, share
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.prepare import prepare
 from collective.training.prepared import get_prepared
-from collective.training.step.report import Averages
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5
@@ -445,11 +444,7 @@ def train(
     )
     reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
-    averages = Averages(step.layout)
-    for report, loss in zip(reports, result["losses"], strict=True):
-        if np.isfinite(loss):
-            averages.add(report)
-    for name, value in averages.logs().items():
+    for name, value in step.layout.logs(reports[-1].numpy()).items():
         result[f"log {name}"] = np.array(value)
     partition = prepared.partition
     whole = partition.gather() if partition else {}

@@ -14,23 +14,19 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
-from collective.training.assemble import can_evaluate, has_own_step, make_evaluation
+from collective.training.assemble import make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
-from collective.training.input.replica_batches import first_of, stacked
-from collective.training.input.source import Source
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.opening import open_backend, open_inputs
 from collective.training.prepare import build_to_evaluate, runs_eagerly
 from collective.training.prepared import get_partition
-from collective.training.variants.custom_step.own_batches import trained_with
 from collective.training.variants.parallel import partition
-from collective.training.verification import compare_settings, verify_test
-from collective.training.whole_batch import run as run_whole
+from collective.training.verification import compare_settings
 
 
 @known_arguments
@@ -46,7 +42,6 @@ def evaluate(
     return_dict: bool = False,
     *,
     backend: str | Backend = "auto",
-    whole_batch: bool = False,
 ) -> Any:
     """Loss and metrics of a model on data, shared by all replicas, exact.
 
@@ -63,8 +58,6 @@ def evaluate(
         callbacks: Their ``on_test_*`` hooks are called, on rank 0.
         return_dict: Whether to return a dict.
         backend: A name or a backend.
-        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
-            others wait: for models that couple the rows of a batch.
 
     Returns:
         The loss, or a list of loss and metrics in the order of
@@ -76,16 +69,7 @@ def evaluate(
     backend = open_backend(backend_for(model, backend))
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
-        if whole_batch:
-            given = dict(x=x, y=y, batch_size=batch_size, verbose=verbose, steps=steps)
-            given |= dict(sample_weight=sample_weight, return_dict=return_dict)
-            return run_whole(
-                "evaluate", model, backend, given | {"callbacks": callbacks}
-            )
         data = as_data(x, y, sample_weight)
-        stacks = trained_with(model) == "batch" and not isinstance(data, Source)
-        if stacks and backend.most_replicas > 1:
-            data = stacked(data, backend.most_replicas)
         inputs = open_inputs(data, backend, batch_size, steps)
         if isinstance(inputs, Batches):
             inputs.begin_as_keras()
@@ -94,14 +78,9 @@ def evaluate(
                 "evaluate needs a compiled keras.Model",
                 hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
             )
-        of_stacks = isinstance(inputs, Batches) and inputs.is_stacked
-        spec = first_of(inputs.spec) if of_stacks else inputs.spec
-        prepared = build_to_evaluate(model, backend, spec)
+        prepared = build_to_evaluate(model, backend, inputs.spec)
         use_weights_of_rank_zero(model, backend)
-        plan = None
-        if not has_own_step(prepared) and not can_evaluate(prepared, backend, inputs):
-            plan = verify_test(prepared, backend, inputs)
-        evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
+        evaluation = make_evaluation(prepared, backend, inputs, steps)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with shown(hooks) as logs:
             with runs_eagerly(model), interrupts.between_steps():

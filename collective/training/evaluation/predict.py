@@ -6,11 +6,9 @@ ranks once, at the end: nothing is padded, and rows come in the order of the dat
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,9 +20,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.distribute.models import backend_for
 from collective.errors import UsageError
-from collective.log import log
-from collective.training import interrupts, keras_compat
-from collective.training.assemble import is_possible
+from collective.training import interrupts
 from collective.training.evaluation.evaluate import (
     open_hooks,
     shown,
@@ -43,17 +39,10 @@ from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.method import PartitionedMethod
-from collective.training.prepare import runs_eagerly
-from collective.training.prepared import get_prepared
-from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
-from collective.training.variants.coupled.replica import at_least_one_row
-from collective.training.verification import compare_settings, couples_rows, is_wanted
-from collective.training.verification.pieces import undo_writes
-from collective.training.whole_batch import run as run_whole
-from collective.training.written import following, written_variables
+from collective.training.verification import compare_settings
 
 
 @known_arguments
@@ -66,7 +55,6 @@ def predict(
     callbacks: Callbacks = None,
     *,
     backend: str | Backend = "auto",
-    whole_batch: bool = False,
 ) -> Any:
     """The outputs of a model for all rows of x, computed by all ranks together.
 
@@ -85,8 +73,6 @@ def predict(
             ``on_predict_batch_end`` the outputs are exchanged after each batch, which
             takes longer.
         backend: A name or a backend.
-        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
-            others wait: for models that couple the rows of a batch.
 
     Returns:
         A NumPy array ``[rows, ...]``, a RaggedTensor, or a tree of these.
@@ -98,11 +84,6 @@ def predict(
     backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
-        if whole_batch:
-            given = dict(x=x, batch_size=batch_size, verbose=verbose, steps=steps)
-            return run_whole(
-                "predict", model, backend, given | {"callbacks": callbacks}
-            )
         inputs = open_inputs(as_data(x), backend, batch_size, steps)
         steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
@@ -127,8 +108,6 @@ class _Prediction:
         self.model, self.backend = model, backend
         self.inputs, self.steps = inputs, steps
         self.spec = without_none(inputs.spec)
-        self.whole = False  # whether every rank predicts all rows
-        self._writes = False  # whether that writes variables
         self._predictor = _predictor(model, backend, self.spec)
         # Which replicas each rank has; several ranks may hold one together.
         own = [backend.local_replicas[0], backend.local_replicas[-1]]
@@ -142,7 +121,6 @@ class _Prediction:
         """All outputs, on every rank."""
         model, batch_hooks = self.model, BatchHooks(hooks, "predict")
         self._build()
-        self.whole = self._is_coupled()
         model.stop_predicting = False
         hooks.call("on_predict_begin", (), {})
         at_once = "on_predict_batch_end" in hooks.used
@@ -182,70 +160,22 @@ class _Prediction:
             self.inputs.reset()
             return self.inputs.epoch(self.steps)
         replicas = self.backend.local_replicas, self.backend.replicas
-        if self.whole:
-            replicas = range(1), 1
         return iter(self.inputs.dataset(0, self.steps, *replicas))
 
     def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
-            with self.backend.scope(), undo_writes():
-                spec = self.inputs.spec.x
-                self.model(tf.nest.map_structure(_one_row, spec))
+            with self.backend.scope():
+                traced(lambda x: self.model(x)).get_concrete_function(
+                    self.inputs.spec.x
+                )
         use_weights_of_rank_zero(self.model, self.backend)
-
-    def _is_coupled(self) -> bool:
-        """Whether what the model predicts for a row depends on the rows beside it."""
-        backend, name = self.backend, self.model.name
-        if backend.replicas == 1 or self._predictor.is_partitioned:
-            return False
-        if couples_rows(self.model, backend, self.inputs, is_wanted()):
-            words = (
-                f"model {name!r} couples the rows of a batch: what it predicts for a row "
-                "depends on the rows beside it"
-            )
-        elif path := self._written_by_rows():
-            words = f"model {name!r} writes {path!r} by the rows that it predicts"
-        else:
-            return False
-        strategy = getattr(backend, "strategy", None) is not None
-        if isinstance(self.inputs, Batches) or strategy:
-            raise UsageError(
-                f"{words}, and each replica has a part of them",
-                hint="predict arrays, on backend native or mpi: every rank then "
-                "predicts whole batches; or whole_batch=True (--set whole_batch=True)",
-            )
-        if backend.rank == 0:
-            log.warning("%s; every rank predicts all rows", words)
-        return True
-
-    def _written_by_rows(self) -> str:
-        """What predicting writes, if rows have a part in it; notes whether it writes."""
-        if self.model.run_eagerly or len(self.backend.local_replicas) > 1:
-            return ""  # not known; and copies on devices are the strategy's
-        self._writes, by_rows = self._predictor.writes
-        return by_rows
 
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
-        count = count_rows(first_leaf(batch.x))
-        if self._predictor.is_partitioned:
-            outputs = self._predictor.function(without_none(batch))
-            return keras.tree.map_structure(_array, outputs) if int(count) else None
-        if not int(count) and self._writes:
-            batch = without_none(batch)
-            x, y, weight = at_least_one_row(batch[:3], count)
-            self._predictor.function(batch._replace(x=x, y=y, sample_weight=weight))
-            return None
-        if not int(count):
-            if keras_compat.has_seeds(self.model):
-                # Finds those that are asked.
-                self._predictor.function.get_concrete_function()
-                self._predictor.used[-1].advance(self.backend.assign)
-            return None
-        with runs_eagerly(self.model):
-            outputs = self._predictor.function(without_none(batch))
-        return keras.tree.map_structure(_array, outputs)
+        outputs = self._predictor(without_none(batch))
+        count = int(count_rows(first_leaf(batch.x)))
+        return keras.tree.map_structure(_array, outputs) if count else None
 
     def _exchange(self, parts: list[Any], sizes: list[int]) -> Any:
         """The outputs of all ranks for successive batches, in the order of rows.
@@ -256,7 +186,7 @@ class _Prediction:
         """
         found = [part for part in parts if part is not None]
         mine = _concatenate(found) if found else None
-        if self.whole or (len(self._holders) == 1 and self.backend.size == 1):
+        if len(self._holders) == 1 and self.backend.size == 1:
             return mine
         own = sum(self._share(size, self.backend.local_replicas) for size in sizes)
         self._check_rows(mine, own)
@@ -293,68 +223,18 @@ class _Prediction:
                 )
 
 
-@dataclass(frozen=True)
-class _Predictor:
-    """What predicts the rows of a kind of batch."""
-
-    function: Any  # from a ``Batch`` to the outputs for its rows
-    # Once it was traced, the seed generators that it counts up.
-    used: list[keras_compat.SeedUse]
-    is_partitioned: bool = False
-
-    @functools.cached_property
-    def writes(self) -> tuple[bool, str]:
-        """Whether it writes variables, and the first in which rows have a part."""
-        graph = self.function.get_concrete_function().graph
-        seeds = keras_compat.SEED_STATE
-        written = [v for v in written_variables(graph) if seeds not in v.name]
-        alike = set(map(id, following(graph, written, ())))
-        by_rows = (v.name for v in written if id(v) not in alike)
-        return bool(written), next(by_rows, "")
-
-
 # Of each model: not traced again by the next call.
-_predictors: WeakKeyDictionary[keras.Model, dict[Any, _Predictor]] = WeakKeyDictionary()
+_predictors: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
+def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> Any:
+    """What predicts a kind of batch: from a ``Batch`` to the outputs for its rows."""
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
     key = backend, repr(spec), optimizer
     of_model = _predictors.setdefault(model, {})
     if key not in of_model:
-        if _can_be_partitioned(model, backend, spec):
-            of_model[key] = _Predictor(_partitioned(model, backend, spec), [], True)
-            return of_model[key]
-        found = weakref.ref(model)  # else the entry would keep the model alive
-        used: list[keras_compat.SeedUse] = []
-
-        def compute(batch: Batch) -> Any:
-            use = keras_compat.SeedUse()
-            with keras_compat.counted_seeds(use), _drawing(backend, batch) as others:
-                outputs = _compute(found(), batch)
-            if backend.rank == 0 and not used:
-                warn_of_draws(found(), [*others, *use.others])
-            used.append(use)
-            with tf.control_dependencies(tf.nest.flatten(outputs)):
-                use.advance(backend.assign)
-            return outputs
-
-        def on_replicas(batch: Batch) -> Any:
-            return (
-                backend.run(compute, (batch,))
-                if backend.synchronous
-                else compute(batch)
-            )
-
-        function = traced(on_replicas, input_signature=(spec,))
-        of_model[key] = _Predictor(function, used)
+        of_model[key] = _partitioned(model, backend, spec)
     return of_model[key]
-
-
-def _can_be_partitioned(model: keras.Model, backend: Backend, spec: Batch) -> bool:
-    prepared = get_prepared(model)
-    others = prepared.partition, prepared.placement, backend.tensor, backend.stages
-    return is_possible(backend, spec) and not any((*others, model.run_eagerly))
 
 
 def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
@@ -379,44 +259,9 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     return traced(lambda batch: backend.run(compute, (batch,)), input_signature=(spec,))
 
 
-def _drawing(
-    backend: Backend, batch: Batch
-) -> contextlib.AbstractContextManager[list[str]]:
-    """Around a pass over the rows of this process: its draws are those of its rows."""
-    if backend.size == 1 or not backend.synchronous:
-        return contextlib.nullcontext([])
-    replica = tf.cast(backend.replica(), tf.int64)
-    first, _ = share(batch.global_rows, replica, backend.replica_count())
-    count = count_rows(first_leaf(batch.x))
-    return keras_compat.draw_rows(keras_compat.Place(first, count, batch.global_rows))
-
-
-def _compute(model: keras.Model, batch: Batch) -> Any:
-    data = _present((batch.x, batch.y, batch.sample_weight))
-    placement = get_prepared(model).placement
-    if placement is None:
-        return model.predict_step(data)
-    with placement.operations_beside_inputs(), placement.layer_calls(model):
-        return model.predict_step(data)
-
-
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """Without the parts that a batch does not have."""
     return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
-
-
-def _one_row(spec: Any) -> Any:
-    """A tensor of zeros to build a model with; sizes that are open become 1."""
-    shape = [1 if size is None else size for size in spec.shape]
-    text = spec.dtype == tf.string
-    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
-    if text:
-        dense = tf.strings.as_string(dense)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(dense)
-    return dense
 
 
 def _array(output: Any) -> Any:

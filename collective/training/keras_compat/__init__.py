@@ -13,23 +13,15 @@ names that they take, and compares Keras with them first.
 
 # ruff: noqa: F403
 from collective.training.keras_compat import private_names as private_names  # isort: skip
+from collective.training.keras_compat.calls import *
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
 from collective.training.keras_compat.entry_points import *
-from collective.training.keras_compat.interception import *
 from collective.training.keras_compat.layers import *
-from collective.training.keras_compat.losses import *
 from collective.training.keras_compat.model import *
 from collective.training.keras_compat.one_copy import *
 from collective.training.keras_compat.optimizers import *
-from collective.training.keras_compat.randomness import *
-from collective.training.keras_compat.replica_draws import *
-from collective.training.keras_compat.row_draws import *
 from collective.training.keras_compat.seeds import *
-from collective.training.keras_compat.stateless_metrics import *
-from collective.training.keras_compat.stock_step import *
 from collective.training.keras_compat.tracing import *
-from collective.training.keras_compat.variable_scope import *
 from collective.training.keras_compat.weights_file import *
 from collective.training.keras_compat.whole_variables import *
-from collective.training.keras_compat.wrapped_functions import *

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from collective.errors import CollectiveError
 from collective.replacements import replacing
@@ -16,10 +16,9 @@ from collective.training.keras_compat.optimizers import (
     core_optimizer,
     flatten_partitioned,
 )
-from collective.training.keras_compat.wrapped_functions import traced_anew
 
-#: Kinds of models that have no code of their own.
-PLAIN_MODELS = keras.Sequential, Functional
+# Whose functions by tf.function read no variables of a model.
+_LIBRARIES = ("collective.", "keras.", "tensorflow.")
 
 
 def build(
@@ -55,7 +54,7 @@ def build(
     try:
         # What is traced without values would keep those that variables begin with.
         whole = replacing(core, "build", lambda v: build_core(flatten_partitioned(v)))
-        with whole, traced_anew():
+        with whole, _traced_anew():
             model._symbolic_build(data_batch=batch)
     finally:
         model.optimizer.built = built or optimizer
@@ -130,17 +129,6 @@ def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def with_copies(variable: tf.Variable) -> tf.Variable:
-    """The variable of a strategy of which one is a copy; others are returned as they are."""
-    whole = getattr(variable.handle, "_distributed_container", None)
-    return variable if whole is None else whole()
-
-
-def path_of(variable: keras.Variable | tf.Variable) -> str:
-    """The path of a Keras variable, the name of a TensorFlow one."""
-    return str(getattr(variable, "path", variable.name))
-
-
 def move_variable(variable: keras.Variable, device: str) -> None:
     """Puts a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):
@@ -189,3 +177,32 @@ def assignments() -> Iterator[set[int]]:
 
     with replacing(keras.Variable, "_direct_assign", noting):
         yield seen
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of all metrics, also of those that the model does not list.
+
+    A model may replace its property ``metrics``.
+    """
+    found = [*model.metrics, model._loss_tracker, model._compile_metrics]
+    compiled = model._compile_loss
+    found += [] if compiled is None else compiled.metrics
+    found += [m for layer in model._flatten_layers() for m in layer._metrics]
+    variables = [v for metric in found if metric is not None for v in metric.variables]
+    return list({id(v): v for v in variables}.values())
+
+
+def _traced_anew() -> contextlib.AbstractContextManager[Any]:
+    """Inside, each call of a ``tf.function`` of the user's traces it, and keeps nothing.
+
+    For a model that is built: its variables have no values yet, and a trace would keep
+    those that they begin with.
+    """
+    original = polymorphic_function.Function.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(getattr(self.python_function, "__module__", "")).startswith(_LIBRARIES):
+            return original(self, *args, **kwargs)
+        return original(self._clone(None), *args, **kwargs)
+
+    return replacing(polymorphic_function.Function, "__call__", call)

@@ -70,11 +70,6 @@ def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
     ]
 
 
-def is_overwritten(variable: keras.Variable) -> bool:
-    """Whether the variable's gradient is its new value, as of float8 scales."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
 def flatten_partitioned(variables: Iterable[Any]) -> list[Any]:
     """The variables; each that a TensorFlow strategy has partitioned as its pieces.
 

@@ -376,13 +376,10 @@ class RankZeroCallbacks(Observer):
         self.hooks.share_state()
 
     def _end_batches(self) -> None:
-        averages = self.position.averages
+        reports = self.position.reports
 
         def logs() -> dict[str, Any]:
-            if averages is None:
-                return {}
-            averages.write()
-            return averages.logs()
+            return {} if reports is None else reports.logs()
 
         self._batches.after(logs, self._epoch)
 

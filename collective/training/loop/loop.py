@@ -27,7 +27,7 @@ from collective.training.step.report import Layout
 
 
 class TrainingStep(Protocol):
-    """What the loop asks of a step; see ``collective.training.step.step``."""
+    """What the loop asks of a step; see ``collective.training.partition.step``."""
 
     @property
     def layout(self) -> Layout:
@@ -38,8 +38,8 @@ class TrainingStep(Protocol):
         """Trains on one global batch; returns the report."""
         ...
 
-    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, or continue an epoch from sums over its steps."""
+    def begin_epoch(self, last: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, or continue an epoch from its last report."""
         ...
 
     def trace(self) -> None:
@@ -69,7 +69,6 @@ class Loop:
     validated: Callable[[int], bool] = lambda epoch: True
 
     def __post_init__(self) -> None:
-        # A plan decides what reports hold of metrics.
         self.position.layout = self.step.layout
         self._methods = {name: methods(self.observers, name) for name in METHODS}
 
@@ -155,8 +154,8 @@ class Loop:
             )
         self._call("begin_epoch", epoch, first, last)
         position.begin_epoch()
-        assert position.averages is not None
-        self.step.begin_epoch(position.averages.sums())
+        assert position.reports is not None
+        self.step.begin_epoch(position.reports.last())
         batches = self.feed.epoch(last - position.step)
         while position.step < last and not position.stopped:
             if not self._train_step(batches):
@@ -164,12 +163,11 @@ class Loop:
         if position.step == last:
             next(batches, None)  # the data learn that the epoch has ended
         if self.feed.ended:
-            position.averages = None  # before the first step of the epoch
+            position.reports = None  # before the first step of the epoch
             return
         if position.step == last < whole and not position.stopped:
             position.final = position.take_whole()
-        position.averages.write()
-        logs = position.averages.logs()
+        logs = position.reports.logs()
         if self.validate is not None and self.validated(epoch):
             logs |= self._validate(self.validate)
         logs = dict(sorted(logs.items()))  # as Keras has them
@@ -192,8 +190,8 @@ class Loop:
         self._call("before_step", number)
         report = self.step(batch, number)
         done, ended = time.perf_counter(), time.time()
-        assert position.averages is not None
-        position.averages.add(report)
+        assert position.reports is not None
+        position.reports.add(report)
         position.step += 1
         step = FinishedStep(number, begin, ready, done, ended, report, batch)
         self._call("after_step", step)

@@ -21,7 +21,7 @@ from collective.training.observers.checkpoint.state import (
     values_of,
 )
 from collective.training.prepared import get_hook, get_partition
-from collective.training.step.report import Averages, Layout
+from collective.training.step.report import Layout, Reports
 from collective.training.variables import broadcast_model, outside_variables
 
 
@@ -38,7 +38,7 @@ class Position:
             from a checkpoint, None for a new training.
         final: The state after the last step of an incomplete last epoch, from which a
             longer training continues.
-        averages: Of the current epoch; None between epochs.
+        reports: Of the current epoch; None between epochs.
         initial_epoch: The epoch with which a new training begins.
         epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.
@@ -54,11 +54,11 @@ class Position:
     ):
         self.model = model
         self.backend = backend
-        self.layout = Layout(model)
+        self.layout: Layout  # of the reports; the loop sets it
         self.epoch = self.step = 0
         self.start: State | None = None
         self.final: State | None = None
-        self.averages: Averages | None = None
+        self.reports: Reports | None = None
         self.initial_epoch = initial_epoch
         self.epochs: list[int] = []
         self.history: dict[str, list[float]] = {}
@@ -110,15 +110,15 @@ class Position:
                 of other ranks: it is enough to hand on in an elastic job.
         """
         hook = get_hook(self.model)
-        losses, sums, averages = self._losses, np.zeros(0), self.averages
-        if averages is not None:
-            sums = averages.sums().copy()
-            losses = np.concatenate([losses, self._epoch_losses(averages)])
+        losses, last, reports = self._losses, np.zeros(0), self.reports
+        if reports is not None:
+            last = reports.last().copy()
+            losses = np.concatenate([losses, self._epoch_losses(reports)])
         return State(
             self.epoch,
             self.step,
             values_of(self.model, buffers, gathered),
-            sums,
+            last,
             losses,
             {name: list(values) for name, values in self.history.items()},
             random_state(self.model),
@@ -143,7 +143,7 @@ class Position:
 
     def restore(self) -> None:
         """Moves to ``start``; ``put`` then changes the model."""
-        self.final = self.averages = None
+        self.final = self.reports = None
         if self.start is None:
             return
         start, hook = self.start, get_hook(self.model)
@@ -167,23 +167,23 @@ class Position:
 
     def begin_epoch(self) -> None:
         """The steps of an epoch begin, or continue from the middle of one."""
-        sums = None
+        last = None
         if self.start is not None and self.start.within_epoch:
             self.put()  # without what hooks at the start of the epoch have changed
-            sums = self.start.sums
-        self.averages = Averages(self.layout, sums)
+            last = self.start.sums
+        self.reports = Reports(self.layout, last)
         self.start = None
 
     def end_epoch(self, logs: dict[str, float]) -> None:
         """The epoch is finished, its validation included."""
-        assert self.averages is not None
-        self.losses += self._epoch_losses(self.averages)
+        assert self.reports is not None
+        self.losses += self._epoch_losses(self.reports)
         self._losses = np.array(self.losses)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
         self.epochs.append(self.epoch)
-        self.averages = None
+        self.reports = None
         self.epoch += 1
 
-    def _epoch_losses(self, averages: Averages) -> list[float]:
-        return [float(values[self.layout.LOSS]) for values in averages.reports]
+    def _epoch_losses(self, reports: Reports) -> list[float]:
+        return [float(values[self.layout.LOSS]) for values in reports.read()]

@@ -56,8 +56,8 @@ class ProgressBar(Observer):
         if self._bar is None or self.verbose != 1:
             return
         if time.monotonic() - self._drawn >= self.interval:
-            assert self.position.averages is not None
-            logs = dict(sorted(self.position.averages.logs().items()))
+            assert self.position.reports is not None
+            logs = dict(sorted(self.position.reports.logs().items()))
             self._draw(self._bar, logs, finalize=False)
             self._drawn = time.monotonic()
 

@@ -11,7 +11,7 @@ from collective.backends.base import Backend
 from collective.training.exchange import gather, gather_few
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
-from collective.training.step.report import Averages
+from collective.training.step.report import Reports
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
 # The waiting is known for so many steps: each rank sends the others one number a step.
@@ -107,7 +107,7 @@ class TimingObserver(Observer):
     def __init__(self, timing: Timing, position: Position):
         self.timing = timing
         self.position = position
-        self._averages: Averages | None = None
+        self._reports: Reports | None = None
         self._ended: list[float] = []  # of the epoch's steps, by the report's clock
 
     def after_step(self, step: FinishedStep) -> None:
@@ -115,7 +115,7 @@ class TimingObserver(Observer):
         self.timing.input.append(step.ready - step.begin)
         self.timing.step.append(step.done - step.ready)
         self._ended.append(step.ended)
-        self._averages = self.position.averages
+        self._reports = self.position.reports
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Reads the reports of the epoch's steps."""
@@ -126,16 +126,16 @@ class TimingObserver(Observer):
         self._read_reports()
 
     def _read_reports(self) -> None:
-        if self._averages is None:
+        if self._reports is None:
             return
-        layout, timing = self._averages.layout, self.timing
-        for values, end in zip(self._averages.reports, self._ended, strict=True):
+        layout, timing = self._reports.layout, self.timing
+        for values, end in zip(self._reports.read(), self._ended, strict=True):
             start, stop = values[layout.REDUCE_START], values[layout.REDUCE_STOP]
             timing.started.append(float(start))
             timing.all_reduce.append(float(stop - start))
             timing.update.append(max(0.0, float(end - stop)))
             timing.rows.append(int(values[layout.ROWS]))
-        self._averages, self._ended = None, []
+        self._reports, self._ended = None, []
 
     def end(self) -> None:
         """Exchanges when each rank was ready."""

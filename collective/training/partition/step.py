@@ -20,21 +20,19 @@ from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
-from collective.training.partition.report import ReturnedLayout
+from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
-from collective.training.step.rows import Rows, without_none
+from collective.training.step.report import Layout, flat_logs
+from collective.training.step.rows import Rows, packed, without_none
 from collective.training.traced import traced
 from collective.training.variables import (
     all_variables,
     captured_variables,
     register_outside_variables,
 )
-from collective.training.variants.custom_step import undo
-from collective.training.variants.custom_step.building import packed
-from collective.training.variants.custom_step.local_step import flat_logs
 
 
 class PartitionedStep:
@@ -77,7 +75,7 @@ class PartitionedStep:
         )
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
-        self.layout = ReturnedLayout(self.model, shapes)
+        self.layout = Layout(self.model, shapes)
         self._metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
         if seed is not None:
             keras_compat.reseed(captured_variables(self.graph), seed)
@@ -103,7 +101,7 @@ class PartitionedStep:
         traffic = self._method.traffic
         if self.backend.elastic and (traffic.writes_early or not traffic.writes):
             # It may write before a rank dies; or was not traced yet.
-            undone = undo.whole_or_absent(self._state)
+            undone = whole_or_absent(self._state)
         with undone:
             report = self.backend.call(self._run, args, self._explain_error)
         if not self._is_explained:
@@ -113,11 +111,11 @@ class PartitionedStep:
         self.attachments.receive(report, self.layout.size, number)
         return report
 
-    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``, or continue."""
+    def begin_epoch(self, last: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
         self.model.reset_metrics()
-        if sums is not None and sums[self.layout.ROWS]:
-            self.layout.restore(sums)
+        if last is not None and last[self.layout.ROWS]:
+            self.layout.restore(last)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
@@ -154,7 +152,7 @@ class PartitionedStep:
             metrics = [tf.identity(variable) for variable in self._metrics]
             start, stop = exchange.span()
         attached = tf.nest.pack_sequence_as(attached, sums)
-        return self.layout.pack_returned(
+        return self.layout.pack(
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
         )

@@ -17,8 +17,6 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
-from collective.training.step.forward import Sums
-from collective.training.step.found import Found
 
 NOT_FINITE = "collective: not finite at step"
 OVERFLOW = "collective: overflow in transport at step"
@@ -81,30 +79,6 @@ def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
     place = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
     return tf.cast(place, tf.float32)
-
-
-def first_of(sums: Sums, found: Found, variables: int) -> tf.Tensor:
-    """The number of a replica's first variable with a gradient that is not finite.
-
-    Args:
-        found: By the trace of the sums.
-        variables: How many there are.
-
-    Returns:
-        float32 scalar: 0 for none, else 1 more than its index; ``variables + 1`` where
-        only a loss is not finite, or the gradient of a look-up.
-    """
-    terms = [
-        tf.add_n([tf.reduce_sum(g) for g in of_one])
-        for of_one in zip(*sums.gradients, strict=True)
-    ]
-    of_look_ups = [
-        tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
-        for each in found.look_ups.values()
-    ]
-    place = first([*terms, tf.add_n([*sums.losses, *of_look_ups])])
-    numbers = [0, *(index + 1 for index in found.connected), variables + 1]
-    return tf.gather(tf.constant(numbers, tf.float32), tf.cast(place, tf.int32))
 
 
 def at_replica(place: tf.Tensor, backend: Backend) -> tf.Tensor:

@@ -1,23 +1,118 @@
 """The report of a step: one small vector of float64, and its layout.
 
-One vector is cheap to keep for every step and to add up over an epoch. It is turned into
-named values only when they are read.
+One vector is cheap to keep for every step. It is turned into named values only when they
+are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.training import keras_compat
+
+class Layout:
+    """Layout of a report: loss, rows, times, metrics' variables, what the step returned.
+
+    The metrics' variables have their values after the step; an epoch that continues in
+    the middle begins with them.
+
+    Args:
+        returned: The shape of each value that the step returns, by name.
+    """
+
+    LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
+    FIXED = 4
+
+    def __init__(self, model: keras.Model, returned: Mapping[str, Sequence[int]]):
+        self.model = model
+        self.variables = list(model.metrics_variables)
+        self.names = list(returned)
+        self._metric_shapes = [tuple(v.shape) for v in self.variables]
+        self._shapes = [tuple(shape) for shape in returned.values()]
+        shapes = [*self._metric_shapes, *self._shapes]
+        #: Numbers before those of the attachments.
+        self.size = self.FIXED + sum(map(math.prod, shapes))
+
+    def pack(
+        self, fixed: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """A report, inside of the graph: a vector of float64.
+
+        Args:
+            fixed: The loss, the rows, and when the exchange began and ended.
+            values: The metrics' variables, what the step returned, attachments.
+        """
+        flat = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *values]]
+        return tf.concat(flat, axis=0)
+
+    def restore(self, report: np.ndarray) -> None:
+        """Gives the metrics the values that they have in a report."""
+        values = _cut(report[self.FIXED :], self._metric_shapes)
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(np.asarray(value))
+
+    def logs(self, report: np.ndarray) -> dict[str, Any]:
+        """What Keras shows after this step: its metrics, or what the step returned."""
+        values = _cut(report[self.FIXED :], [*self._metric_shapes, *self._shapes])
+        returned = dict(zip(self.names, values[len(self.variables) :], strict=True))
+        results = self.model.get_metrics_result()
+        if set(results) == set(self.names):
+            return {n: _number(value) for n, value in results.items()}
+        return {name: _number(value) for name, value in returned.items()}
 
 
-def cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
+class Reports:
+    """Those of an epoch so far; the last one has its metrics.
+
+    They are converted only when they are read, so ``add`` never waits for a step.
+
+    Args:
+        last: That of the epoch's last step, of a resumed epoch.
+    """
+
+    def __init__(self, layout: Layout, last: np.ndarray | None = None):
+        self.layout = layout
+        self._read: list[np.ndarray] = []
+        self._waiting: list[tf.Tensor] = []
+        self._before = np.zeros(layout.size) if last is None else np.array(last)
+
+    def add(self, report: tf.Tensor) -> None:
+        """Adds the report of a step."""
+        self._waiting.append(report)
+
+    def read(self) -> list[np.ndarray]:
+        """The added reports, in order, without attachments."""
+        self._read += [r.numpy()[: self.layout.size].copy() for r in self._waiting]
+        self._waiting.clear()
+        return self._read
+
+    def last(self) -> np.ndarray:
+        """The last report: float64 ``[layout.size]``; zeros before the first step."""
+        read = self.read()
+        return read[-1] if read else self._before
+
+    def logs(self) -> dict[str, Any]:
+        """What Keras shows of the epoch so far."""
+        return self.layout.logs(self.last())
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returned values by name, as Keras shows them: a metric's result may be a dict.
+
+    As that of all compiled metrics is, in ``{m.name: m.result() for m in self.metrics}``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat_logs(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def _cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     """The arrays of these shapes that lie one after the other in a vector."""
     arrays, start = [], 0
     for shape in shapes:
@@ -27,130 +122,6 @@ def cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     return arrays
 
 
-class Layout:
-    """Layout of a report: loss, rows, times, losses of outputs, metrics, attachments.
-
-    With ``gathered_metrics``, metrics' variables continue from step to step, and a report
-    has their values; otherwise it has what a step adds to them.
-    """
-
-    LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
-    FIXED = 4
-    #: In the sums over steps: how many steps, in place of what a sum of times would be.
-    STEPS = REDUCE_START
-
-    def __init__(self, model: keras.Model, gathered_metrics: bool = False):
-        self.model = model
-        self.gathered_metrics = gathered_metrics
-        self.outputs = [m.name for m in keras_compat.loss_trackers(model)]
-        self.metric_shapes = [
-            tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
-        ]
-        metrics = sum(map(math.prod, self.metric_shapes))
-        #: Numbers before those of the attachments.
-        self.size = self.FIXED + len(self.outputs) + metrics
-
-    def pack(
-        self,
-        loss: tf.Tensor,
-        rows: tf.Tensor,
-        reduce_span: tuple[Any, Any],
-        outputs: Sequence[tf.Tensor],
-        metrics: Sequence[tf.Tensor],
-        more: Sequence[tf.Tensor] = (),
-    ) -> tf.Tensor:
-        """Packs a report, inside the graph: a vector of float64."""
-        fixed = [loss, rows, *reduce_span, *outputs]
-        vector = tf.stack([tf.cast(value, tf.float64) for value in fixed])
-        rest = [*metrics, *more]
-        flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in rest]
-        return tf.concat([vector, *flat], axis=0)
-
-    def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Averages over some steps, under Keras' names.
-
-        Args:
-            sums: ``Averages.sums()``.
-            reports: The reports behind them, as far as they are known.
-        """
-        rows = sums[self.ROWS]
-        logs = {"loss": float(sums[self.LOSS] / rows)}
-        for place, name in enumerate(self.outputs, self.FIXED):
-            # Keras' mean over batches, however many rows they have.
-            logs[name] = float(sums[place] / sums[self.STEPS])
-        state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
-        return logs | keras_compat.metric_results(self.model, state)
-
-    def adopted(self, sums: np.ndarray) -> np.ndarray:
-        """The sums of a step that keeps others of an epoch, as this one keeps them.
-
-        Args:
-            sums: Those of ``ReturnedLayout``.
-        """
-        values = cut(
-            sums[self.FIXED :], [tuple(v.shape) for v in self.model.metrics_variables]
-        )
-        variables = self.model.metrics_variables
-        by_id = {id(v): value for v, value in zip(variables, values, strict=True)}
-        trackers = keras_compat.loss_trackers(self.model)
-        outputs = [by_id[id(m.variables[0])].ravel() for m in trackers]
-        kept = [v for m in keras_compat.metrics(self.model) for v in m.variables]
-        state = [by_id[id(v)].ravel() for v in kept]
-        return np.concatenate([sums[: self.FIXED], *outputs, *state])
-
-    def write(self, sums: np.ndarray) -> None:
-        """Gives the model's metrics their values after some steps."""
-        rows = max(float(sums[self.ROWS]), 1.0)
-        state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
-        keras_compat.write_metrics(self.model, state, sums[self.LOSS] / rows, rows)
-
-
-class Averages:
-    """Averages over an epoch so far: the loss by rows, those of outputs by batches.
-
-    Reports are converted only when they are read, so ``add`` never waits for a step.
-    ``sums`` are those of the epoch's earlier steps, of a resumed epoch.
-    """
-
-    def __init__(self, layout: Layout, sums: np.ndarray | None = None):
-        self.layout = layout
-        self._reports: list[np.ndarray] = []
-        self._waiting: list[tf.Tensor] = []
-        self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
-        if self._sum.shape != (layout.size,):
-            self._sum = layout.adopted(self._sum)
-
-    def add(self, report: tf.Tensor) -> None:
-        """Adds the report of a step."""
-        self._waiting.append(report)
-
-    @property
-    def reports(self) -> list[np.ndarray]:
-        """The added reports, in order."""
-        self.sums()
-        return self._reports
-
-    def sums(self) -> np.ndarray:
-        """Returns the sums behind the averages: float64 ``[layout.size]``, not a copy."""
-        layout = self.layout
-        metrics = layout.FIXED + len(layout.outputs)
-        for report in self._waiting:
-            values = report.numpy()[: layout.size].copy()
-            self._reports.append(values)
-            weighted = values * np.float64(values[layout.ROWS])
-            weighted[layout.ROWS] = values[layout.ROWS]
-            weighted[layout.STEPS] = 1
-            weighted[layout.FIXED :] = values[layout.FIXED :]
-            if layout.gathered_metrics:
-                self._sum[metrics:] = 0
-            self._sum += weighted
-        self._waiting.clear()
-        return self._sum
-
-    def write(self) -> None:
-        """Gives the model's metrics their values so far, as Keras' own step does."""
-        self.layout.write(self.sums())
-
-    def logs(self) -> dict[str, float]:
-        """The averages so far under Keras' names: loss, losses of outputs, metrics."""
-        return self.layout.logs(self.sums(), self._reports)
+def _number(value: Any) -> Any:
+    """A scalar as a number; what has several values stays as Keras gives it."""
+    return float(value) if len(getattr(value, "shape", ())) == 0 else value

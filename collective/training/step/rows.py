@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import keras
+import tensorflow as tf
+
 from collective.training.input.pipeline import Batch
 
 
@@ -32,3 +35,15 @@ def without_none(batch: Batch) -> Batch:
 def or_none(part: Any) -> Any:
     """None for ``()``, as Keras wants it."""
     return None if isinstance(part, tuple) and not part else part
+
+
+def packed(rows: Rows) -> Any:
+    """The ``data`` of a step, as Keras' ``fit`` gives them.
+
+    Floating-point rows have the precision that Keras converts arrays to.
+    """
+    dtype = keras.config.floatx()
+    cast = tf.nest.map_structure(
+        lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, rows
+    )
+    return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))

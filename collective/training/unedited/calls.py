@@ -49,23 +49,15 @@ def replace_calls(
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        seed = None
-        if _is_unseeded(job) and not options.get("whole_batch"):
-            seed = fit_seed(self)
+        seed = fit_seed(self) if _is_unseeded(job) else None
         ours = {"seed": seed, **options}
         return collective.fit(self, **given, **ours, backend=backend_for(job, self))
 
-    whole = {"whole_batch": bool(options.get("whole_batch"))}
-
     def evaluate(self: keras.Model, **given: Any) -> Any:
-        return collective.evaluate(
-            self, **given, **whole, backend=backend_for(job, self)
-        )
+        return collective.evaluate(self, **given, backend=backend_for(job, self))
 
     def predict(self: keras.Model, **given: Any) -> Any:
-        return collective.predict(
-            self, **given, **whole, backend=backend_for(job, self)
-        )
+        return collective.predict(self, **given, backend=backend_for(job, self))
 
     for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
         stock = getattr(model, ours.__name__)

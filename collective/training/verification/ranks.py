@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.log import log
 from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
@@ -28,7 +27,6 @@ from collective.training.verification.descriptions import (
     describe_model,
     short,
 )
-from collective.training.verification.first_rows import read_rows
 from collective.training.verification.graph import constants
 from collective.training.verification.settings import describe_settings
 
@@ -77,18 +75,8 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
     compare(backend, mine)
 
 
-def compare_graphs(backend: Backend, graph: tf.Graph, drawn: bool) -> None:
-    """Refuses ranks whose code drew other numbers while it was traced.
-
-    Args:
-        drawn: Whether NumPy's or Python's generators were asked meanwhile.
-    """
-    if drawn and backend.rank == 0:
-        log.warning(
-            "the model, its loss or a metric draws numbers of NumPy or Python in code "
-            "that is traced: they are constants of the graph, the same in every step. "
-            "Each fit draws its own; Keras keeps those of the first"
-        )
+def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
+    """Refuses ranks whose code drew other numbers while it was traced."""
     if backend.size == 1 or backend.tensor is not None:  # parts of a layer differ
         return
     mine = constants(graph)
@@ -209,13 +197,11 @@ def _digests(inputs: Input) -> dict[str, str]:
     if size * total > _WHOLE_BYTES:
         numbers = np.unique(np.linspace(0, total - 1, _SAMPLED_ROWS).astype(np.int64))
     try:
-        rows = read_rows(inputs.source, numbers)
+        rows = inputs.source.read(tf.constant(numbers, tf.int64))
     except UsageError:  # a bad file, which the training names on the rank that reads it
         return {"readable": "no"}
-    if rows is None:
-        return {}
     return {
         part: f"{int(checksum(value)):012x}"
         for part, value in zip(("x", "y", "sample_weight"), rows, strict=True)
-        if tf.nest.flatten(value)
+        if value is not None and tf.nest.flatten(value)
     }

@@ -6,9 +6,7 @@ branch of a script changes them, and nothing else would show it.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -23,25 +21,11 @@ _MATH_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
 
 
 def products_of_float32() -> str:
-    """The dtype in which processors multiply matrices of float32, inside ``exact_products``."""
+    """The dtype in which processors multiply matrices of float32."""
     modes = {os.environ.get(name, "").upper() for name in _MATH_MODES}
     if modes & {"BF16", "F16", "ANY"}:
         return "bfloat16"
     return "tensorfloat32" if "TF32" in modes else "float32"
-
-
-@contextlib.contextmanager
-def exact_products() -> Iterator[None]:
-    """Inside, GPUs multiply float32 in float32, as they need not do for training.
-
-    In TensorFloat-32 they round as much as a wrong cut of few rows changes.
-    """
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 def describe_settings() -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
-from collective.training.evaluation.exact import Evaluation
+from collective.training.evaluation.evaluation import Evaluation
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from tests import launch

@@ -38,7 +38,7 @@ class State:
     # Values of ``all_variables(model)``: weights, layer state with seed generators,
     # optimizer.
     variables: Sequence[np.ndarray]
-    # What the metrics of the epoch so far are made of (``Averages.sums``); empty
+    # What the metrics of the epoch so far are made of (``Reports.last``); empty
     # between epochs.
     sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
     # float64, of every step before this one.

@@ -1,0 +1,99 @@
+"""Loss and metrics over a data set, as one process computes them: Keras' ``test_step``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import interrupts
+from collective.training.input.batches import Batches
+from collective.training.input.feed import ENDLESS
+from collective.training.input.pipeline import Batch, Input
+from collective.training.loop.callbacks import BatchHooks, Hooks
+from collective.training.partition.step import PartitionedStep
+from collective.training.prepared import PreparedModel
+
+
+class Evaluation:
+    """Evaluates a model on batches in order, ``steps`` at most, sharded over replicas."""
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        inputs: Input | Batches,
+        steps: int | None = None,
+    ):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.backend = backend
+        self.input = inputs
+        self.steps = steps
+        self._cut_for = range(0), 0
+        self._step = PartitionedStep(prepared, backend, inputs.spec, method="test_step")
+
+    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
+        """Evaluates. Every rank must call it; all get the same numbers.
+
+        Args:
+            hooks: Calls ``on_test_*`` of callbacks.
+            epoch: The epoch that is validated.
+
+        Returns:
+            ``loss``, the losses of single outputs, and the metrics.
+        """
+        self.backend.require_all_ranks()
+        self.model.stop_evaluating = False
+        hooks = hooks or Hooks((), self.model, self.backend, {})
+        hooks.call("on_test_begin", (epoch,), {})
+        self.model.reset_metrics()
+        with recorder.span(recorder.OTHER, "validation"):
+            logs = self._result(self._vectors(BatchHooks(hooks, "test"), epoch))
+        hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+        return logs
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are, as far as known."""
+        known = self.input.steps_per_epoch
+        return known if self.steps is None else min(self.steps, known or self.steps)
+
+    def _vectors(self, hooks: BatchHooks, epoch: int) -> list[Any]:
+        """The sums over each batch."""
+        vectors: list[Any] = []
+        for number, batch in enumerate(self._batches()):
+            interrupts.check()
+            hooks.before(number, epoch)
+            vectors.append(self._step(batch, number))
+            if hooks.ends(number, number + 1 == self.batches):
+                hooks.after(lambda: self._result(vectors), epoch)
+            if self.model.stop_evaluating:
+                break
+        hooks.after(lambda: self._result(vectors), epoch)
+        if not vectors:
+            raise UsageError(
+                "there are not rows to evaluate",
+                hint="pass data that can be read more than once: a generator gives its "
+                "batches only once",
+            )
+        return vectors
+
+    def _result(self, vectors: list[Any]) -> dict[str, Any]:
+        """The logs of these batches."""
+        if not vectors:
+            return {}
+        return self._step.layout.logs(vectors[-1].numpy())
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.input, Batches):
+            self.input.reset()
+            return self.input.epoch(self.steps or ENDLESS)
+        place = self.backend.local_replicas, self.backend.replicas
+        if place != self._cut_for:  # at first, and when ranks have died
+            assert self.batches is not None
+            self._dataset = self.input.dataset(0, self.batches, *place)
+            self._cut_for = place
+        return iter(self._dataset)

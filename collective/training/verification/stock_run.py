@@ -1,0 +1,247 @@
+"""``verify``: the first steps of a training beside Keras' own, on rank 0.
+
+Both start from the same variables and get the same batches. Keras' own training has
+values of its own for all variables, which are put in their place for its step and taken
+out again. What differs is shown by step and by tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.log import log
+from collective.training import host_random, keras_compat
+from collective.training.exchange import broadcast_object
+from collective.training.input.pipeline import Batch
+from collective.training.loop.observer import FinishedStep, Observer
+from collective.training.prepared import PreparedModel
+from collective.training.step.report import Layout
+from collective.training.step.rows import Rows, packed
+from collective.training.variables import all_variables, outside_variables
+from collective.training.verification import stock_run_table
+from collective.training.verification.settings import products_of_float32
+from collective.training.verification.stock_run_table import Step, norm, relative
+
+VARIABLE = "COLLECTIVE_VERIFY"
+RUN, STEPS = "run", 10
+# The relative difference that rounding to a type may make.
+_TOLERANCES = {
+    "bfloat16": 0.08,
+    "float16": 0.03,
+    "tensorfloat32": 0.01,
+    "float32": 1e-4,
+    "float64": 1e-8,
+}
+_WHAT = "a step of Keras' own training"
+
+
+def steps_beside(verify: bool | str, backend: Backend) -> int:
+    """How many steps run beside Keras' own; every rank calls it.
+
+    Args:
+        verify: True, False, ``run`` or ``run:K``. The environment variable
+            ``COLLECTIVE_VERIFY`` beats it (0 for none); those of rank 0 count.
+
+    Raises:
+        UsageError: On every rank: it is something else.
+    """
+    text = os.environ.get(VARIABLE) or (verify if isinstance(verify, str) else "")
+    text = text or (RUN if verify else "0")
+    if backend.size > 1:
+        text = broadcast_object(backend, text)
+    if text in ("0", "1"):
+        return STEPS * int(text)
+    word, _, number = text.partition(":")
+    if word == RUN and (not number or (number.isdecimal() and int(number) > 0)):
+        return int(number or STEPS)
+    raise UsageError(
+        f"verify={text!r} is neither True, False nor 'run'",
+        hint=f"verify='run' or verify='run:{10 * STEPS}'",
+    )
+
+
+def can_run_beside(prepared: PreparedModel, backend: Backend) -> bool:
+    """Whether rank 0 can make a step alone; if not, a warning says why."""
+    why = ""
+    if not backend.synchronous:
+        why = "there is no global batch"
+    elif backend.elastic:
+        why = "ranks may leave an elastic job"
+    elif backend.tensor is not None or prepared.partition is not None:
+        why = "each rank has a shard of the model or of its optimizer"
+    elif prepared.placement is not None or len(backend.local_replicas) > 1:
+        why = "the model is on several devices"
+    elif getattr(backend, "strategy", None) is not None:
+        why = "its variables belong to a strategy of TensorFlow's"
+    if why and backend.rank == 0:
+        log.warning(f"no steps beside Keras' own: {why}")
+    return not why
+
+
+class StockRun(Observer):
+    """Runs Keras' own step after each of the first steps, on the same global batch.
+
+    What callbacks assign between steps is assigned in both trainings.
+
+    Args:
+        seed: Of the training: where it is given, Keras' own draws are others.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        steps: int,
+        seed: int | None = None,
+    ):
+        self.prepared, self.model = prepared, prepared.model
+        self.backend = backend
+        self.left = steps
+        self.seed = seed
+        self.steps: list[Step] = []
+        self.drew = False
+        self._variables: list[Any] = []
+        self._stock: list[tf.Tensor] = []  # its values
+        self._ours: list[tf.Tensor] = []  # ours after the last step
+
+    def before_step(self, number: int) -> None:
+        """Starts Keras' own training, or follows what callbacks have assigned."""
+        if self.backend.rank or not self.left:
+            return
+        if not self._variables:
+            known = [*all_variables(self.model), *outside_variables(self.model)]
+            self._variables = [keras_compat.tf_variable(v) for v in known]
+            self._stock = _values(self._variables)
+            return
+        for i, value in enumerate(_values(self._variables)):
+            if not _same(value, self._ours[i]):
+                self._stock[i] = value
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Makes the step by Keras, too."""
+        if not self.left:
+            return
+        self.left -= 1
+        rows = gathered(step.batch, self.backend)
+        if self.backend.rank == 0:
+            with (
+                self.backend.only_rank_zero(_WHAT),
+                host_random.unchanged(),
+                keras_compat.tensorflow_draws_unchanged(),
+            ):
+                self._compare(step, rows)
+        if not self.left:
+            self.report()
+
+    def end(self) -> None:
+        """Shows the steps of a training that was shorter."""
+        if self.left:
+            self.left = 0
+            self.report()
+
+    def report(self) -> None:
+        """Prints the tables, and warns where the two trainings differ; on rank 0."""
+        self._stock, self._ours = [], []
+        if self.backend.rank or not self.steps:
+            return
+        allowed, hook = _tolerance(self.model), self.prepared.hook
+        named = "" if hook is None else f"hook {hook.hook!r}"
+        stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
+        if self.drew and self.seed is not None:
+            log.info(
+                f"seed={self.seed} was given: masks and noise follow from it here, and "
+                "from Keras' own generators there (seed=None: here, too)"
+            )
+
+    def _compare(self, step: FinishedStep, rows: Rows) -> None:
+        self._ours = _values(self._variables)
+        metrics = list(self.model.metrics_variables)
+        shown_metrics = _values(metrics)
+        try:
+            _assign(self._variables, self._stock)
+            self.model.reset_metrics()
+            logs = self.model.train_step(packed(rows))
+            before, self._stock = self._stock, _values(self._variables)
+        finally:
+            _assign(self._variables, self._ours)
+            _assign(metrics, shown_metrics)
+        report = step.report.numpy()
+        tensors, squares = {}, np.zeros(2)
+        shown = [*self.prepared.trainable, *self.prepared.state]
+        for place, variable in enumerate(shown):  # the first of all_variables
+            stock, ours = self._stock[place].numpy(), self._ours[place].numpy()
+            if keras_compat.is_seed_state(variable):
+                self.drew |= not _same(before[place], stock)
+                continue
+            tensors[variable.path] = relative(stock, ours)
+            squares += np.square([norm(ours - stock), norm(stock)])
+        self.steps.append(
+            Step(
+                step.number + 1,
+                int(report[Layout.ROWS]),
+                (_loss(logs), float(report[Layout.LOSS])),
+                float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0,
+                tensors,
+            )
+        )
+
+
+def gathered(batch: Batch, backend: Backend) -> Rows:
+    """The rows of all ranks, on every rank, in their order; every rank calls it.
+
+    Args:
+        batch: Of this rank, with trees of dense, ragged or sparse tensors.
+    """
+    mine = Rows(*(() if part is None else part for part in batch[:3]))
+    if backend.size == 1:
+        return mine
+    arrays = [t.numpy() for t in tf.nest.flatten(mine, expand_composites=True)]
+    parts = []
+    for rank in range(backend.size):
+        found = map(tf.constant, broadcast_object(backend, arrays, rank))
+        part = tf.nest.pack_sequence_as(mine, list(found), expand_composites=True)
+        parts.append(part)
+    return tf.nest.map_structure(_joined, *parts)
+
+
+def _joined(*leaves: Any) -> Any:
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0)
+
+
+def _tolerance(model: keras.Model) -> float:
+    """The relative difference that rounding may make in a model."""
+    dtypes = {str(layer.compute_dtype) for layer in keras_compat.layers_of(model)}
+    dtypes |= {str(v.dtype) for v in model.variables}
+    if "float32" in dtypes:
+        dtypes.add(products_of_float32())
+    return max(_TOLERANCES.get(dtype, _TOLERANCES["float64"]) for dtype in dtypes)
+
+
+def _loss(logs: Any) -> float:
+    """What a step returns as ``loss``; NaN where it returns none."""
+    found = logs.get("loss") if isinstance(logs, dict) else logs
+    return float("nan") if found is None else float(np.mean(np.asarray(found)))
+
+
+def _values(variables: Sequence[Any]) -> list[tf.Tensor]:
+    return [tf.identity(v) for v in variables]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return one.tobytes() == other.tobytes()
