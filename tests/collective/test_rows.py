@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from collective.training.variants.coupled.look_ups import gather_look_ups
 
 from collective.tensorflow_ops import rows
 from collective.tensorflow_ops.xla import compiled_around_collectives
 from collective.training.keras_compat.optimizers import rows_in_order
-from collective.training.variants.coupled.look_ups import gather_look_ups
 
 OPTIMIZERS = ["adam", "sgd", "rmsprop", "adagrad", "ftrl", "scaled"]
 

@@ -7,6 +7,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+from tests.training.memory.test_recompute import dropped_everywhere
 
 from collective import backends
 from collective.errors import UsageError
@@ -15,7 +16,6 @@ from collective.training.prepared import get_prepared
 from collective.training.variants.parallel import placement
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
-from tests.training.memory.test_recompute import dropped_everywhere
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

@@ -9,7 +9,6 @@ import types
 import keras
 import numpy as np
 
-from collective.training.verification import stock_models
 from collective.training.verification.descriptions import describe
 
 args = argparse.Namespace(loss="mse", out="folder")
@@ -57,41 +56,3 @@ def test_code_of_the_users_modules_counts():
     finally:
         del sys.modules["project_losses"]
 
-
-@keras.saving.register_keras_serializable()
-class Doubles(keras.layers.Layer):
-    def call(self, x):
-        return 2 * x
-
-
-def double(y, p):
-    return keras.ops.mean((y - p) ** 2)
-
-
-def put_in_place(model):
-    model.layers[0].call = lambda x: x
-    return model
-
-
-def test_a_model_of_kerass_own_classes_is_its_configuration():
-    def made(*more, rate=0.1, loss="mse", **compiled):
-        layers = [keras.layers.Dense(3), keras.layers.Dropout(rate), *more]
-        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-        model.compile("adam", loss, **compiled)
-        return model
-
-    known = stock_models.configuration
-    assert known(made()) is not None
-    assert known(made()) == known(made())  # whatever the layers are called
-    kinds = [made(rate=0.2), made(loss="mae"), made(metrics=["mae"])]
-    assert len({known(model) for model in [made(), *kinds]}) == 4
-    for model in (
-        made(Doubles()),
-        made(keras.layers.Lambda(lambda x: x)),
-        made(keras.layers.Dense(2, activation=double)),
-        made(loss=double),
-        made(metrics=[double]),
-        put_in_place(made()),
-        type("Own", (keras.Sequential,), {})([keras.layers.Dense(1)]),
-    ):
-        assert known(model) is None

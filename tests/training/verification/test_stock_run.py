@@ -1,4 +1,4 @@
-"""``verify="run"``: the first steps of a training beside Keras' own."""
+"""``verify``: the first steps of a training beside Keras' own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 import collective
 from collective.errors import UsageError
 from collective.fit_options import settings
-from collective.training.verification import whole_run
+from collective.training.verification import stock_run
 from tests import launch
 from tests.training.small import NAMES
 
-HERE = "tests/training/verification/test_whole_run.py"
+HERE = "tests/training/verification/test_stock_run.py"
 ROWS, FEATURES = 23, 6
 pytestmark = pytest.mark.usefixtures("clean_keras")
 on_ranks = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
@@ -35,13 +35,13 @@ def backend(backends_by_name):
 def recorded(monkeypatch):
     """The ``Step``s of the last report, on rank 0."""
     found = []
-    show = whole_run.whole_run_table.show
+    show = stock_run.stock_run_table.show
 
     def recording(steps, *rest, **more):
         found[:] = steps
         show(steps, *rest, **more)
 
-    monkeypatch.setattr(whole_run.whole_run_table, "show", recording)
+    monkeypatch.setattr(stock_run.stock_run_table, "show", recording)
     return found
 
 
@@ -90,7 +90,7 @@ def test_one_process_equals_keras(recorded, capsys):
 @alone
 def test_it_leaves_the_training_as_it_is():
     weights = []
-    for verify in (True, "run"):
+    for verify in (False, "run"):
         keras.utils.set_random_seed(3)
         model = network(keras.layers.Dropout(0.3))
         trained(model, verify=verify)
@@ -117,16 +117,20 @@ def test_a_shorter_training_is_shown(recorded):
 @alone
 def test_words():
     single = collective.backends.get("single")
-    assert whole_run.steps_beside("run", single) == whole_run.STEPS
-    assert whole_run.steps_beside("run:7", single) == 7
-    assert whole_run.steps_beside(True, single) == 0
+    assert stock_run.steps_beside("run", single) == stock_run.STEPS
+    assert stock_run.steps_beside("run:7", single) == 7
+    assert stock_run.steps_beside(True, single) == stock_run.STEPS
+    assert stock_run.steps_beside(False, single) == 0
     for wrong in ("runs", "run:0", "run:x"):
         with pytest.raises(UsageError, match="neither"):
-            whole_run.steps_beside(wrong, single)
-    given = settings(["verify=run", "accumulate=4", "embedding_gradients=keras"])
-    assert given == {"verify": "run", "accumulate": 4, "embedding_gradients": "keras"}
+            stock_run.steps_beside(wrong, single)
+    given = settings(["verify=run", "accumulate=4"])
+    assert given == {"verify": "run", "accumulate": 4}
     with pytest.raises(UsageError, match="not a value"):
         settings(["accumulate=four"])
+    with pytest.raises(UsageError, match="'recompute' any more") as caught:
+        settings(["recompute=True"])
+    assert "RematScope" in caught.value.hint
 
 
 @alone
