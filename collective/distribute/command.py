@@ -54,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
         help="whose standard output is shown (default: rank0)")  # fmt: skip
     add("--loops", action="store_true",
         help="cut the batches of the script's own training loops, too")  # fmt: skip
+    add("--explain", action="store_true",
+        help="say what a step sums, gathers and computes whole, by line of code")  # fmt: skip
     add("--private-files", action="store_true",
         help="what the script writes by relative paths is rank 0's alone")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
@@ -76,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         _same_hashes(place)
         os.environ.update(gpus.share(place))  # the script may take "the first GPU"
         args = parser().parse_args(argv)
+        if args.explain:
+            os.environ["COLLECTIVE_EXPLAIN"] = "1"
         # Before TensorFlow is loaded, which takes seconds.
         what = _what(args)
         check_name(args.backend)

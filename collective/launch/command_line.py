@@ -190,6 +190,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
         python, words = list(program.python), [*program.words, *program.arguments]
     options = ["--backend", parsed.backend] if parsed.backend else []
     options += ["--loops"] if parsed.loops else []
+    options += ["--explain"] if parsed.explain else []
     options += ["--private-files"] if parsed.private_files else []
     options += [f"--set={value}" for value in parsed.set]
     # Each rank has files of its own then.
@@ -264,6 +265,8 @@ def parser() -> argparse.ArgumentParser:
     add("--backend", metavar="NAME", help="who sums the gradients (default: auto)")
     add("--loops", action="store_true",
         help="cut the batches of its own training loops, too")  # fmt: skip
+    add("--explain", action="store_true",
+        help="say what its step sums, gathers and computes whole, by line of code")  # fmt: skip
     add("--private-files", action="store_true",
         help="what it writes by relative paths is rank 0's alone")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",

@@ -81,7 +81,7 @@ class PartitionedMethod:
         if gathered >= explain.WORTH_A_LINE and not wanted:
             log.info(
                 "%s gathers %.1f MB a step, for operations that need all rows "
-                "(COLLECTIVE_EXPLAIN=1 says which)",
+                "(--explain, or COLLECTIVE_EXPLAIN=1, says which)",
                 *(name, gathered / 1e6),
             )
 
