@@ -20,10 +20,10 @@ from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
+from collective.training.compression import named, report
+from collective.training.compression.exchange import HookExchange, HookUpdate
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.evaluation.partitioned import PartitionedEvaluation
-from collective.training.hooks import named, report
-from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer

@@ -127,7 +127,7 @@ def fit(
             see ``collective.training.variants.memory.sharded_optimizer``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
-            it, and all outputs say so; see ``collective.training.hooks``.
+            it, and all outputs say so; see ``collective.training.compression``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, with a warning where it is not. See

@@ -20,7 +20,7 @@ import collective
 from collective.training.exchange import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
-from tests.training.hooks.everything import Everything
+from tests.training.compression.everything import Everything
 from tests.training.small import on_rank_zero
 from tests.training.test_equivalence import together
 

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training.compression.hook import CommunicationHook, Exchanged
 from collective.training.exchange import total
-from collective.training.hooks.hook import CommunicationHook, Exchanged
 
 
 class HookState:

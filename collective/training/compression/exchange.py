@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.hooks.hook import Exchanged
-from collective.training.hooks.state import HookState
+from collective.training.compression.hook import Exchanged
+from collective.training.compression.state import HookState
 from collective.training.prepared import PreparedModel
 from collective.training.step.clock import now
 from collective.training.step.found import Found
