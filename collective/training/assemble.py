@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.compression import named, report
-from collective.training.compression.exchange import HookExchange, HookUpdate
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.evaluation.partitioned import PartitionedEvaluation
 from collective.training.input.batches import Batches
@@ -31,7 +31,7 @@ from collective.training.partition.method import has_numbers, supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
-from collective.training.step import look_ups, xla
+from collective.training.step import look_ups
 from collective.training.step.attachments import Attachment
 from collective.training.step.draws import Draws
 from collective.training.step.forward import Forward
@@ -50,18 +50,13 @@ from collective.training.variants.coupled import look_ups as coupled_look_ups
 from collective.training.variants.coupled import pieces as coupled_pieces
 from collective.training.variants.coupled.checks import features as coupled_features
 from collective.training.variants.coupled.evaluation import CoupledTestSums
-from collective.training.variants.coupled.forward import (
-    CoupledForward,
-    keeps_activations,
-    looks_up,
-)
+from collective.training.variants.coupled.forward import CoupledForward
 from collective.training.variants.coupled.micro_batches import CoupledMicroBatches
 from collective.training.variants.coupled.sums import CoupledSums
 from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
 from collective.training.variants.custom_step.step import CustomStep
-from collective.training.variants.memory.recompute import recompute_blocks
 from collective.training.variants.memory.sharded_optimizer import (
     ReduceScatter,
     ShardedOptimizer,
@@ -131,9 +126,6 @@ class Assembly:
         self.options = options = dataclasses.replace(
             options,
             per_replica=per_replica,
-            jit_compile=xla.chosen(
-                options.jit_compile, prepared.model, backend, features
-            ),
             sync_batch_norm=batch_norm.chosen(
                 False if per_replica and wanted == "auto" else wanted,
                 *(prepared, backend, features),
@@ -168,6 +160,7 @@ class Assembly:
     ) -> Step | CustomStep | PartitionedStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
+        self._warn(prepared)
         if self.is_partitioned(prepared, data):
             partitioned = PartitionedStep(
                 prepared,
@@ -180,6 +173,12 @@ class Assembly:
             )
             compare_graphs(backend, partitioned.graph, False)
             return partitioned
+        if prepared.hook is not None:
+            raise UsageError(
+                f"hook {prepared.hook.hook!r}: this step does not sum its gradients in a "
+                f"way that a hook sees (backend {backend.name!r})",
+                hint=f"drop --hook; or {compatibility.ONE_EACH}",
+            )
         if keras_compat.overrides(prepared.model, "train_step"):
             custom = CustomStep(
                 prepared,
@@ -187,11 +186,9 @@ class Assembly:
                 data.spec,
                 maybe_empty=data.maybe_empty(options.accumulate),
                 accumulate=options.accumulate,
-                recompute=options.recompute,
                 gather_look_ups=plan.gather_look_ups,
                 attachments=attachments,
                 sync_batch_norm=options.sync_batch_norm is True,
-                jit_compile=options.jit_compile is True,
                 per_replica=options.per_replica,
                 virtual=self.virtual,
             )
@@ -210,26 +207,31 @@ class Assembly:
             maybe_empty=data.maybe_empty(),
             attachments=attachments,
         )
-        if prepared.hook is not None and backend.rank == 0:
-            hook, verified = prepared.hook.hook, is_wanted(bool(options.verify))
-            log.warning(report.warning(hook, prepared.trainable, verified))
         drawn = host_random.drawn_since(before)
         compare_graphs(backend, step.graph, drawn)
         return step
+
+    def _warn(self, prepared: PreparedModel) -> None:
+        """Says what a training does not have as it was asked for."""
+        if self.backend.rank != 0:
+            return
+        if prepared.hook is not None:
+            log.warning(report.warning(prepared.hook.hook, prepared.trainable))
+        asked = self.options.jit_compile
+        if prepared.model.jit_compile if asked is None else asked:
+            (log.warning if asked else log.info)(
+                "jit_compile: XLA does not compile the step; it runs as TensorFlow's graph"
+            )
 
     def is_partitioned(self, prepared: PreparedModel, data: TrainingData) -> bool:
         """Whether Keras' own step is partitioned; else its parts are made again."""
         options, backend, model = self.options, self.backend, prepared.model
         others = (
             self.virtual,
-            prepared.hook,
             prepared.partition,
-            options.recompute,
             options.per_replica,
-            options.jit_compile is True,
             backend.tensor,
             backend.stages,
-            backend.rounds_to,
             model.run_eagerly,
         )
         return is_possible(backend, data.spec) and not any(others)
@@ -296,15 +298,8 @@ def make_step(
     if backend.rank == 0 and not plan.gather_look_ups:
         combined = [prepared.trainable[i] for i in local_sums.traced.found.combined]
         look_ups.note(combined, optimizer)
-    exchange: Exchange
-    update: Update
-    if prepared.hook is None:
-        exchange = _exchange(prepared, backend, virtual, dtype, attachments)
-        compiled = options.jit_compile is True and xla.pays_for_updates(backend)
-        update = _update(prepared, backend, virtual, compiled)
-    else:
-        exchange = HookExchange(backend, dtype, prepared)
-        update = HookUpdate(prepared, exchange)
+    exchange = _exchange(prepared, backend, virtual, dtype, attachments)
+    update = _update(prepared, backend, virtual)
     return Step(
         prepared,
         backend,
@@ -335,13 +330,10 @@ def _micro_batches(
         prepared,
         Draws(prepared, seed, by_piece),
         (pieces, options.accumulate),
-        recompute_blocks if options.recompute else None,
+        None,
         plan,
     )
-    jit_compile = options.jit_compile is True
-    return MicroBatches(
-        backend, forward, spec, options.accumulate, maybe_empty, jit_compile
-    )
+    return MicroBatches(backend, forward, spec, options.accumulate, maybe_empty, False)
 
 
 def _coupled_sums(
@@ -356,25 +348,19 @@ def _coupled_sums(
     count = options.virtual_replicas
     pieces = (count or backend.most_replicas, options.accumulate)
     draws = Draws(prepared, options.seed, by_piece=count is not None)
-    jit_compile = options.jit_compile is True
     if count is not None or options.accumulate > 1:
         kind: Callable[..., LocalSums] = CoupledMicroBatches
         if count is not None:
             virtual, dtype = VirtualReplicas(count), dtype_of_sums(prepared.trainable)
             kind = partial(coupled_pieces.CoupledPieces, virtual, dtype)
-        recompute = partial(recompute_blocks, apart=looks_up)
         return kind(
             *(prepared, backend, draws, pieces),
-            recompute if options.recompute else None,
+            None,
             *(plan, spec),
             maybe_empty=maybe_empty,
-            jit_compile=jit_compile,
+            jit_compile=False,
         )
-    recompute = partial(recompute_blocks, apart=keeps_activations)
-    make = partial(
-        CoupledForward,
-        *(prepared, draws, pieces, recompute if options.recompute else None, plan),
-    )
+    make = partial(CoupledForward, *(prepared, draws, pieces, None, plan))
     return CoupledSums(
         backend,
         Forward(prepared, draws, pieces, plan=plan),
@@ -383,7 +369,7 @@ def _coupled_sums(
         metrics=MetricState(prepared.model) if plan.gather_metrics else None,
         sync_batch_norm=options.sync_batch_norm is True,
         maybe_empty=maybe_empty,
-        jit_compile=jit_compile,
+        jit_compile=False,
     )
 
 
@@ -407,10 +393,9 @@ def _update(
     prepared: PreparedModel,
     backend: Backend,
     virtual: VirtualReplicas | None,
-    jit_compile: bool,
 ) -> Update:
     if prepared.partition is None:
-        return KerasUpdate(prepared, backend, jit_compile)
+        return KerasUpdate(prepared, backend, False)
     if virtual is not None:
         assert isinstance(prepared.partition, ShardedOptimizer)
         return WholeGradients(prepared.partition)

@@ -64,7 +64,6 @@ def fit(
     steps: int | None = None,
     accumulate: int = 1,
     jit_compile: bool | None = None,
-    recompute: bool = False,
     shard_optimizer: bool = False,
     hook: str | Any = None,
     sync_batch_norm: bool | str = "auto",
@@ -119,10 +118,8 @@ def fit(
         backend: A name (see ``train.py --list-backends``) or a backend.
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
-        jit_compile: Whether XLA compiles the forward and backward pass; by default as
-            Keras does: where ``model.compile`` says so, and on GPUs.
-        recompute: Whether activations are computed again instead of kept, to save
-            memory; see ``collective.training.variants.memory.recompute``.
+        jit_compile: Accepted for scripts that have it: XLA does not compile a step that
+            sums over ranks, and a line says so.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or

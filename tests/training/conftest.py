@@ -11,7 +11,6 @@ OF_PARTS = {"coupled", "custom_step", "verification"}
 FILES = {
     "test_step.py",
     "test_wrapped_functions.py",
-    "test_xla.py",
 }
 
 

@@ -28,8 +28,6 @@ NAME = os.environ.get(launch.BACKEND, "single")
 ROWS, BATCH, FEATURES, EPOCHS = 23, 8, 4, 2  # batches of 8, 8 and 7 rows
 OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
-    "jit_compile": {"jit_compile": True},
-    "recompute": {"recompute": True},
     "shard_optimizer": {"shard_optimizer": True},
     "virtual_replicas": {"virtual_replicas": 3},
     "sync_batch_norm": {"sync_batch_norm": True},

@@ -14,24 +14,18 @@ from collective.training.compression.hook import CommunicationHook
 from collective.training.variables import dtype_of_sums
 
 
-def warning(
-    hook: CommunicationHook, variables: Sequence[keras.Variable], verified: bool
-) -> str:
+def warning(hook: CommunicationHook, variables: Sequence[keras.Variable]) -> str:
     """What is said at the start of a training.
 
     Args:
         variables: That are trained.
-        verified: Whether the step is compared with Keras' own.
     """
     before, now = gradient_bytes(variables), gradient_bytes(variables, hook)
-    text = (
+    return (
         f"hook {hook!r}: the trained model is {NOT_EQUAL}, for gradients are compressed: "
         f"{now:,} bytes a step instead of {before:,}, "
         f"{before / now:.1f} times fewer"
     )
-    if verified:
-        text += "; the step was compared with Keras' own without the hook"
-    return text
 
 
 def gradient_bytes(

@@ -139,13 +139,22 @@ def record_applied(
 
 
 @contextlib.contextmanager
-def record_differentiated(differentiated: list[Any]) -> Iterator[None]:
-    """Inside, notes the trained variables of which ``tape.gradient`` takes gradients."""
+def record_gradients(noted: list[tuple[Any, tf.Tensor]]) -> Iterator[None]:
+    """Inside, notes gradients of trained variables; not those that are differentiated.
+
+    Args:
+        noted: Gets each variable with its gradient, where that is dense.
+    """
     original = tf.GradientTape.gradient
 
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
-        differentiated.extend(filter(is_trained, tf.nest.flatten(sources)))
-        return original(tape, target, sources, *args, **more)
+        result = original(tape, target, sources, *args, **more)
+        if not record.could_possibly_record():
+            pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+            noted.extend(
+                (v, g) for v, g in pairs if is_trained(v) and isinstance(g, tf.Tensor)
+            )
+        return result
 
     with replacing(tf.GradientTape, "gradient", gradient):
         yield

@@ -116,16 +116,6 @@ def test_pieces_train_what_stock_keras_trains(name, backend):
     assert_trains_as_stock(PIECES, name, backend, virtual_replicas=4)
 
 
-@pytest.mark.parametrize(
-    "options", [{"recompute": True}, {"accumulate": 2, "jit_compile": True}], ids=str
-)
-def test_pieces_with_other_options(options, backend):
-    make, data, plan = PIECES["look-ups" if "recompute" in options else "counting"]
-    arguments = make(), data(31), None
-    got = planned(*arguments, backend, plan, virtual_replicas=4, **options)
-    assert_same(got, stock(*arguments, backend), 1e-10)
-
-
 @pytest.mark.parametrize("rows_have_some_more", [False, True])
 def test_look_ups_of_a_loss_that_is_a_sum(rows_have_some_more, backend):
     def make():
@@ -151,23 +141,6 @@ def test_look_ups_of_a_loss_that_is_a_sum(rows_have_some_more, backend):
     by_rows = dataclasses.replace(LOOK_UPS, gather_look_ups=False, as_rows=(0,))
     added = planned(make, data, None, backend, by_rows, accumulate=4)
     assert_same(added, planned(make, data, None, backend, StepPlan()), 1e-10)
-
-
-def test_recomputed_look_ups(backend):
-    """A block that is computed twice adds them up: a table is in none."""
-    _, data, plan = CASES["look-ups"]
-    arguments = (lambda: embedded(keras.optimizers.RMSprop)), data(31), None
-    got = planned(*arguments, backend, plan, accumulate=2, recompute=True)
-    assert_same(got, stock(*arguments, backend), 1e-10)
-
-
-@pytest.mark.parametrize("options", [{"recompute": True}, {"jit_compile": True}])
-def test_with_other_options(options, backend):
-    make, data = test_gathered.network(test_gathered.contrastive, activation=None), None
-    data = test_gathered.rows(31)
-    plan = test_gathered.LOSS
-    got = planned(make, data, None, backend, plan, accumulate=2, **options)
-    assert_same(got, stock(make, data, None, backend), 1e-10)
 
 
 def test_what_it_cannot_know_is_refused(backend):

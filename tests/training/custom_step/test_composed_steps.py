@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from collective.errors import UsageError
-from collective.training.variants.memory import recompute
 from tests import launch
 from tests.training.custom_step.own_steps import PROGRAMS
 from tests.training.custom_step.test_own_steps import assert_as_keras, by_keras, train
@@ -110,28 +109,11 @@ def test_what_cannot_be_cut_is_refused(name, words, option, backend):
         train(backend, PROGRAMS[name], **{option: 2})
 
 
-@pytest.mark.parametrize("name", ["gan", "own_metrics"])
-def test_recomputed_it_is_the_same(name, backend, monkeypatch):
-    blocks = []
-    twice = recompute._called_twice
-
-    def counted(*args):
-        blocks.append(args)
-        return twice(*args)
-
-    monkeypatch.setattr(recompute, "_called_twice", counted)
-    wanted, history = of_keras(name)
-    assert not blocks
-    result = train(backend, PROGRAMS[name], recompute=True)
-    assert blocks
-    assert_as_keras(result, wanted, history)
-
-
 @pytest.mark.launches
 def test_some_composed_steps_on_ranks(tmp_path):
-    chosen = [HERE, "-k", "of_keras_guide or (recomputed and gan)"]
+    chosen = [HERE, "-k", "of_keras_guide"]
     ended = launch.launch("native", 2, chosen, tmp_path, seconds=420)
-    assert ended.passed() == 5
+    assert ended.passed() == 4
 
 
 @pytest.mark.launches

@@ -129,7 +129,7 @@ def test_all_weights_have_their_gradients(backend, layer, loss, backends_by_name
 
 @pytest.mark.parametrize(
     ("layer", "options", "why"),
-    [(Assigned, {}, "has assigned it"), (Remat, {"recompute": True}, "in a block")],
+    [(Assigned, {}, "has assigned it")],
 )
 def test_what_would_lose_a_gradient_is_refused(layer, options, why):
     with pytest.raises(UsageError, match=why):

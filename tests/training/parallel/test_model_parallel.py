@@ -15,7 +15,6 @@ from collective.training.prepared import get_prepared
 from collective.training.variants.parallel import placement
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
-from tests.training.memory.test_recompute import dropped_everywhere
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
@@ -42,10 +41,7 @@ CHOSEN = [
     cases.Case("shared", shared, accumulate=3),
     *(
         pytest.param(c, marks=pytest.mark.matrix)
-        for c in (
-            *(c for c in CASES if c.name in NAMES),
-            cases.Case("everything", dropped_everywhere),
-        )
+        for c in (*(c for c in CASES if c.name in NAMES),)
     ),
 ]
 
@@ -112,11 +108,9 @@ REFUSED = {
     "has 2 layers, fewer than the 3": {},
     "calls its layers in Python": {"model": cases.subclassed},
     "built already": {"model": small.model(), "built": True},
-    "recompute=True does not work with layers on several": {"recompute": True},
     "shard_optimizer=True does not work with layers on several": {
         "shard_optimizer": True
     },
-    "jit_compile=True does not work with layers on several": {"jit_compile": True},
 }
 
 

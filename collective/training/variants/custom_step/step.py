@@ -51,7 +51,6 @@ from collective.training.variants.custom_step.pieces import PieceStep
 from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
 from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
-from collective.training.variants.memory.recompute import recomputed
 from collective.training.variants.virtual.pieces import VirtualReplicas
 
 
@@ -66,7 +65,6 @@ class CustomStep:
             rows of ``spec`` are whole batches, of which a replica has one.
         jit_compile: Whether XLA compiles it, between its sums over replicas.
         accumulate: Micro-batches that a replica cuts its rows into.
-        recompute: Whether activations of layers are computed again instead of kept.
         gather_look_ups: Whether tables have the gradients of single look-ups.
         virtual: The virtual replicas that share a batch; None: the backend's replicas.
     """
@@ -84,7 +82,6 @@ class CustomStep:
         per_replica: bool | str = False,
         jit_compile: bool = False,
         accumulate: int = 1,
-        recompute: bool = False,
         gather_look_ups: bool = False,
         virtual: VirtualReplicas | None = None,
     ):
@@ -96,8 +93,6 @@ class CustomStep:
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
         step = getattr(self.model, method)
-        if recompute:
-            step = recomputed(step, self.model)
         if jit_compile:
             step = compiled_around_collectives(step)
         self._given_sums: list[keras.Optimizer] = []
