@@ -6,7 +6,7 @@
         --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
     python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
     python benchmarks/options.py --launch "" --backend single --steps 5 --rounds 1 \
-        --with "" --with=--recompute --model benchmarks.workloads:transformer \
+        --with "" --with "--accumulate 4" --model benchmarks.workloads:transformer \
         --data synthetic:256x64x1:10
 
 All other options are those of each training. Printed are milliseconds: the median of

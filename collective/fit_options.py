@@ -84,7 +84,10 @@ class FitOptions:
         metavar="NAME",
     )
     jit_compile: bool | None = _option(
-        "training", "compile the gradients with XLA", None, action="store_true"
+        "training",
+        "accepted, without effect: XLA compiles no step that sums over ranks",
+        None,
+        action="store_true",
     )
     sync_batch_norm: bool | str = _option(
         "training",
@@ -140,7 +143,6 @@ class FitOptions:
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,
             "shard_optimizer": self.shard_optimizer,
-            "jit_compile": self.jit_compile,
             "per_replica": self.per_replica,
             "hook": self.hook is not None,
         }
@@ -164,21 +166,24 @@ WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.t
 SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
-#: Options of earlier versions, and what each user of them has instead.
+#: Options of earlier versions: what does the same now.
 REMOVED = {
     "whole_batch": "leave it out: a model may couple the rows of its batches",
     "embedding_gradients": "leave it out: the optimizer sees what it sees in model.fit",
-    "recompute": "with keras.RematScope(): around the layers, in the model's own code",
+    "recompute": "keras.remat(function) in the call of a layer, which works here as in Keras",
 }
+
+
+def check_removed(name: str) -> None:
+    """Refuses an option of earlier versions, and says what replaced it."""
+    if name in REMOVED:
+        raise UsageError(f"there is no option {name!r} any more", hint=REMOVED[name])
 
 
 def check_names(names: Iterable[str]) -> None:
     """Refuses what is no option of ``collective.fit`` beside Keras' own arguments."""
     for name in names:
-        if name in REMOVED:
-            raise UsageError(
-                f"there is no option {name!r} any more", hint=REMOVED[name]
-            )
+        check_removed(name)
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
             raise UsageError(
@@ -210,8 +215,20 @@ def settings(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+class _Removed(argparse.Action):
+    """An option of earlier versions."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option: Any = ""
+    ) -> None:
+        check_removed(option.lstrip("-").replace("-", "_"))
+
+
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
     """Adds the options of one group to a parser."""
+    for name in REMOVED if group == "training" else ():
+        flag = f"--{name.replace('_', '-')}"
+        add(flag, nargs=0, action=_Removed, help=argparse.SUPPRESS)
     for field in dataclasses.fields(FitOptions):
         about = field.metadata
         name = field.name.replace("_", "-")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.comparison import PERTURBATIONS
-from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.exchange import NONE, BackendExchange
 from collective.training.partition.method import PartitionedMethod
 
 Gradients = list[tf.Tensor]
@@ -29,7 +29,10 @@ def apply(name: str) -> None:
         return cut(self, own, total, replica, exchange)
 
     def perturbed(
-        self: BackendExchange, kind: str, tensors: Sequence[tf.Tensor], *more: Any
+        self: BackendExchange,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        gradients: Any = NONE,
     ) -> list[tf.Tensor]:
         sent = list(tensors)
         places = [
@@ -40,7 +43,7 @@ def apply(name: str) -> None:
             changed = wrong([sent[i] for i in places], shares[-1], backend)
             for i, tensor in zip(places, changed, strict=True):
                 sent[i] = tensor
-        return reduce(self, kind, sent, *more)
+        return reduce(self, kind, sent, gradients)
 
     BackendExchange.reduce = perturbed  # type: ignore[method-assign]
     PartitionedMethod._cut = noting  # type: ignore[method-assign]

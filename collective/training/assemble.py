@@ -9,8 +9,8 @@ from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility
+from collective.training.compression import named, report
 from collective.training.evaluation.evaluation import Evaluation
-from collective.training.hooks import named, report
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
@@ -76,10 +76,21 @@ class Assembly:
             attachments=attachments,
             expected_rows=data.batch_rows,
         )
-        if prepared.hook is not None and backend.rank == 0:
-            log.warning(report.warning(prepared.hook.hook, prepared.trainable))
+        self._warn(prepared)
         compare_graphs(backend, step.graph)
         return step
+
+    def _warn(self, prepared: PreparedModel) -> None:
+        """Says what a training does not have as it was asked for."""
+        if self.backend.rank != 0:
+            return
+        if prepared.hook is not None:
+            log.warning(report.warning(prepared.hook.hook, prepared.trainable))
+        asked = self.options.jit_compile
+        if prepared.model.jit_compile if asked is None else asked:
+            (log.warning if asked else log.info)(
+                "jit_compile: XLA does not compile the step; it runs as TensorFlow's graph"
+            )
 
     def log(self, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""

@@ -61,8 +61,6 @@ FEATURES = {
     ),
     "shard_optimizer": Feature("--shard-optimizer", "drop --shard-optimizer"),
     "accumulate": Feature("--accumulate", "drop --accumulate"),
-    "jit_compile": Feature("--jit-compile", "drop --jit-compile"),
-    "recompute": Feature("--recompute", "drop --recompute"),
     "tensor_parallel": Feature("--tensor-parallel", "drop --tensor-parallel"),
     "model_parallel": Feature(
         "layers on several devices (--model-parallel)", "drop --model-parallel"
@@ -202,12 +200,8 @@ NOT_BUILT = _pairs(
         "model_parallel with coupled, look_ups, sync_batch_norm": (
             "the sums of a forward pass would have to be made on each device"
         ),
-        "model_parallel with recompute, shard_optimizer, jit_compile, tensor_parallel": (
+        "model_parallel with shard_optimizer, tensor_parallel": (
             "these work on a model that is on one device"
-        ),
-        "jit_compile with tensor_parallel": (
-            "XLA compiles no collective, and clusters between those of layers would "
-            "have to be shown to compile"
         ),
         "shard_optimizer with tensor_parallel": (
             "variables that are cut already would be cut again"
@@ -217,7 +211,6 @@ NOT_BUILT = _pairs(
             "a strategy makes each variable of the optimizer whole on every device; a "
             "rank with one device has shards of its own"
         ),
-        "hook with own_step": "a train_step sums its gradients itself",
         "hook with shard_optimizer, tensor_parallel": (
             "a rank with shards of variables would need shards of what the hook keeps"
         ),

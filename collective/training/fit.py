@@ -114,13 +114,13 @@ def fit(
         backend: A name (see ``train.py --list-backends``) or a backend.
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
-        jit_compile: Whether XLA compiles the forward and backward pass; by default as
-            Keras does: where ``model.compile`` says so, and on GPUs.
+        jit_compile: Accepted for scripts that have it: XLA does not compile a step that
+            sums over ranks, and a line says so.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
-            it, and all outputs say so; see ``collective.training.hooks``.
+            it, and all outputs say so; see ``collective.training.compression``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, with a warning where it is not. See

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from collective.fit_options import REMOVED
+from collective import fit_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,11 +20,7 @@ def known_arguments(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         for name in named.keys() - set(known):
-            if name in REMOVED:
-                raise TypeError(
-                    f"collective.{function.__name__}() has no argument {name!r} any more"
-                    f"\nHINT: {REMOVED[name]}"
-                )
+            fit_options.check_removed(name)
             close = difflib.get_close_matches(name, known, 1)
             meant = f"\nHINT: did you mean {close[0]}?" if close else ""
             raise TypeError(

@@ -25,7 +25,6 @@ _ARGUMENTS = {
     "--learning-rate": "the optimizer's learning_rate",
     "--ledger": "ledger={}",
     "--precision": "keras.config.set_dtype_policy({})",
-    "--recompute": "recompute=True",
     "--resume": "Checkpoint(folder, resume=True)",
     "--shard-optimizer": "shard_optimizer=True",
     "--steps": "steps={}",

@@ -11,8 +11,8 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError, first_line
 from collective.training import compatibility, host_random, keras_compat
-from collective.training.hooks.hook import CommunicationHook
-from collective.training.hooks.state import HookState
+from collective.training.compression.hook import CommunicationHook
+from collective.training.compression.state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model

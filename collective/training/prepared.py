@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
-    from collective.training.hooks.state import HookState
+    from collective.training.compression.state import HookState
     from collective.training.variants.memory.partitioned import PartitionedVariables
     from collective.training.variants.parallel.placement import Placement
 

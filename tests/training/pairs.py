@@ -20,7 +20,7 @@ import collective
 from collective.training.exchange import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
-from tests.training.hooks.everything import Everything
+from tests.training.compression.everything import Everything
 from tests.training.small import on_rank_zero
 from tests.training.test_equivalence import together
 
@@ -28,8 +28,6 @@ NAME = os.environ.get(launch.BACKEND, "single")
 ROWS, BATCH, FEATURES, EPOCHS = 23, 8, 4, 2  # batches of 8, 8 and 7 rows
 OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
-    "jit_compile": {"jit_compile": True},
-    "recompute": {"recompute": True},
     "shard_optimizer": {"shard_optimizer": True},
     "virtual_replicas": {"virtual_replicas": 3},
     "sync_batch_norm": {"sync_batch_norm": True},

@@ -8,48 +8,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from collective.replacements import replacing
-from collective.training.keras_compat.optimizers import (
-    core_optimizer,
-)
 
 # Functions of these packages are not the user's: they are left as they are.
 _LIBRARIES = ("tensorflow", "keras", "collective")
-
-
-@contextlib.contextmanager
-def record_applied(
-    applied: list[tuple[str, keras.Optimizer, list[Any], list[Any]]],
-    update: bool = True,
-) -> Iterator[None]:
-    """Inside, notes what reaches optimizers: name, optimizer, gradients, variables.
-
-    Of the replicas of this process, at the first one.
-    """
-    original = BaseOptimizer.apply
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        variables = _applied_to(self, trainable_variables)
-        if is_first_replica():
-            # Where replicas meet, as in a LossScaleOptimizer, a gradient is those of all.
-            copies = tf.distribute.get_strategy().experimental_local_results
-            own = [copies(gradient)[0] for gradient in grads]
-            applied.append((self.name, self, own, variables))
-        return original(self, grads, trainable_variables) if update else None
-
-    with replacing(BaseOptimizer, "apply", apply):
-        yield
-
-
-def is_first_replica() -> bool:
-    """Whether this is the first replica of this process, or where its replicas meet."""
-    replica = tf.distribute.get_replica_context()
-    return replica is None or (
-        tf.get_static_value(replica.replica_id_in_sync_group) == 0
-    )
 
 
 def is_trained(source: Any) -> bool:
@@ -75,8 +40,23 @@ def computes_batches(function: Any) -> bool:
     return is_users(function) or module == "keras.src.backend.tensorflow.trainer"
 
 
-def _applied_to(optimizer: Any, variables: Any) -> list[Any]:
-    """The variables that ``apply`` was given, or those the optimizer was built for."""
-    if variables is None:
-        variables = core_optimizer(optimizer)._trainable_variables
-    return list(variables)
+@contextlib.contextmanager
+def record_gradients(noted: list[tuple[Any, tf.Tensor]]) -> Iterator[None]:
+    """Inside, notes gradients of trained variables; not those that are differentiated.
+
+    Args:
+        noted: Gets each variable with its gradient, where that is dense.
+    """
+    original = tf.GradientTape.gradient
+
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        result = original(tape, target, sources, *args, **more)
+        if not record.could_possibly_record():
+            pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+            noted.extend(
+                (v, g) for v, g in pairs if is_trained(v) and isinstance(g, tf.Tensor)
+            )
+        return result
+
+    with replacing(tf.GradientTape, "gradient", gradient):
+        yield

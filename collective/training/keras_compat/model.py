@@ -129,6 +129,11 @@ def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def path_of(variable: keras.Variable | tf.Variable) -> str:
+    """The path of a Keras variable, the name of a TensorFlow one."""
+    return str(getattr(variable, "path", variable.name))
+
+
 def move_variable(variable: keras.Variable, device: str) -> None:
     """Puts a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):

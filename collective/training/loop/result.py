@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import keras
 
 from collective.backends.base import Backend
+from collective.training.compression.hook import CommunicationHook
+from collective.training.compression.report import gradient_bytes
 from collective.training.exchange import broadcast_object
-from collective.training.hooks.hook import CommunicationHook
-from collective.training.hooks.report import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.observers.timing import Timing
 from collective.training.prepared import get_partition, get_prepared

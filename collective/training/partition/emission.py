@@ -344,8 +344,13 @@ class Emission:
             parts = [self._forms[value, Partial(kind)] for value in values]
             sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
+            gradients = {
+                i: value.variable
+                for i, value in enumerate(values)
+                if value.variable is not None
+            }
             with self._in_order():
-                totals = self.exchange.reduce(kind, [*sums, *more])
+                totals = self.exchange.reduce(kind, [*sums, *more], gradients)
             if more:
                 self.attached, self._is_attached_sent = totals[len(sums) :], True
                 totals = totals[: len(sums)]

@@ -5,8 +5,8 @@ Emitted graphs know no backend. They ask an ``Exchange``, in the same order on e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -26,16 +26,23 @@ _REDUCE = {
 }
 _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 
+Gradients = Mapping[int, Any]
+"""By the place of a tensor: the variable whose gradient it is."""
+NONE: Gradients = {}
+
 
 class Exchange(Protocol):
     """What an emitted graph asks of the other ranks, inside of the graph."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+    ) -> list[tf.Tensor]:
         """The sum (maximum, ...) of each tensor over all ranks.
 
         Args:
             kind: sum, max, min, prod, any or all.
             tensors: Of the same shapes and dtypes on every rank.
+            gradients: Which of them are gradients, whose sums may be rounded.
         """
         ...
 
@@ -51,7 +58,9 @@ class Exchange(Protocol):
 class OneProcess:
     """An exchange with nobody: all replicas are in this process."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+    ) -> list[tf.Tensor]:
         """The tensors."""
         return list(tensors)
 
@@ -70,17 +79,25 @@ class BackendExchange:
     def __init__(self, backend: Backend):
         self._backend = backend
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+    ) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
             return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
+        return self._sums(tensors, gradients)
+
+    def _sums(
+        self, tensors: Sequence[tf.Tensor], gradients: Gradients
+    ) -> list[tf.Tensor]:
         results = list(tensors)
         by_dtype: dict[tf.DType, list[int]] = {}
         for place, tensor in enumerate(tensors):
             by_dtype.setdefault(_carrier(tensor.dtype), []).append(place)
         for carrier, places in by_dtype.items():
             sent = [_carried(tensors[i], carrier) for i in places]
-            sums = sum_tensors(self._backend, sent, [])
+            rounded = [i for i, place in enumerate(places) if place in gradients]
+            sums = sum_tensors(self._backend, sent, rounded)
             for i, summed in zip(places, sums, strict=True):
                 results[i] = _arrived(summed, tensors[i].dtype)
         return results
@@ -113,10 +130,12 @@ class TimedExchange(BackendExchange):
         self._start: tf.Tensor | None = None
         self._stop: tf.Tensor | None = None
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+    ) -> list[tf.Tensor]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return super().reduce(kind, tensors)
+            return super().reduce(kind, tensors, gradients)
         if self._start is None:
             with tf.control_dependencies(tensors):
                 self._start = now()
@@ -129,19 +148,38 @@ class TimedExchange(BackendExchange):
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
-            results = super().reduce(kind, tensors)
+            results = super().reduce(kind, tensors, gradients)
         else:
-            *results, place = super().reduce(kind, [*tensors, self._located(tensors)])
-            with tf.control_dependencies(finite.check(place, number, self._backend)):
+            sent = [*tensors, self._located(tensors)]
+            *results, place = super().reduce(kind, sent, gradients)
+            with tf.control_dependencies(
+                self._checks(results, place, number, gradients)
+            ):
                 results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):
             self._stop = now()
         return results
 
+    def _checks(
+        self,
+        results: Sequence[tf.Tensor],
+        place: tf.Tensor,
+        number: tf.Tensor,
+        gradients: Gradients,
+    ) -> list[tf.Operation]:
+        checks = finite.check(place, number, self._backend)
+        if self._backend.rounds_to is not None:
+            sums = [[results[i] for i in gradients]]
+            checks += finite.check_transport(sums, [*gradients], place, number)
+        return checks
+
     def _located(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """In this replica's place, which of its tensors is the first that is not finite."""
         numbers = [t if t.dtype.is_floating else tf.zeros([]) for t in tensors]
         return finite.at_replica(finite.first(numbers), self._backend)
+
+    def finish(self) -> None:
+        """Writes what it keeps for the next step, once the step can be applied."""
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
         """When the first began and the last ended: float64, seconds since 1970."""

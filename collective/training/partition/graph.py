@@ -6,7 +6,7 @@ each value (``values``) and how it lies over the replicas (``propagation``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Value:
         sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
             a matrix a tuple of tuples.
         users: The nodes that read it.
+        variable: The variable whose gradient it is, where that is known; else None.
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it whole.
     """
@@ -59,6 +60,7 @@ class Value:
         "sizes",
         "source",
         "users",
+        "variable",
     )
 
     def __init__(self, node: Node | None, index: int, source: tf.Tensor):
@@ -66,6 +68,7 @@ class Value:
         self.dtype: tf.DType = source.dtype
         self.is_handle = self.dtype in _HANDLES
         self.users: list[Node] = []
+        self.variable: Any = None
         self._symbols: dict[int, Symbol] = {}
         self.shape: Shape = None
         self.forget()
@@ -179,11 +182,19 @@ class Graph:
                 yield from body.values()
 
 
-def read(func_graph: Any) -> Graph:
-    """The nodes that outputs and effects of a ``FuncGraph`` need."""
+def read(func_graph: Any, gradients: Mapping[str, Any] | None = None) -> Graph:
+    """The nodes that outputs and effects of a ``FuncGraph`` need.
+
+    Args:
+        gradients: By the name of a tensor: the variable whose gradient it is.
+    """
     graph = Graph()
     graph.inputs = [Value(None, i, t) for i, t in enumerate(func_graph.inputs)]
-    graph.outputs = _Reader(graph, func_graph).read(graph.inputs)
+    reader = _Reader(graph, func_graph)
+    graph.outputs = reader.read(graph.inputs)
+    for name, variable in (gradients or {}).items():
+        if name in reader.values:  # else nothing needs it
+            reader.values[name].variable = variable
     return graph
 
 

@@ -6,9 +6,10 @@ The method is traced once, for batches of any length; see
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.log import log
+from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.partition import composites, explain
 from collective.training.partition.emission import Traffic
@@ -40,6 +42,8 @@ class PartitionedMethod:
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces a process cuts its rows, to save memory.
         fixed_rows: The rows of every batch, where the model takes no other number.
+        whole_gradients: Whether gradients of variables are summed as such, and not what
+            is computed of them.
     """
 
     def __init__(
@@ -50,11 +54,16 @@ class PartitionedMethod:
         expected_rows: int | None = None,
         micro_batches: int = 1,
         fixed_rows: int | None = None,
+        whole_gradients: bool = False,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
-        self.source = traced(function).get_concrete_function(*rows)
+        noted: list[tuple[Any, tf.Tensor]] = []
+        with keras_compat.record_gradients(noted):
+            self.source = traced(function).get_concrete_function(*rows)
+        # Those that are computed in the graph itself, not in a loop or branch.
+        self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -64,7 +73,10 @@ class PartitionedMethod:
         known = Rows.unknown(expected_rows)
         if fixed_rows is not None:
             known = Rows(fixed_rows, fixed_rows)
-        self.partition = Partition(self.source, layouts, known)
+        known = dataclasses.replace(known, whole_gradients=whole_gradients)
+        # Of variables that share a gradient, the first.
+        by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
+        self.partition = Partition(self.source, layouts, known, by_name)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:
@@ -85,15 +97,11 @@ class PartitionedMethod:
                 *(name, gathered / 1e6),
             )
 
-    def names_of_first_sum(self, gradients: Mapping[str, str]) -> list[str]:
-        """What each tensor of the first sum is, for messages.
-
-        Args:
-            gradients: By the name of a gradient's tensor, the path of its variable.
-        """
+    def names_of_first_sum(self) -> list[str]:
+        """What each tensor of the first sum is, for messages."""
         kinds = (values for values in self.traffic.sums if values[:1])
         first = next((v for v in kinds if v[0].layout == SUM), [])
-        return [_name_of(value, gradients) for value in first]
+        return [_name_of(value) for value in first]
 
     @property
     def graph(self) -> tf.Graph:
@@ -214,13 +222,13 @@ class PartitionedMethod:
         return arguments, Share.of(total, replicas)
 
 
-def _name_of(value: Value, gradients: Mapping[str, str], depth: int = 6) -> str:
+def _name_of(value: Value, depth: int = 6) -> str:
     """The path of the variable whose gradient a value becomes; else its own name."""
     ahead = [value]
     for _ in range(depth):
         for found in ahead:
-            if found.source.name in gradients:
-                return gradients[found.source.name]
+            if found.variable is not None:
+                return keras_compat.path_of(found.variable)
         ahead = [out for v in ahead for node in v.users for out in node.outputs][:64]
     return value.source.name
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,13 +47,20 @@ class Partition:
         function: A concrete function.
         layouts: Of its arguments, one for each tensor; ``Sharded(0)`` has rows.
         rows: What is known of the rows of a batch.
+        gradients: By the name of a tensor: the variable whose gradient it is.
     """
 
     @_many_objects()
-    def __init__(self, function: Any, layouts: Sequence[Layout], rows: Rows):
+    def __init__(
+        self,
+        function: Any,
+        layouts: Sequence[Layout],
+        rows: Rows,
+        gradients: Mapping[str, Any] | None = None,
+    ):
         self.function = function
         self.rows = rows
-        self.graph = read(function.graph)
+        self.graph = read(function.graph, gradients)
         self._arguments = len(layouts)
         captured = len(self.graph.inputs) - len(layouts)
         self.layouts = [*layouts, *[WHOLE] * captured]

@@ -80,6 +80,8 @@ class Rows:
     # Whether the elements of lists are made whole, because something reads a list that
     # has no rule.
     whole_lists: bool = False
+    # Whether gradients of variables are summed as such, and not what is computed of them.
+    whole_gradients: bool = False
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
@@ -170,6 +172,7 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
     for node in graph.nodes:
         for value in node.outputs:
             value.forget()
+            value.is_needed_whole = rows.whole_gradients and value.variable is not None
         learn(node)
         if is_constant(node):
             node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))

@@ -17,6 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.compression.exchange import HookExchange
 from collective.training.input.pipeline import Batch
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
@@ -64,15 +65,18 @@ class PartitionedStep:
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
-        # By the name of a gradient's tensor: the path of its variable.
-        self._gradients: dict[str, str] = {}
         self._method = PartitionedMethod(
-            _with_loss(self.model, method, self._gradients),
+            _with_loss(self.model, method),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
             fixed_rows=keras_compat.fixed_rows(self.model),
+            whole_gradients=bool(backend.rounds_to or prepared.hook),
         )
+        # Of a training with a communication hook: what it keeps.
+        self._hook = prepared.hook if method == "train_step" else None
+        if self._hook is not None:
+            self._hook.check(self._method.gradients)
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = Layout(self.model, shapes)
@@ -85,6 +89,8 @@ class PartitionedStep:
             )
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
+        if self._hook is not None:
+            self._state += self._hook.variables
         signature = without_none(spec), tf.TensorSpec([], tf.int64)
         self._run = traced(self._run_replicas, input_signature=signature)
 
@@ -128,7 +134,7 @@ class PartitionedStep:
     @property
     def paths(self) -> list[str]:
         """What the first sum has, in the order in which ``finite`` numbers it."""
-        return self._method.names_of_first_sum(self._gradients)
+        return self._method.names_of_first_sum()
 
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
@@ -141,6 +147,8 @@ class PartitionedStep:
         backend = self.backend
         number_to_check = None if self._expects_overflow else number
         exchange = TimedExchange(backend, number_to_check)
+        if self._hook is not None:
+            exchange = HookExchange(backend, number_to_check, self._hook)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         this_step = ReplicaStep(number, replica, own.rows_read)
@@ -151,6 +159,7 @@ class PartitionedStep:
         with tf.control_dependencies([loss, *logs.values()]):
             metrics = [tf.identity(variable) for variable in self._metrics]
             start, stop = exchange.span()
+            exchange.finish()
         attached = tf.nest.pack_sequence_as(attached, sums)
         return self.layout.pack(
             [loss, batch.global_rows, start, stop],
@@ -158,22 +167,12 @@ class PartitionedStep:
         )
 
 
-def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:
-    """The method, as a function of rows that also returns the loss of the batch alone.
-
-    Args:
-        gradients: Where it notes the variable of each gradient, by the tensor's name.
-    """
+def _with_loss(model: keras.Model, method: str) -> Any:
+    """The method, as a function of rows that also returns the loss of the batch alone."""
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
-        applied: list[Any] = []
-        collects = keras_compat.record_applied(applied)
-        with keras_compat.loss_of_step(model) as losses, collects:
+        with keras_compat.loss_of_step(model) as losses:
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
-        for _, _, given, variables in applied:
-            for gradient, variable in zip(given, variables, strict=False):
-                if isinstance(gradient, tf.Tensor):
-                    gradients[gradient.name] = variable.path
         if not isinstance(logs, dict):
             raise UsageError(
                 f"{method} of model {model.name!r} returned {type(logs).__name__}, not a "

@@ -7,7 +7,6 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from tests.training.memory.test_recompute import dropped_everywhere
 
 from collective import backends
 from collective.errors import UsageError
@@ -42,10 +41,7 @@ CHOSEN = [
     cases.Case("shared", shared, accumulate=3),
     *(
         pytest.param(c, marks=pytest.mark.matrix)
-        for c in (
-            *(c for c in CASES if c.name in NAMES),
-            cases.Case("everything", dropped_everywhere),
-        )
+        for c in (*(c for c in CASES if c.name in NAMES),)
     ),
 ]
 
@@ -112,11 +108,9 @@ REFUSED = {
     "has 2 layers, fewer than the 3": {},
     "calls its layers in Python": {"model": cases.subclassed},
     "built already": {"model": small.model(), "built": True},
-    "recompute=True does not work with layers on several": {"recompute": True},
     "shard_optimizer=True does not work with layers on several": {
         "shard_optimizer": True
     },
-    "jit_compile=True does not work with layers on several": {"jit_compile": True},
 }
 
 

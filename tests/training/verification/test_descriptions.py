@@ -55,4 +55,3 @@ def test_code_of_the_users_modules_counts():
         assert described(2) == described(2) != described(3)
     finally:
         del sys.modules["project_losses"]
-

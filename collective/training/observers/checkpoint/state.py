@@ -49,7 +49,7 @@ class State:
     random: dict[str, np.ndarray] = field(default_factory=dict)
     stopped: bool = False  # whether a callback has ended the training
     # What a communication hook keeps between steps, by name
-    # (``collective.training.hooks.state``).
+    # (``collective.training.compression.state``).
     hook: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property

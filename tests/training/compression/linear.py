@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import collective
-from collective.training.hooks import PowerSGD
+from collective.training.compression import PowerSGD
 from collective.training.input.plan import share
 
 FEATURES, OUTPUTS = 12, 10

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 
 from collective import backends
+from tests.training.compression import linear
+from tests.training.compression.test_hooks import ALL
 from tests.training.elastic.ranks_killed import TOLD_AT, ComesAndGoes, steps_done
-from tests.training.hooks import linear
-from tests.training.hooks.test_hooks import ALL
 
 
 class Dies(keras.callbacks.Callback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collective.training.hooks import CommunicationHook, Exchanged
+from collective.training.compression import CommunicationHook, Exchanged
 
 
 class Everything(CommunicationHook):

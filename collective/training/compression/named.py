@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collective.errors import UsageError
-from collective.training.hooks.hook import CommunicationHook
-from collective.training.hooks.power_sgd import PowerSGD
+from collective.training.compression.hook import CommunicationHook
+from collective.training.compression.power_sgd import PowerSGD
 
 
 def make(hook: str | CommunicationHook) -> CommunicationHook:
@@ -17,5 +17,5 @@ def make(hook: str | CommunicationHook) -> CommunicationHook:
             return PowerSGD(int(rank)) if colon else PowerSGD()
     raise UsageError(
         f"unknown communication hook {hook!r}",
-        hint="--hook powersgd:4; hook=collective.training.hooks.PowerSGD(rank=4)",
+        hint="--hook powersgd:4; hook=collective.training.compression.PowerSGD(rank=4)",
     )

@@ -6,7 +6,7 @@ trained model is **not equal to one process**. Begin with ``hook``, what a hook 
 ``collective.training.assemble`` chooses them.
 """
 
-from collective.training.hooks.hook import CommunicationHook, Exchanged
-from collective.training.hooks.power_sgd import PowerSGD
+from collective.training.compression.hook import CommunicationHook, Exchanged
+from collective.training.compression.power_sgd import PowerSGD
 
 __all__ = ["CommunicationHook", "Exchanged", "PowerSGD"]

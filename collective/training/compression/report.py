@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from collective.fit_options import NOT_EQUAL
-from collective.training.hooks.hook import CommunicationHook
+from collective.training.compression.hook import CommunicationHook
 from collective.training.variables import dtype_of_sums
 
 

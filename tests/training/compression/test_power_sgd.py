@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.hooks import PowerSGD
-from collective.training.hooks.report import elements_sent
+from collective.training.compression import PowerSGD
+from collective.training.compression.report import elements_sent
 
 # Width and inputs of the convolutions of VGG-16, and of its dense layers.
 CONVOLUTIONS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)

@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.hooks.hook import AllReduce, CommunicationHook, Exchanged
+from collective.training.compression.hook import AllReduce, CommunicationHook, Exchanged
 
 
 @dataclass(frozen=True)

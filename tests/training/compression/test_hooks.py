@@ -18,17 +18,17 @@ from rich.console import Console
 from collective.errors import UsageError
 from collective.fit_options import NOT_EQUAL
 from collective.training import Checkpoint
-from collective.training.hooks import named
+from collective.training.compression import named
 from collective.training.loop.summary import Summary
 from collective.training.prepared import get_hook
 from tests import launch
 from tests.training import small
+from tests.training.compression import linear
+from tests.training.compression.everything import Everything
 from tests.training.elastic.ranks_killed import JOINED_AT, TOLD_AT
-from tests.training.hooks import linear
-from tests.training.hooks.everything import Everything
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
-HERE = "tests/training/hooks/test_hooks.py"
+HERE = "tests/training/compression/test_hooks.py"
 EARLY, ALL = 9, 14  # steps, in the second and in the third epoch
 NAME = os.environ.get(launch.BACKEND, "single")
 

@@ -8,16 +8,20 @@ rank that dies or leaves takes them with it, and a rank that joins begins with z
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.log import log
+from collective.training.compression.hook import CommunicationHook, Exchanged
 from collective.training.exchange import total
-from collective.training.hooks.hook import CommunicationHook, Exchanged
 
 
 class HookState:
@@ -32,6 +36,7 @@ class HookState:
     ):
         self.hook = hook
         self.backend = backend
+        self._trainable = list(trainable)
         shapes = {i: tuple(v.shape) for i, v in enumerate(trainable)}
         compressed = {i: s for i, s in shapes.items() if hook.compresses(s)}
         # What was left over, by the index of the trainable variable; of this replica.
@@ -47,6 +52,42 @@ class HookState:
             ]
             for i, shape in compressed.items()
         }
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All of them."""
+        shared = (v for variables in self.shared.values() for v in variables)
+        return [*self.errors.values(), *shared]
+
+    def index_of(self, variable: Any) -> int:
+        """Of a variable among the trainable ones; -1 for another one."""
+        own = enumerate(self._trainable)
+        return next((i for i, v in own if variable is v or variable is v.value), -1)
+
+    def check(self, gradients: Sequence[tuple[Any, tf.Tensor]]) -> None:
+        """Refuses a step that computes a compressed gradient more than once.
+
+        Args:
+            gradients: Of the step: variables with their gradients.
+
+        Raises:
+            UsageError: What is left over of one would be added to the other.
+        """
+        times = Counter(self.index_of(variable) for variable, _ in gradients)
+        for index in self.errors:
+            path = self._trainable[index].path
+            if times[index] > 1:
+                raise UsageError(
+                    f"hook {self.hook!r}: a step computes {times[index]} gradients of "
+                    f"{path!r}, and what is left over of one would be added to the other",
+                    hint="drop --hook, or add up the losses before tape.gradient",
+                )
+            if not times[index] and self.backend.rank == 0:
+                log.warning(
+                    "hook %r: the gradient of %r is not compressed: no tape of the step "
+                    "itself computes it",
+                    *(self.hook, path),
+                )
 
     def assign(
         self, indices: Sequence[int], inputs: Sequence[tf.Tensor], done: Exchanged

@@ -1,0 +1,77 @@
+"""The exchange of a step with a communication hook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.compression.hook import Exchanged
+from collective.training.compression.state import HookState
+from collective.training.partition.exchange import Gradients, TimedExchange
+
+
+class HookExchange(TimedExchange):
+    """Sums in which a hook sums the gradients that it compresses.
+
+    Args:
+        number: As for ``TimedExchange``.
+        state: What the hook keeps.
+    """
+
+    def __init__(self, backend: Backend, number: tf.Tensor | None, state: HookState):
+        super().__init__(backend, number)
+        self._state = state
+        # What is written once the step can be applied, message by message.
+        self._done: list[tuple[list[int], list[tf.Tensor], Exchanged]] = []
+
+    def _sums(
+        self, tensors: Sequence[tf.Tensor], gradients: Gradients
+    ) -> list[tf.Tensor]:
+        state = self._state
+        indices = {i: state.index_of(variable) for i, variable in gradients.items()}
+        places = [i for i, index in indices.items() if index in state.errors]
+        if not places:
+            return super()._sums(tensors, gradients)
+        compressed = [indices[i] for i in places]
+        errors = [state.errors[index] for index in compressed]
+        inputs = [
+            tf.cast(tensors[i], error.dtype) + error
+            for i, error in zip(places, errors, strict=True)
+        ]
+        rest = [i for i in range(len(tensors)) if i not in places]
+        results: dict[int, tf.Tensor] = {}
+        before: list[tf.Tensor] = []
+        is_sent = False
+
+        def all_reduce(own: Sequence[Any]) -> list[Any]:
+            """The first message takes the rest along; one comes behind the other."""
+            nonlocal before, is_sent
+            with tf.control_dependencies(before):
+                own = [tf.identity(t) for t in own]
+            if is_sent:
+                before = self._sum_plainly(own)
+                return before
+            before = self._sum_plainly([*(tensors[i] for i in rest), *own])
+            is_sent = True
+            results.update(zip(rest, before, strict=False))
+            return before[len(rest) :]
+
+        shared = [[*map(tf.identity, state.shared[index])] for index in compressed]
+        done = state.hook.exchange(inputs, shared, all_reduce)
+        if not is_sent:
+            all_reduce([])
+        for i, total in zip(places, done.totals, strict=True):
+            results[i] = tf.cast(total, tensors[i].dtype)
+        self._done.append((compressed, inputs, done))
+        return [results[i] for i in range(len(tensors))]
+
+    def _sum_plainly(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return super()._sums(tensors, {})
+
+    def finish(self) -> None:
+        """Writes the hook's new state: after the checks, so a step is whole or absent."""
+        for compressed, inputs, done in self._done:
+            self._state.assign(compressed, inputs, done)

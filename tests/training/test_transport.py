@@ -1,0 +1,122 @@
+"""What travels in 16 bits with ``--transport-dtype``: gradients, and nothing else.
+
+Plain, this file starts itself on two ranks.
+"""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import collective
+from collective import backends
+from collective.backends.options import Options
+from collective.backends.single import SingleBackend
+from collective.environment import Environment
+from tests import launch
+from tests.training.small import on_rank_zero
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+HERE = "tests/training/test_transport.py"
+NAME = os.environ.get(launch.BACKEND, "single")
+ROWS, WIDTH = 23, 80  # a last batch of 7 rows; kernels large enough to be rounded
+
+
+class Clips(keras.Model):
+    """Clips its gradients itself, so what reaches the optimizer is no sum over rows."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.1)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss}
+
+
+def make(kind=keras.Model):
+    """Its BatchNormalization has moments of more than 64 numbers, as its kernels."""
+    keras.utils.set_random_seed(3)
+    given = keras.Input((WIDTH,))
+    x = keras.layers.Dense(WIDTH, activation="tanh")(given)
+    x = keras.layers.BatchNormalization()(x)
+    model = kind(given, keras.layers.Dense(WIDTH)(x))
+    metrics = ["mae"] if kind is keras.Model else None
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics)
+    return model
+
+
+def data():
+    numbers = np.random.default_rng(1)
+    return [numbers.normal(size=(ROWS, WIDTH)).astype("float32") for _ in range(2)]
+
+
+class InFloat16(SingleBackend):
+    """Notes the gradients that it rounds."""
+
+    rounds_to = "float16"
+
+    def __init__(self):
+        super().__init__(Options(), Environment())
+        self.shapes, self.others = [], []
+
+    def all_reduce(self, tensors, rounded=()):
+        for i, tensor in enumerate(tensors):
+            found = self.shapes if i in rounded else self.others
+            found.append(tuple(tensor.shape))
+        return tensors
+
+
+@pytest.mark.parametrize("kind", [keras.Model, Clips])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_alone_are_rounded(kind, accumulate):
+    backend = InFloat16()
+    collective.fit(
+        make(kind), *data(), batch_size=8, verbose=0, backend=backend,
+        accumulate=accumulate,
+    )  # fmt: skip
+    # That of gamma is no sum over rows: it is computed of sums that travel exactly.
+    kernels, vectors = [(WIDTH, WIDTH)] * 2, [(WIDTH,)] * 3
+    assert sorted(backend.shapes) == sorted([*kernels, *vectors])
+    assert (WIDTH, WIDTH) not in backend.others
+    assert backend.others.count((WIDTH,)) >= 1  # moments
+
+
+@pytest.mark.on_ranks
+@pytest.mark.skipif(NAME == "single", reason="for ranks")
+def test_one_step_differs_in_the_kernels_alone():
+    """On ranks: losses, metrics and moments are exact, and kernels nearly."""
+    exact, rounded = (
+        backends.get("native", Options(transport_dtype=dtype))
+        for dtype in (None, "bfloat16")
+    )
+    one = collective.fit(make(), *data(), batch_size=ROWS, verbose=0, backend=exact)
+    two = collective.fit(make(), *data(), batch_size=ROWS, verbose=0, backend=rounded)
+    assert one.history == two.history
+    names = [v.path for v in one.model.variables if "moving" in v.path]
+    kernels = 0
+    for a, b in zip(one.model.variables, two.model.variables, strict=True):
+        if any(a.path == name for name in names):
+            np.testing.assert_array_equal(a, b)
+        elif a.path.endswith("kernel"):
+            kernels += not np.array_equal(a, b)
+            np.testing.assert_allclose(a, b, atol=1e-3)
+    assert len(names) == 2 and kernels == 2
+
+    def stock():
+        model = make()
+        model.fit(*data(), batch_size=ROWS, verbose=0)
+        return model.get_weights()
+
+    for a, b in zip(one.model.get_weights(), on_rank_zero(exact, stock), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.launches
+def test_on_ranks(tmp_path):
+    assert launch.launch("native", 2, [HERE], tmp_path).passed() == 5
