@@ -68,9 +68,9 @@ from collective.training.variants.memory.sharded_optimizer import (
     WholeGradients,
 )
 from collective.training.variants.parallel.partition import ByRank
-from collective.training.variants.virtual import checks as virtual_checks
-from collective.training.variants.virtual import settings
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual import checks as virtual_checks
+from collective.training.virtual import settings
+from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.sums import PieceSums, TreeExchange
 from collective.training.verification import compare_graphs, is_wanted, verify_step
 
@@ -177,6 +177,7 @@ class Assembly:
                 expected_rows=data.batch_rows,
                 micro_batches=options.accumulate,
                 seed=options.seed,
+                virtual=self.virtual,
             )
             compare_graphs(backend, partitioned.graph, False)
             return partitioned
@@ -221,7 +222,6 @@ class Assembly:
         """Whether Keras' own step is partitioned; else its parts are made again."""
         options, backend, model = self.options, self.backend, prepared.model
         others = (
-            self.virtual,
             prepared.hook,
             prepared.partition,
             options.recompute,

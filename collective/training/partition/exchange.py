@@ -16,8 +16,11 @@ from collective.tensorflow_ops.ranks import run_independently
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.virtual.tree import Tree, as_bits
 
 _REDUCE = {
+    "sum": tf.reduce_sum,
     "max": tf.reduce_max,
     "min": tf.reduce_min,
     "prod": tf.reduce_prod,
@@ -30,12 +33,15 @@ _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 class Exchange(Protocol):
     """What an emitted graph asks of the other ranks, inside of the graph."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sum (maximum, ...) of each tensor over all ranks.
+    def reduce(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """The sum (maximum, ...) of each value over all replicas of all ranks.
 
         Args:
             kind: sum, max, min, prod, any or all.
-            tensors: Of the same shapes and dtypes on every rank.
+            values: Of each a tensor for every replica of this process, or one for all of
+                them together; of the same shapes and dtypes on every rank.
         """
         ...
 
@@ -51,9 +57,11 @@ class Exchange(Protocol):
 class OneProcess:
     """An exchange with nobody: all replicas are in this process."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors."""
-        return list(tensors)
+    def reduce(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Those of the replicas of this process."""
+        return [combined(kind, parts) for parts in values]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -65,37 +73,59 @@ class OneProcess:
 
 
 class BackendExchange:
-    """Sums by a backend; everything else is made of sums, or of its gather."""
+    """Sums by a backend; everything else is made of sums, or of its gather.
 
-    def __init__(self, backend: Backend):
+    Args:
+        virtual: The pieces that the replicas of a process are, whose sums have the same
+            bits on any number of processes; None: a sum is added in any order.
+    """
+
+    def __init__(self, backend: Backend, virtual: VirtualReplicas | None = None):
         self._backend = backend
+        self.tree = None if virtual is None else Tree(virtual, backend)
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
-            return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
-        results = list(tensors)
+            gathered = (self.gather(tf.stack(parts)) for parts in values)
+            return [_REDUCE[kind](whole, axis=0) for whole in gathered]
+        results: dict[int, tf.Tensor] = {}
         by_dtype: dict[tf.DType, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            by_dtype.setdefault(_carrier(tensor.dtype), []).append(place)
+        for place, parts in enumerate(values):
+            by_dtype.setdefault(_carrier(parts[0].dtype), []).append(place)
         for carrier, places in by_dtype.items():
-            sent = [_carried(tensors[i], carrier) for i in places]
-            sums = sum_tensors(self._backend, sent, [])
-            for i, summed in zip(places, sums, strict=True):
-                results[i] = _arrived(summed, tensors[i].dtype)
-        return results
+            sent = [[_carried(t, carrier) for t in values[i]] for i in places]
+            for i, summed in zip(places, self._sums(sent, carrier), strict=True):
+                results[i] = _arrived(summed, values[i][0].dtype)
+        return [results[i] for i in range(len(values))]
+
+    def _sums(
+        self, values: list[list[tf.Tensor]], carrier: tf.DType
+    ) -> list[tf.Tensor]:
+        if self.tree is not None and carrier.is_floating:
+            return self.tree.total(values)
+        sums = [combined("sum", parts) for parts in values]
+        return sum_tensors(self._backend, sums, [])
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """As ``Exchange``, of any dtype that can be summed."""
-        sent = _carried(tensor, _carrier(tensor.dtype))
+        carrier = _carrier(tensor.dtype)
+        sent = _carried(tensor, carrier)
         assert isinstance(self._backend, ShardCollectives)
-        return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+        if self.tree is None:
+            return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+        bits = self._backend.gather_rows(as_bits(sent))  # which may be made of sums
+        return _arrived(tf.bitcast(bits, carrier), tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``: every other rank adds zeros."""
+        """As ``Exchange``: every other rank adds zeros to the bits."""
+        carrier = _carrier(tensor.dtype)
+        bits = as_bits(_carried(tensor, carrier))
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
-        mine = tf.where(is_root, tensor, tf.zeros_like(tensor))
-        return self.reduce("sum", [mine])[0]
+        (sent,) = self.reduce("sum", [[tf.where(is_root, bits, tf.zeros_like(bits))]])
+        return _arrived(tf.bitcast(sent, carrier), tensor.dtype)
 
 
 class TimedExchange(BackendExchange):
@@ -104,43 +134,56 @@ class TimedExchange(BackendExchange):
     Args:
         number: Of the step: the first sum then fails on every rank where one of them is
             not finite on any (``collective.training.step.finite``).
+        virtual: As of ``BackendExchange``.
     """
 
-    def __init__(self, backend: Backend, number: tf.Tensor | None = None):
-        super().__init__(backend)
+    def __init__(
+        self,
+        backend: Backend,
+        number: tf.Tensor | None = None,
+        virtual: VirtualReplicas | None = None,
+    ):
+        super().__init__(backend, virtual)
         self._number = number
         self._graph = tf.compat.v1.get_default_graph()
         self._start: tf.Tensor | None = None
         self._stop: tf.Tensor | None = None
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return super().reduce(kind, tensors)
+            return super().reduce(kind, values)
         if self._start is None:
-            with tf.control_dependencies(tensors):
+            with tf.control_dependencies(tf.nest.flatten(values)):
                 self._start = now()
             if self._backend.overlaps:
                 run_independently(self._start)  # a bucket would wait for all gradients
             else:
                 with tf.control_dependencies([self._start]):
-                    tensors = [tf.identity(t) for t in tensors]
+                    values = [[tf.identity(t) for t in parts] for parts in values]
         number = self._number
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
-            results = super().reduce(kind, tensors)
+            results = super().reduce(kind, values)
         else:
-            *results, place = super().reduce(kind, [*tensors, self._located(tensors)])
+            *results, place = super().reduce(kind, [*values, [self._located(values)]])
             with tf.control_dependencies(finite.check(place, number, self._backend)):
                 results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):
             self._stop = now()
         return results
 
-    def _located(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """In this replica's place, which of its tensors is the first that is not finite."""
-        numbers = [t if t.dtype.is_floating else tf.zeros([]) for t in tensors]
+    def _located(self, values: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+        """In this replica's place, which of its values is the first that is not finite."""
+        numbers = [
+            tf.add_n([tf.reduce_sum(t) for t in parts])
+            if parts[0].dtype.is_floating
+            else tf.zeros([])
+            for parts in values
+        ]
         return finite.at_replica(finite.first(numbers), self._backend)
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -149,6 +192,13 @@ class TimedExchange(BackendExchange):
             moment = now()
             return moment, moment
         return self._start, self._stop
+
+
+def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum (maximum, ...) of the tensors of several replicas."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.add_n(parts) if kind == "sum" else _REDUCE[kind](tf.stack(parts), 0)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

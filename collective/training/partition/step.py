@@ -18,13 +18,15 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.report import ReturnedLayout
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
+from collective.training.step.accumulation import slice_rows
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
-from collective.training.step.inputs import replica_rows
+from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
 from collective.training.step.rows import Rows, without_none
 from collective.training.traced import traced
 from collective.training.variables import (
@@ -35,6 +37,7 @@ from collective.training.variables import (
 from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.local_step import flat_logs
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class PartitionedStep:
@@ -47,6 +50,7 @@ class PartitionedStep:
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces this process cuts its rows, to save memory.
         seed: Random layers follow from it; None: from the states of their generators.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
     """
 
     def __init__(
@@ -60,9 +64,10 @@ class PartitionedStep:
         expected_rows: int | None = None,
         micro_batches: int = 1,
         seed: int | None = None,
+        virtual: VirtualReplicas | None = None,
     ):
         self.model: keras.Model = prepared.model
-        self.backend = backend
+        self.backend, self.virtual = backend, virtual
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
@@ -87,8 +92,8 @@ class PartitionedStep:
             )
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
-        signature = without_none(spec), tf.TensorSpec([], tf.int64)
-        self._run = traced(self._run_replicas, input_signature=signature)
+        self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
+        self._runs: dict[Any, Any] = {}
 
     @property
     def graph(self) -> tf.Graph:
@@ -132,6 +137,18 @@ class PartitionedStep:
         """What the first sum has, in the order in which ``finite`` numbers it."""
         return self._method.names_of_first_sum(self._gradients)
 
+    @property
+    def _run(self) -> Any:
+        """The step; another one for other pieces, which follow from the replicas."""
+        key = None
+        if self.virtual is not None:
+            key = self.backend.local_replicas, self.backend.replicas
+        if key not in self._runs:
+            self._runs[key] = traced(
+                self._run_replicas, input_signature=self._signature
+            )
+        return self._runs[key]
+
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
 
@@ -142,9 +159,9 @@ class PartitionedStep:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         number_to_check = None if self._expects_overflow else number
-        exchange = TimedExchange(backend, number_to_check)
+        exchange = TimedExchange(backend, number_to_check, self.virtual)
         replica = tf.cast(backend.replica(), tf.int64)
-        own = replica_rows(backend, batch, replica)
+        own = self._rows(batch, replica, exchange)
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         (loss, logs), sums = self._method(
@@ -158,6 +175,22 @@ class PartitionedStep:
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
         )
+
+    def _rows(
+        self, batch: Batch, replica: tf.Tensor, exchange: TimedExchange
+    ) -> ReplicaRows:
+        """Those of this replica, of which its process may have several."""
+        if self.virtual is None or exchange.tree is None:
+            return replica_rows(self.backend, batch, replica)
+        total = batch.global_rows
+        first, _ = share(total, self.virtual.held(self.backend)[0], self.virtual.count)
+        if len(self.backend.local_replicas) == 1:
+            return process_rows(batch, first)
+        bounds = exchange.tree.bounds(total)
+        start, stop = bounds[0][0], bounds[-1][1]
+        rows = Rows(batch.x, batch.y, batch.sample_weight)
+        rows, read = slice_rows((rows, batch.rows_read), start - first, stop - first)
+        return ReplicaRows(rows, stop - start, read, start)
 
 
 def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:

@@ -34,7 +34,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step.draws import Draws
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.verification import stock_models
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model

@@ -17,7 +17,7 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.position import Position
 from collective.training.prepare import prepare
 from collective.training.step.plan import StepPlan
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 from tests import launch
 from tests.training.small import on_rank_zero
 

@@ -35,7 +35,7 @@ from collective.training.variants.coupled.replica import (
     ReplicaContext,
     at_least_one_row,
 )
-from collective.training.variants.virtual.pieces import Node, VirtualReplicas
+from collective.training.virtual.pieces import Node, VirtualReplicas
 from collective.training.variants.virtual.sums import (
     SubtreeSums,
     SumsLayout,

@@ -26,7 +26,7 @@ from collective.training.variants.custom_step.accumulation import (
 )
 from collective.training.variants.custom_step.additive import Key
 from collective.training.variants.custom_step.local_step import Contribution
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.sums import (
     SumsLayout,
     replica_number,

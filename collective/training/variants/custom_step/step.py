@@ -52,7 +52,7 @@ from collective.training.variants.custom_step.replica import OrderedSums, Replic
 from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
 from collective.training.variants.memory.recompute import recomputed
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class CustomStep:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.training.exchange import join
-from collective.training.variants.virtual.pieces import Node, VirtualReplicas
+from collective.training.virtual.pieces import Node, VirtualReplicas
 
 #: Integers with the bits of floats, by size.
 BITS = {4: tf.int32, 8: tf.int64}
