@@ -68,11 +68,11 @@ from collective.training.variants.memory.sharded_optimizer import (
     WholeGradients,
 )
 from collective.training.variants.parallel.partition import ByRank
+from collective.training.variants.virtual.sums import PieceSums, TreeExchange
+from collective.training.verification import compare_graphs, is_wanted, verify_step
 from collective.training.virtual import checks as virtual_checks
 from collective.training.virtual import settings
 from collective.training.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.sums import PieceSums, TreeExchange
-from collective.training.verification import compare_graphs, is_wanted, verify_step
 
 
 class Assembly:

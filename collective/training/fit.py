@@ -36,8 +36,8 @@ from collective.training.refusals import check_states_of_rows
 from collective.training.step import finite
 from collective.training.training_data import TrainingData
 from collective.training.variables import gradient_sizes
-from collective.training.virtual.settings import THREADS
 from collective.training.verification import compare_models
+from collective.training.virtual.settings import THREADS
 
 
 @known_arguments

@@ -34,7 +34,6 @@ from collective.training.prepared import PreparedModel
 from collective.training.step.draws import Draws
 from collective.training.step.plan import StepPlan
 from collective.training.step.rows import Rows
-from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.verification import stock_models
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
@@ -48,6 +47,7 @@ from collective.training.verification.first_rows import (
 from collective.training.verification.graph import Traced, kind_of_rows
 from collective.training.verification.pieces import Untraced
 from collective.training.verification.settings import describe_settings, exact_products
+from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
 _known: dict[str, StepPlan] = {}

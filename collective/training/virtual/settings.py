@@ -20,8 +20,8 @@ from tensorflow.python.util import _pywrap_determinism
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.verification import ranks
+from collective.training.virtual.pieces import VirtualReplicas
 
 #: Threads of an operation, where the user chooses none.
 THREADS = 1

@@ -35,7 +35,6 @@ from collective.training.variants.coupled.replica import (
     ReplicaContext,
     at_least_one_row,
 )
-from collective.training.virtual.pieces import Node, VirtualReplicas
 from collective.training.variants.virtual.sums import (
     SubtreeSums,
     SumsLayout,
@@ -43,6 +42,7 @@ from collective.training.variants.virtual.sums import (
     rows_of_pieces,
 )
 from collective.training.variants.virtual.tree import BITS, Leaf, Piece, sum_subtrees
+from collective.training.virtual.pieces import Node, VirtualReplicas
 
 
 def planned(plan: StepPlan) -> StepPlan:

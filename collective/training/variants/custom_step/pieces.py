@@ -26,13 +26,13 @@ from collective.training.variants.custom_step.accumulation import (
 )
 from collective.training.variants.custom_step.additive import Key
 from collective.training.variants.custom_step.local_step import Contribution
-from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.sums import (
     SumsLayout,
     replica_number,
     rows_of_pieces,
 )
 from collective.training.variants.virtual.tree import Piece, sum_subtrees, total
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class PieceHooks(MicroBatchHooks):

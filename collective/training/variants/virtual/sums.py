@@ -21,8 +21,8 @@ from collective.training.step.parts import ReplicaSums, Span, StepSums
 from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variables import SMALL
-from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.tree import Piece, cut, sum_subtrees, total
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 @dataclass(frozen=True)
