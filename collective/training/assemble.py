@@ -122,7 +122,7 @@ class Assembly:
         """
         if self.is_partitioned(prepared, data):
             return StepPlan()
-        self.require(features_of(prepared.model))
+        self.require({"step_of_parts", *features_of(prepared.model)})
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
             options.per_replica, prepared.model, backend, data.replica_rows
@@ -279,7 +279,8 @@ def make_step(
         *(prepared.model, backend, plan, options.sync_batch_norm is True),
         cut=virtual is not None,
     )
-    compatibility.check(coupling | options.features, backend)
+    features = {"step_of_parts", *coupling, *options.features}
+    compatibility.check(features, backend)
     keras_compat.switch_off_gradient_sum(optimizer)
     if not backend.synchronous:
         keras_compat.count_atomically(optimizer)

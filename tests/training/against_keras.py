@@ -79,12 +79,12 @@ def trained_by_keras(program: Program) -> dict[str, np.ndarray]:
 
 
 def trained_by_us(
-    program: Program, backend: Any, accumulate: int = 1
+    program: Program, backend: Any, accumulate: int = 1, **more: Any
 ) -> dict[str, np.ndarray]:
     """The same by ``collective.training.fit``."""
     with backend.scope():
         model = _made(program)
-    *parts, more = _data(program)
+    *parts, validation = _data(program)
     result = fit(
         model,
         tuple(parts),
@@ -94,8 +94,9 @@ def trained_by_us(
         accumulate=accumulate,
         shuffle=False,
         verbose=0,
-        validation_data=more,
+        validation_data=validation,
         callbacks=program.callbacks(model),
+        **more,
     )
     return _outcome(model, result.history)
 
