@@ -31,7 +31,7 @@ def _print(files: list[str]) -> int:
             )
     import keras
 
-    from collective.training.variants.virtual.digest import state_sha256
+    from collective.training.virtual.digest import state_sha256
 
     for file in files:
         try:
@@ -41,7 +41,7 @@ def _print(files: list[str]) -> int:
             raise UsageError(
                 f"{file} cannot be loaded: {first}",
                 hint="a file of model.save; where the model has classes of your own: "
-                "collective.training.variants.virtual.digest.state_sha256(model) after loading it",
+                "collective.training.virtual.digest.state_sha256(model) after loading it",
             ) from None
         print(f"{state_sha256(model)}  {file}")
     return 0

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from collective.comparison import PERTURBATIONS
-from collective.training.partition.exchange import NONE, BackendExchange
+from collective.training.partition.exchange import (
+    NONE,
+    BackendExchange,
+    Gradients,
+    Values,
+    combined,
+)
 from collective.training.partition.method import PartitionedMethod
 
-Gradients = list[tf.Tensor]
+Tensors = list[tf.Tensor]
 
 
 def apply(name: str) -> None:
@@ -29,46 +35,45 @@ def apply(name: str) -> None:
         return cut(self, own, total, replica, exchange)
 
     def perturbed(
-        self: BackendExchange,
-        kind: str,
-        tensors: Sequence[tf.Tensor],
-        gradients: Any = NONE,
+        self: BackendExchange, kind: str, values: Values, gradients: Gradients = NONE
     ) -> list[tf.Tensor]:
-        sent = list(tensors)
+        sent = list(values)
         places = [
-            i for i, t in enumerate(sent) if t.dtype.is_floating and t.shape.rank != 0
+            i
+            for i, parts in enumerate(sent)
+            if parts[0].dtype.is_floating and parts[0].shape.rank != 0
         ]
         if kind == "sum" and places:
-            backend = self._backend
-            changed = wrong([sent[i] for i in places], shares[-1], backend)
+            mine = [combined(kind, sent[i]) for i in places]
+            changed = wrong(mine, shares[-1], self._backend)
             for i, tensor in zip(places, changed, strict=True):
-                sent[i] = tensor
+                sent[i] = [tensor]
         return reduce(self, kind, sent, gradients)
 
     BackendExchange.reduce = perturbed  # type: ignore[method-assign]
     PartitionedMethod._cut = noting  # type: ignore[method-assign]
 
 
-def _clip_before_sum(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
+def _clip_before_sum(gradients: Tensors, share: tf.Tensor, backend: Any) -> Tensors:
     """Each replica clips its own gradient, as Keras does under tf.distribute."""
     replicas = backend.replicas
     scaled = [g * replicas for g in gradients]
     return [g / replicas for g in tf.clip_by_global_norm(scaled, 0.1)[0]]
 
 
-def _mean_of_means(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
+def _mean_of_means(gradients: Tensors, share: tf.Tensor, backend: Any) -> Tensors:
     """Each replica counts alike, however many rows it has."""
     factor = tf.math.divide_no_nan(tf.ones([], share.dtype), backend.replicas * share)
     return [g * tf.cast(factor, g.dtype) for g in gradients]
 
 
-def _dropped_rank(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
+def _dropped_rank(gradients: Tensors, share: tf.Tensor, backend: Any) -> Tensors:
     """The last replica's gradients are lost."""
     kept = tf.not_equal(backend.replica(), backend.replicas - 1)
     return [g * tf.cast(kept, g.dtype) for g in gradients]
 
 
-def _flipped_bit(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradients:
+def _flipped_bit(gradients: Tensors, share: tf.Tensor, backend: Any) -> Tensors:
     """On the last replica, the sign of one number flips: the smallest tensor's largest.
 
     A bit of it matters most there, so that rounding in float32 hides it in no step.
@@ -84,7 +89,7 @@ def _flipped_bit(gradients: Gradients, share: tf.Tensor, backend: Any) -> Gradie
     return [changed if i == smallest else g for i, g in enumerate(gradients)]
 
 
-WRONG: dict[str, Callable[[Gradients, tf.Tensor, Any], Gradients]] = dict(
+WRONG: dict[str, Callable[[Tensors, tf.Tensor, Any], Tensors]] = dict(
     zip(
         PERTURBATIONS,
         (_clip_before_sum, _mean_of_means, _dropped_rank, _flipped_bit),

@@ -19,9 +19,10 @@ from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
 from collective.training.training_data import TrainingData
-from collective.training.variants.virtual import checks as virtual_checks
-from collective.training.variants.virtual import settings
 from collective.training.verification import compare_graphs
+from collective.training.virtual import checks as virtual_checks
+from collective.training.virtual import settings
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class Assembly:
@@ -123,6 +124,7 @@ def make_step(
         expected_rows: How many rows a batch mostly has.
     """
     options = options or FitOptions()
+    count = options.virtual_replicas
     return PartitionedStep(
         prepared,
         backend,
@@ -131,6 +133,7 @@ def make_step(
         expected_rows=expected_rows,
         micro_batches=options.accumulate,
         seed=options.seed,
+        virtual=None if count is None else VirtualReplicas(count),
     )
 
 

@@ -23,8 +23,8 @@ from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import get_prepared
 from collective.training.training_data import TrainingData
-from collective.training.variants.virtual import settings
 from collective.training.verification import StockRun, can_run_beside, steps_beside
+from collective.training.virtual import settings
 
 
 def attach_observers(

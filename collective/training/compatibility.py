@@ -167,13 +167,6 @@ NOT_BUILT = _pairs(
             "a train_step sees the rows of its rank; it is refused by the check before "
             "the first step"
         ),
-        "cut_step with look_ups": (
-            "those of each part would have to be kept beside the sums over parts, until "
-            "the update"
-        ),
-        "gathering_pieces with devices": (
-            "a rank gathers for all pieces that it holds, in one place"
-        ),
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
         ),
@@ -187,11 +180,6 @@ NOT_BUILT = _pairs(
             "it may write any variable, on each replica another value"
         ),
         "own_step with asynchronous": "a worker would have to run the whole step",
-        "virtual_replicas with sync_batch_norm, whole_layers": (
-            "a rank computes its pieces one after the other, and the layer needs the rows "
-            "of all of them before the next layer can run: they would have to run side by "
-            "side"
-        ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
         "tensor_parallel with coupled": (
             "the check that finds what couples rows runs on one rank, and that has shards "
@@ -235,6 +223,24 @@ NOT_BUILT = _pairs(
     }
 )
 
+# Of the step of parts alone: the partitioned step cuts any step into pieces.
+OF_PARTS = _pairs(
+    {
+        "cut_step with look_ups": (
+            "those of each part would have to be kept beside the sums over parts, until "
+            "the update"
+        ),
+        "gathering_pieces with devices": (
+            "a rank gathers for all pieces that it holds, in one place"
+        ),
+        "virtual_replicas with sync_batch_norm, whole_layers": (
+            "a rank computes its pieces one after the other, and the layer needs the rows "
+            "of all of them before the next layer can run: they would have to run side by "
+            "side"
+        ),
+    }
+)
+
 
 def of_backend(backend: Backend) -> set[str]:
     """The features that a training has by its backend."""
@@ -252,13 +258,15 @@ def of_backend(backend: Backend) -> set[str]:
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """The pairs among features that do not work together, and why."""
-    present = set(features)
-    if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
-        present.add("cut_step")
-    gathers = {"own_step", "coupled", "look_ups"}
-    if "virtual_replicas" in present and present & gathers:
-        present.add("gathering_pieces")
-    for table in (IMPOSSIBLE, NOT_BUILT):
+    present, tables = set(features), [IMPOSSIBLE, NOT_BUILT]
+    if "step_of_parts" in present:
+        tables.append(OF_PARTS)
+        if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
+            present.add("cut_step")
+        gathers = {"own_step", "coupled", "look_ups"}
+        if "virtual_replicas" in present and present & gathers:
+            present.add("gathering_pieces")
+    for table in tables:
         for pair, why in table.items():
             if pair <= present:
                 one, other = sorted(pair, key=list(FEATURES).index)
@@ -283,7 +291,7 @@ def check(features: Iterable[str], backend: Backend) -> None:
 def refusal(one: str, other: str, backend: str = "") -> UsageError:
     """The error for two features that do not work together."""
     pair = frozenset((one, other))
-    why = IMPOSSIBLE.get(pair) or NOT_BUILT[pair]
+    why = {**IMPOSSIBLE, **NOT_BUILT, **OF_PARTS}[pair]
     first, second = FEATURES[one], FEATURES[other]
     title = f"{first.title} does not work with {second.title}"
     return UsageError(

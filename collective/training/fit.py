@@ -34,8 +34,8 @@ from collective.training.prepare import prepare, runs_eagerly
 from collective.training.step import finite
 from collective.training.training_data import TrainingData
 from collective.training.variables import gradient_sizes
-from collective.training.variants.virtual.settings import THREADS
 from collective.training.verification import compare_models
+from collective.training.virtual.settings import THREADS
 
 
 @known_arguments
@@ -142,7 +142,7 @@ def fit(
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
             one replica wherever it runs: the trained bits are the same on any number of
-            ranks up to this one; see ``collective.training.variants.virtual``.
+            ranks up to this one; see ``collective.training.virtual``.
         timeline: File for a Chrome trace of what every rank did when.
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see

@@ -22,9 +22,9 @@ from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
 from collective.training.opening import open_inputs
 from collective.training.refusals import check_batch, check_labels
-from collective.training.variants.virtual.checks import check_batch as check_pieces
-from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import compare_data
+from collective.training.virtual.checks import check_batch as check_pieces
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 @dataclass(frozen=True)

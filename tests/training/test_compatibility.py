@@ -105,9 +105,3 @@ def test_the_keywords_of_fit_are_the_record():
         assert words[field.name].default == field.default
         assert words[field.name].annotation == field.type
         assert field.name in fit_options.NAMES
-
-
-@pytest.mark.parametrize("cut", ["accumulate", "virtual_replicas"])
-def test_an_own_step_that_is_cut_sees_no_single_look_ups(cut, backend):
-    with pytest.raises(UsageError, match="in micro-batches or pieces does not work"):
-        compatibility.check({"own_step", "look_ups", cut}, backend)

@@ -10,7 +10,12 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training.compression.hook import Exchanged
 from collective.training.compression.state import HookState
-from collective.training.partition.exchange import Gradients, TimedExchange
+from collective.training.partition.exchange import (
+    Gradients,
+    TimedExchange,
+    Values,
+    combined,
+)
 
 
 class HookExchange(TimedExchange):
@@ -27,14 +32,12 @@ class HookExchange(TimedExchange):
         # What is written once the step can be applied, message by message.
         self._done: list[tuple[list[int], list[tf.Tensor], Exchanged]] = []
 
-    def _sums(
-        self, tensors: Sequence[tf.Tensor], gradients: Gradients
-    ) -> list[tf.Tensor]:
-        state = self._state
+    def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
+        state, tensors = self._state, [combined("sum", parts) for parts in values]
         indices = {i: state.index_of(variable) for i, variable in gradients.items()}
         places = [i for i, index in indices.items() if index in state.errors]
         if not places:
-            return super()._sums(tensors, gradients)
+            return super()._sums(values, gradients)
         compressed = [indices[i] for i in places]
         errors = [state.errors[index] for index in compressed]
         inputs = [
@@ -69,7 +72,7 @@ class HookExchange(TimedExchange):
         return [results[i] for i in range(len(tensors))]
 
     def _sum_plainly(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return super()._sums(tensors, {})
+        return super()._sums([[t] for t in tensors], {})
 
     def finish(self) -> None:
         """Writes the hook's new state: after the checks, so a step is whole or absent."""

@@ -26,7 +26,7 @@ from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.input.tape import Place, Tape
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 
 # Batches at the begin of a pass that come whole, too: ``first_batches``.
 _WHOLE = 2

@@ -20,7 +20,7 @@ from collective.errors import UsageError
 from collective.training.exchange import total
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.tape import Place
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 
 #: A step or an epoch that is never reached: the number is not known beforehand.
 ENDLESS = sys.maxsize

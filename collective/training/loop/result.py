@@ -14,7 +14,7 @@ from collective.training.exchange import broadcast_object
 from collective.training.loop.position import Position
 from collective.training.observers.timing import Timing
 from collective.training.prepared import get_partition, get_prepared
-from collective.training.variants.virtual.digest import state_sha256
+from collective.training.virtual.digest import state_sha256
 
 T = TypeVar("T")
 

@@ -32,15 +32,6 @@ from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, gathered, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 
-_COMBINE = {
-    "sum": tf.add_n,
-    "max": lambda parts: tf.reduce_max(tf.stack(parts), 0),
-    "min": lambda parts: tf.reduce_min(tf.stack(parts), 0),
-    "prod": lambda parts: tf.reduce_prod(tf.stack(parts), 0),
-    "any": lambda parts: tf.reduce_any(tf.stack(parts), 0),
-    "all": lambda parts: tf.reduce_all(tf.stack(parts), 0),
-}
-
 
 class Traffic:
     """What the replicas of an emitted graph exchange."""
@@ -342,7 +333,6 @@ class Emission:
             # Scalars behind gradients, of which the first that is not finite is named.
             values.sort(key=lambda value: value.rank == 0)
             parts = [self._forms[value, Partial(kind)] for value in values]
-            sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
             gradients = {
                 i: value.variable
@@ -350,10 +340,12 @@ class Emission:
                 if value.variable is not None
             }
             with self._in_order():
-                totals = self.exchange.reduce(kind, [*sums, *more], gradients)
+                totals = self.exchange.reduce(
+                    kind, [*parts, *([t] for t in more)], gradients
+                )
             if more:
-                self.attached, self._is_attached_sent = totals[len(sums) :], True
-                totals = totals[: len(sums)]
+                self.attached, self._is_attached_sent = totals[len(parts) :], True
+                totals = totals[: len(parts)]
             self.traffic.sums.append(values)
             self._note(totals)
             for value, total in zip(values, totals, strict=True):

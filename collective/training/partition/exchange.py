@@ -16,8 +16,11 @@ from collective.tensorflow_ops.ranks import run_independently
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.virtual.tree import Tree, as_bits
 
 _REDUCE = {
+    "sum": tf.reduce_sum,
     "max": tf.reduce_max,
     "min": tf.reduce_min,
     "prod": tf.reduce_prod,
@@ -26,8 +29,11 @@ _REDUCE = {
 }
 _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 
+
+Values = Sequence[Sequence[tf.Tensor]]
+"""Of each value a tensor for every replica of this process, or one for all together."""
 Gradients = Mapping[int, Any]
-"""By the place of a tensor: the variable whose gradient it is."""
+"""By the place of a value: the variable whose gradient it is."""
 NONE: Gradients = {}
 
 
@@ -35,13 +41,13 @@ class Exchange(Protocol):
     """What an emitted graph asks of the other ranks, inside of the graph."""
 
     def reduce(
-        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+        self, kind: str, values: Values, gradients: Gradients = NONE
     ) -> list[tf.Tensor]:
-        """The sum (maximum, ...) of each tensor over all ranks.
+        """The sum (maximum, ...) of each value over all replicas of all ranks.
 
         Args:
             kind: sum, max, min, prod, any or all.
-            tensors: Of the same shapes and dtypes on every rank.
+            values: Of the same shapes and dtypes on every rank.
             gradients: Which of them are gradients, whose sums may be rounded.
         """
         ...
@@ -59,10 +65,10 @@ class OneProcess:
     """An exchange with nobody: all replicas are in this process."""
 
     def reduce(
-        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+        self, kind: str, values: Values, gradients: Gradients = NONE
     ) -> list[tf.Tensor]:
-        """The tensors."""
-        return list(tensors)
+        """Those of the replicas of this process."""
+        return [combined(kind, parts) for parts in values]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -74,45 +80,60 @@ class OneProcess:
 
 
 class BackendExchange:
-    """Sums by a backend; everything else is made of sums, or of its gather."""
+    """Sums by a backend; everything else is made of sums, or of its gather.
 
-    def __init__(self, backend: Backend):
+    Args:
+        virtual: The pieces that the replicas of a process are, whose sums have the same
+            bits on any number of processes; None: a sum is added in any order.
+    """
+
+    def __init__(self, backend: Backend, virtual: VirtualReplicas | None = None):
         self._backend = backend
+        self.tree = None if virtual is None else Tree(virtual, backend)
 
     def reduce(
-        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+        self, kind: str, values: Values, gradients: Gradients = NONE
     ) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
-            return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
-        return self._sums(tensors, gradients)
+            gathered = (self.gather(tf.stack(parts)) for parts in values)
+            return [_REDUCE[kind](whole, axis=0) for whole in gathered]
+        return self._sums(values, gradients)
 
-    def _sums(
-        self, tensors: Sequence[tf.Tensor], gradients: Gradients
-    ) -> list[tf.Tensor]:
-        results = list(tensors)
+    def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
+        results: dict[int, tf.Tensor] = {}
         by_dtype: dict[tf.DType, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            by_dtype.setdefault(_carrier(tensor.dtype), []).append(place)
+        for place, parts in enumerate(values):
+            by_dtype.setdefault(_carrier(parts[0].dtype), []).append(place)
         for carrier, places in by_dtype.items():
-            sent = [_carried(tensors[i], carrier) for i in places]
-            rounded = [i for i, place in enumerate(places) if place in gradients]
-            sums = sum_tensors(self._backend, sent, rounded)
+            sent = [[_carried(t, carrier) for t in values[i]] for i in places]
+            if self.tree is not None and carrier.is_floating:
+                sums = self.tree.total(sent)
+            else:
+                rounded = [i for i, place in enumerate(places) if place in gradients]
+                local = [combined("sum", parts) for parts in sent]
+                sums = sum_tensors(self._backend, local, rounded)
             for i, summed in zip(places, sums, strict=True):
-                results[i] = _arrived(summed, tensors[i].dtype)
-        return results
+                results[i] = _arrived(summed, values[i][0].dtype)
+        return [results[i] for i in range(len(values))]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """As ``Exchange``, of any dtype that can be summed."""
-        sent = _carried(tensor, _carrier(tensor.dtype))
+        carrier = _carrier(tensor.dtype)
+        sent = _carried(tensor, carrier)
         assert isinstance(self._backend, ShardCollectives)
-        return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+        if self.tree is None:
+            return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+        bits = self._backend.gather_rows(as_bits(sent))  # which may be made of sums
+        return _arrived(tf.bitcast(bits, carrier), tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``: every other rank adds zeros."""
+        """As ``Exchange``: every other rank adds zeros to the bits."""
+        carrier = _carrier(tensor.dtype)
+        bits = as_bits(_carried(tensor, carrier))
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
-        mine = tf.where(is_root, tensor, tf.zeros_like(tensor))
-        return self.reduce("sum", [mine])[0]
+        (sent,) = self.reduce("sum", [[tf.where(is_root, bits, tf.zeros_like(bits))]])
+        return _arrived(tf.bitcast(sent, carrier), tensor.dtype)
 
 
 class TimedExchange(BackendExchange):
@@ -121,36 +142,42 @@ class TimedExchange(BackendExchange):
     Args:
         number: Of the step: the first sum then fails on every rank where one of them is
             not finite on any (``collective.training.step.finite``).
+        virtual: As of ``BackendExchange``.
     """
 
-    def __init__(self, backend: Backend, number: tf.Tensor | None = None):
-        super().__init__(backend)
+    def __init__(
+        self,
+        backend: Backend,
+        number: tf.Tensor | None = None,
+        virtual: VirtualReplicas | None = None,
+    ):
+        super().__init__(backend, virtual)
         self._number = number
         self._graph = tf.compat.v1.get_default_graph()
         self._start: tf.Tensor | None = None
         self._stop: tf.Tensor | None = None
 
     def reduce(
-        self, kind: str, tensors: Sequence[tf.Tensor], gradients: Gradients = NONE
+        self, kind: str, values: Values, gradients: Gradients = NONE
     ) -> list[tf.Tensor]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return super().reduce(kind, tensors, gradients)
+            return super().reduce(kind, values, gradients)
         if self._start is None:
-            with tf.control_dependencies(tensors):
+            with tf.control_dependencies(tf.nest.flatten(values)):
                 self._start = now()
             if self._backend.overlaps:
                 run_independently(self._start)  # a bucket would wait for all gradients
             else:
                 with tf.control_dependencies([self._start]):
-                    tensors = [tf.identity(t) for t in tensors]
+                    values = [[tf.identity(t) for t in parts] for parts in values]
         number = self._number
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
-            results = super().reduce(kind, tensors, gradients)
+            results = super().reduce(kind, values, gradients)
         else:
-            sent = [*tensors, self._located(tensors)]
+            sent = [*values, [self._located(values)]]
             *results, place = super().reduce(kind, sent, gradients)
             with tf.control_dependencies(
                 self._checks(results, place, number, gradients)
@@ -173,9 +200,14 @@ class TimedExchange(BackendExchange):
             checks += finite.check_transport(sums, [*gradients], place, number)
         return checks
 
-    def _located(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """In this replica's place, which of its tensors is the first that is not finite."""
-        numbers = [t if t.dtype.is_floating else tf.zeros([]) for t in tensors]
+    def _located(self, values: Values) -> tf.Tensor:
+        """In this replica's place, which of its values is the first that is not finite."""
+        numbers = [
+            tf.add_n([tf.reduce_sum(t) for t in parts])
+            if parts[0].dtype.is_floating
+            else tf.zeros([])
+            for parts in values
+        ]
         return finite.at_replica(finite.first(numbers), self._backend)
 
     def finish(self) -> None:
@@ -187,6 +219,13 @@ class TimedExchange(BackendExchange):
             moment = now()
             return moment, moment
         return self._start, self._stop
+
+
+def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum (maximum, ...) of the tensors of several replicas."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.add_n(parts) if kind == "sum" else _REDUCE[kind](tf.stack(parts), 0)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

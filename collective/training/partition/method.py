@@ -199,10 +199,7 @@ class PartitionedMethod:
     ) -> tuple[list[list[tf.Tensor]], Share]:
         """The arguments for each micro-batch, and which rows they have."""
         leaves = tf.nest.flatten(tuple(own.rows))
-        count, pieces = tf.cast(own.count, tf.int64), self.micro_batches
-        cuts = list(
-            itertools.pairwise([count * j // pieces for j in range(pieces + 1)])
-        )
+        cuts = self._cuts(own, total, exchange)
         arguments: list[list[tf.Tensor]] = []
         for leaf in leaves:
             if not tf.is_tensor(leaf) or isinstance(
@@ -211,7 +208,7 @@ class PartitionedMethod:
                 whole = composites.gathered(leaf, own.first, total, exchange)
                 parts = tf.nest.flatten(whole, expand_composites=True)
                 arguments += [[part] for part in parts]
-            elif pieces > 1:
+            elif len(cuts) > 1:
                 arguments.append([leaf[begin:end] for begin, end in cuts])
             else:
                 arguments.append([leaf])
@@ -220,6 +217,23 @@ class PartitionedMethod:
             for j, (begin, end) in enumerate(cuts)
         ]
         return arguments, Share.of(total, replicas)
+
+    def _cuts(
+        self, own: ReplicaRows, total: tf.Tensor, exchange: BackendExchange
+    ) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Where each micro-batch begins and ends among the rows of this process."""
+        pieces = [(tf.zeros([], tf.int64), tf.cast(own.count, tf.int64))]
+        if exchange.tree is not None:
+            pieces = [
+                (start - own.first, stop - start)
+                for start, stop in exchange.tree.bounds(total)
+            ]
+        count = self.micro_batches
+        found: list[tuple[tf.Tensor, tf.Tensor]] = []
+        for begin, rows in pieces:
+            ends = [begin + rows * j // count for j in range(count + 1)]
+            found += itertools.pairwise(ends)
+        return found
 
 
 def _name_of(value: Value, depth: int = 6) -> str:

@@ -18,14 +18,16 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compression.exchange import HookExchange
+from collective.training.input.leaves import slice_rows
 from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
-from collective.training.step.inputs import replica_rows
+from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
 from collective.training.step.report import Layout, flat_logs
 from collective.training.step.rows import Rows, packed, without_none
 from collective.training.traced import traced
@@ -34,6 +36,7 @@ from collective.training.variables import (
     captured_variables,
     register_outside_variables,
 )
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class PartitionedStep:
@@ -46,6 +49,7 @@ class PartitionedStep:
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces this process cuts its rows, to save memory.
         seed: Random layers follow from it; None: from the states of their generators.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
     """
 
     def __init__(
@@ -59,9 +63,10 @@ class PartitionedStep:
         expected_rows: int | None = None,
         micro_batches: int = 1,
         seed: int | None = None,
+        virtual: VirtualReplicas | None = None,
     ):
         self.model: keras.Model = prepared.model
-        self.backend = backend
+        self.backend, self.virtual = backend, virtual
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
@@ -91,8 +96,8 @@ class PartitionedStep:
         self._state = [*state, *self._metrics]
         if self._hook is not None:
             self._state += self._hook.variables
-        signature = without_none(spec), tf.TensorSpec([], tf.int64)
-        self._run = traced(self._run_replicas, input_signature=signature)
+        self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
+        self._runs: dict[Any, Any] = {}
 
     @property
     def graph(self) -> tf.Graph:
@@ -136,6 +141,18 @@ class PartitionedStep:
         """What the first sum has, in the order in which ``finite`` numbers it."""
         return self._method.names_of_first_sum()
 
+    @property
+    def _run(self) -> Any:
+        """The step; another one for other pieces, which follow from the replicas."""
+        key = None
+        if self.virtual is not None:
+            key = self.backend.local_replicas, self.backend.replicas
+        if key not in self._runs:
+            self._runs[key] = traced(
+                self._run_replicas, input_signature=self._signature
+            )
+        return self._runs[key]
+
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
 
@@ -146,11 +163,11 @@ class PartitionedStep:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         number_to_check = None if self._expects_overflow else number
-        exchange = TimedExchange(backend, number_to_check)
+        exchange = TimedExchange(backend, number_to_check, self.virtual)
         if self._hook is not None:
             exchange = HookExchange(backend, number_to_check, self._hook)
         replica = tf.cast(backend.replica(), tf.int64)
-        own = replica_rows(backend, batch, replica)
+        own = self._rows(batch, replica, exchange)
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         (loss, logs), sums = self._method(
@@ -165,6 +182,22 @@ class PartitionedStep:
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
         )
+
+    def _rows(
+        self, batch: Batch, replica: tf.Tensor, exchange: TimedExchange
+    ) -> ReplicaRows:
+        """Those of this replica, of which its process may have several."""
+        if self.virtual is None or exchange.tree is None:
+            return replica_rows(self.backend, batch, replica)
+        total = batch.global_rows
+        first, _ = share(total, self.virtual.held(self.backend)[0], self.virtual.count)
+        if len(self.backend.local_replicas) == 1:
+            return process_rows(batch, first)
+        bounds = exchange.tree.bounds(total)
+        start, stop = bounds[0][0], bounds[-1][1]
+        rows = Rows(batch.x, batch.y, batch.sample_weight)
+        rows, read = slice_rows((rows, batch.rows_read), start - first, stop - first)
+        return ReplicaRows(rows, stop - start, read, start)
 
 
 def _with_loss(model: keras.Model, method: str) -> Any:

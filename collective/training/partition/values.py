@@ -134,9 +134,13 @@ def _learn_shapes(node: Node) -> None:
         )
 
 
-def of_rows(*types: str) -> None:
-    """Declares operations whose outputs have as many rows as their first input."""
-    _OF_ROWS.update(types)
+def of_rows(*types: str, behind: int = 0) -> None:
+    """Declares operations whose outputs have as many rows as their first input.
+
+    Args:
+        behind: How many axes the operation itself uses: the rows are in front of them.
+    """
+    _OF_ROWS.update(dict.fromkeys(types, behind))
 
 
 def _inferred(node: Node) -> list[Shape] | None:
@@ -166,13 +170,15 @@ def _inferred(node: Node) -> list[Shape] | None:
             results.append(None)
             continue
         sizes = [value.symbol(i) if s is None else s for i, s in enumerate(shape)]
-        if node.type in _OF_ROWS and sizes and shape[0] is None and shapes[0]:
-            sizes[0] = shapes[0][0]
+        least, first = _OF_ROWS.get(node.type), shapes[0]
+        is_open = bool(sizes) and shape[0] is None
+        if is_open and first and least is not None and len(first) > least:
+            sizes[0] = first[0]
         results.append(tuple(sizes))
     return results
 
 
-_OF_ROWS: set[str] = set()
+_OF_ROWS: dict[str, int] = {}
 
 
 def shape_rule(*types: str) -> Callable[[Any], Any]:

@@ -2,8 +2,8 @@
 
     collectiverun -np 3 python tests/training/virtual/ranks_virtual.py native cnn 5 10
 
-Arguments: backend (``tf-mirrored:3`` for three devices), model, virtual replicas, steps,
-and options of ``fit`` to switch on.
+Arguments: backend (``tf-mirrored:3`` for three devices), models (``cnn,lstm``), virtual
+replicas, steps, and options of ``fit`` to switch on.
 Every global batch has 22 rows but the last of an epoch, which has 3: with more than three
 virtual replicas, some pieces of it are empty. No two rows are alike.
 """
@@ -36,6 +36,50 @@ class OwnStep(keras.Model):
         return self.compute_metrics(x, y, y_pred, None) | {"loss": loss}
 
 
+class HardStep(keras.Model):
+    """Learns from the worse half of the rows alone, which needs the losses of all."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(y, logits, True)
+            worst = tf.math.top_k(losses, (tf.shape(losses)[0] + 1) // 2).values
+            loss = tf.reduce_mean(worst)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        logs = {"loss": loss, "largest": tf.reduce_max(losses)}
+        return self.compute_metrics(x, y, logits, None) | logs
+
+
+class LoopStep(keras.Model):
+    """Sums over the rows in a loop and in a branch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            near = tf.stop_gradient(logits)
+
+            def towards(i: tf.Tensor, center: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                weights = tf.exp(-tf.reduce_sum((near - center) ** 2, 1, True))
+                return i + 1, tf.reduce_sum(weights * near, 0) / tf.reduce_sum(weights)
+
+            start = (tf.constant(0), tf.zeros([logits.shape[1]], logits.dtype))
+            _, center = tf.while_loop(lambda i, _: i < 3, towards, start)
+            losses = keras.losses.sparse_categorical_crossentropy(y, logits, True)
+            loss = tf.reduce_mean(losses) + 0.1 * tf.reduce_mean((logits - center) ** 2)
+        scale = tf.cond(
+            loss > 1.5,
+            lambda: tf.exp(-tf.math.reduce_std(near)),
+            lambda: tf.reduce_mean(tf.sigmoid(near)),
+        )
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply([scale * g for g in gradients], self.trainable_variables)
+        logs = {"loss": loss, "scale": scale}
+        return self.compute_metrics(x, y, logits, None) | logs
+
+
 def compiled(
     inputs: keras.KerasTensor,
     features: keras.KerasTensor,
@@ -62,6 +106,16 @@ def cnn(kind: type[keras.Model] = keras.Model) -> keras.Model:
 def own_step() -> keras.Model:
     """With a ``train_step`` of its own."""
     return cnn(OwnStep)
+
+
+def hard() -> keras.Model:
+    """With a ``train_step`` that gathers."""
+    return cnn(HardStep)
+
+
+def loop() -> keras.Model:
+    """With a ``train_step`` that exchanges in a loop and in a branch."""
+    return cnn(LoopStep)
 
 
 def transformer() -> keras.Model:
@@ -101,6 +155,8 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "transformer": transformer,
     "lstm": lstm,
     "own_step": own_step,
+    "hard": hard,
+    "loop": loop,
     "coupled": coupled,
 }
 
@@ -108,7 +164,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Images, or sequences of tokens that zeros fill up; and labels."""
     rng = np.random.default_rng(3)
-    if name in ("cnn", "own_step"):
+    if name in ("cnn", "own_step", "hard", "loop"):
         x = rng.normal(size=(ROWS, 8, 8, 3)).astype("float32")
         return x, np.argmax(x[:, 2, 3:7, 0], axis=1).astype("int32")
     lengths = rng.integers(1, 13, size=ROWS)
@@ -137,13 +193,17 @@ def train(
     )
 
 
-def main(backend: str, name: str, virtual: str, steps: str, *switches: str) -> None:
+def main(backend: str, names: str, virtual: str, steps: str, *switches: str) -> None:
     kind, _, devices = backend.partition(":")
     options = backends.Options(threads=1, devices=int(devices) if devices else None)
+    made = backends.get(kind, options)
     more = dict.fromkeys(switches, True)
-    result = train(backends.get(kind, options), name, int(virtual), int(steps), **more)
-    if result.backend.rank == 0:
-        print(f"sha256 {result.state_sha256} loss {result.losses[-1]:.9g}", flush=True)
+    for name in names.split(","):
+        keras.utils.clear_session(free_memory=False)
+        result = train(made, name, int(virtual), int(steps), **more)
+        if made.rank == 0:
+            found = f"{result.state_sha256} loss {result.losses[-1]:.9g}"
+            print(f"{name}: sha256 {found}", flush=True)
 
 
 if __name__ == "__main__":

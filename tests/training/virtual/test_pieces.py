@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from collective.training.variants.virtual.pieces import Node, VirtualReplicas
 from collective.training.variants.virtual.tree import Piece, finish, sum_subtrees
+
+from collective.training.virtual.pieces import Node, VirtualReplicas
 
 COUNTS = (1, 2, 3, 5, 6, 8, 13)
 

@@ -91,7 +91,7 @@ _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
 ]
 for _types, _inputs, _kept in _FAMILIES:
     rule(*_types.split())(by_rows(_inputs, _kept))
-    of_rows(*_types.split())
+    of_rows(*_types.split(), behind=_kept or 0)
 
 
 # oneDNN's result of no image has the channels of the input, or there is none.

@@ -20,8 +20,8 @@ from tensorflow.python.util import _pywrap_determinism
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import ranks
+from collective.training.virtual.pieces import VirtualReplicas
 
 #: Threads of an operation, where the user chooses none.
 THREADS = 1
@@ -31,12 +31,21 @@ _VECTOR = re.compile(r"^(avx|amx|fma|sse4|f16c|asimd|sve|bf16|i8mm)")
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """TensorFlow's operations give the same bits in each run, within the context."""
+    """TensorFlow's operations give the same bits in each run, within the context.
+
+    Its graph optimizer is off: it rewrites ``(a + b) + (c + d)`` as one sum from left to
+    right, and fuses operations by how many others read them, and that is one for each
+    piece that a process has.
+    """
     before = _pywrap_determinism.is_enabled()  # no public function switches it off
     tf.config.experimental.enable_op_determinism()
+    off = "disable_meta_optimizer"
+    was_off = tf.config.optimizer.get_experimental_options().get(off, False)
+    tf.config.optimizer.set_experimental_options({off: True})
     try:
         yield
     finally:
+        tf.config.optimizer.set_experimental_options({off: was_off})
         _pywrap_determinism.enable(before)
 
 

@@ -6,7 +6,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
-from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:

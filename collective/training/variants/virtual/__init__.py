@@ -1,7 +1,0 @@
-"""Virtual replicas: the training is defined by their number, not by that of the processes.
-
-``pieces`` says which process computes which virtual replica, ``tree`` in which order
-their sums are added and how partial sums get to every process, ``sums`` are the
-step's, made of these. ``checks`` refuses numbers that cannot be, ``settings`` fixes
-what bits depend on besides, ``digest`` is the SHA-256 to compare trainings by.
-"""
