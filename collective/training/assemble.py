@@ -27,6 +27,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
+from collective.training.parallel.variables import ByRank
 from collective.training.partition.method import has_numbers, supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
@@ -67,7 +68,6 @@ from collective.training.variants.memory.sharded_optimizer import (
     ShardedOptimizer,
     WholeGradients,
 )
-from collective.training.variants.parallel.partition import ByRank
 from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.pieces import VirtualReplicas

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
     from collective.training.hooks.state import HookState
+    from collective.training.parallel.placement import Placement
     from collective.training.variants.memory.partitioned import PartitionedVariables
-    from collective.training.variants.parallel.placement import Placement
 
 
 @dataclass(frozen=True)

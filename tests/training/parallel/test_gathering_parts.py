@@ -12,7 +12,7 @@ import pytest
 from collective import backends
 from collective.training import fit
 from collective.training.prepared import get_partition
-from collective.training.variants.parallel import (
+from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,

@@ -19,7 +19,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.loop.callbacks import Hooks
 from collective.training.prepared import get_partition
-from collective.training.variants.parallel import (
+from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,

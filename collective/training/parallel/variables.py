@@ -20,6 +20,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
+from collective.training.parallel.layers import TensorParallelLayer
 from collective.training.step.attachments import Attachment
 from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
@@ -28,7 +29,6 @@ from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.shards import Shard
 from collective.training.variants.memory.whole import ShardedVariables
-from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
 def check(model: keras.Model, partitioned_before: bool) -> None:
@@ -108,7 +108,7 @@ class TensorParallelVariables(PartitionedVariables):
             raise UsageError(
                 f"no layer of model {model.name!r} is split over the "
                 f"{self.group.parts} ranks of --tensor-parallel",
-                hint="take layers of collective.training.variants.parallel, made within "
+                hint="take layers of collective.training.parallel, made within "
                 "backend.scope() or by a function given to collective.training.fit; "
                 "--model transformer has some. With keras.distribution.ModelParallel: a "
                 "pattern in its LayoutMap that matches a variable's path",
