@@ -12,11 +12,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
+import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
@@ -27,7 +28,6 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
-from collective.training.parallel.variables import ByRank
 from collective.training.partition.method import has_numbers, supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
@@ -122,6 +122,8 @@ class Assembly:
         """
         if self.is_partitioned(prepared, data):
             return StepPlan()
+        if self.backend.tensor is not None:
+            raise _refusal_of_groups(prepared.model, data)
         self.require(features_of(prepared.model))
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
@@ -223,12 +225,10 @@ class Assembly:
         others = (
             self.virtual,
             prepared.hook,
-            prepared.partition,
+            isinstance(prepared.partition, ShardedOptimizer),
             options.recompute,
             options.per_replica,
             options.jit_compile is True,
-            backend.tensor,
-            backend.stages,
             backend.rounds_to,
             model.run_eagerly,
         )
@@ -247,6 +247,16 @@ class Assembly:
             plan,
             ", ".join(type(observer).__name__ for observer in observers),
         )
+
+
+def _refusal_of_groups(model: keras.Model, data: TrainingData) -> UsageError:
+    """The error where layers in parts have no step."""
+    what, hint = "these options", "drop --recompute and --hook"
+    if model.run_eagerly:
+        what, hint = "run_eagerly=True", "model.compile without run_eagerly"
+    elif not has_numbers(data.spec):
+        what, hint = "text as input", "map text to numbers in the data set"
+    return UsageError(f"--tensor-parallel does not work with {what}", hint=hint)
 
 
 def make_step(
@@ -299,7 +309,7 @@ def make_step(
     exchange: Exchange
     update: Update
     if prepared.hook is None:
-        exchange = _exchange(prepared, backend, virtual, dtype, attachments)
+        exchange = _exchange(prepared, backend, virtual, dtype)
         compiled = options.jit_compile is True and xla.pays_for_updates(backend)
         update = _update(prepared, backend, virtual, compiled)
     else:
@@ -392,14 +402,11 @@ def _exchange(
     backend: Backend,
     virtual: VirtualReplicas | None,
     dtype: tf.DType,
-    attachments: Sequence[Attachment],
 ) -> Exchange:
     if virtual is not None:
         return TreeExchange(virtual, backend, dtype)
     if isinstance(prepared.partition, ShardedOptimizer):
         return ReduceScatter(backend, dtype, prepared.partition)
-    if backend.tensor is not None:
-        return ByRank(backend, dtype, backend.tensor, attachments)
     return AllReduce(backend, dtype)
 
 
@@ -411,8 +418,8 @@ def _update(
 ) -> Update:
     if prepared.partition is None:
         return KerasUpdate(prepared, backend, jit_compile)
+    assert isinstance(prepared.partition, ShardedOptimizer)
     if virtual is not None:
-        assert isinstance(prepared.partition, ShardedOptimizer)
         return WholeGradients(prepared.partition)
     return prepared.partition
 
@@ -434,8 +441,7 @@ def can_evaluate(
 ) -> bool:
     """Whether the evaluation of a model can be partitioned."""
     model = prepared.model
-    others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
-    others += [model.run_eagerly, own_batches.trained_with(model)]
+    others = [model.run_eagerly, own_batches.trained_with(model)]
     return is_possible(backend, inputs.spec) and not any(others)
 
 

@@ -352,9 +352,7 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
 
 
 def _can_be_partitioned(model: keras.Model, backend: Backend, spec: Batch) -> bool:
-    prepared = get_prepared(model)
-    others = prepared.partition, prepared.placement, backend.tensor, backend.stages
-    return is_possible(backend, spec) and not any((*others, model.run_eagerly))
+    return is_possible(backend, spec) and not model.run_eagerly
 
 
 def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
@@ -365,7 +363,8 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     def step(*parts: Any) -> Any:
         kept = found()
         assert kept is not None
-        return kept.predict_step(_present(parts))
+        with get_prepared(kept).placed():
+            return kept.predict_step(_present(parts))
 
     def compute(batch: Batch) -> Any:
         if not method:
@@ -393,10 +392,7 @@ def _drawing(
 
 def _compute(model: keras.Model, batch: Batch) -> Any:
     data = _present((batch.x, batch.y, batch.sample_weight))
-    placement = get_prepared(model).placement
-    if placement is None:
-        return model.predict_step(data)
-    with placement.operations_beside_inputs(), placement.layer_calls(model):
+    with get_prepared(model).placed():
         return model.predict_step(data)
 
 

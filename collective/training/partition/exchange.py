@@ -95,7 +95,9 @@ class BackendExchange:
         """As ``Exchange``: every other rank adds zeros."""
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
         mine = tf.where(is_root, tensor, tf.zeros_like(tensor))
-        return self.reduce("sum", [mine])[0]
+        (found,) = self.reduce("sum", [mine])
+        group = self._backend.tensor
+        return found if group is None else group.of_first(found)
 
 
 class TimedExchange(BackendExchange):
@@ -132,6 +134,8 @@ class TimedExchange(BackendExchange):
             results = super().reduce(kind, tensors)
         else:
             *results, place = super().reduce(kind, [*tensors, self._located(tensors)])
+            if self._backend.tensor is not None:  # a row for each rank, then
+                place = self._backend.tensor.by_rank(place[:, None])[:, 0]
             with tf.control_dependencies(finite.check(place, number, self._backend)):
                 results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):

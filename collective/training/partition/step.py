@@ -69,7 +69,7 @@ class PartitionedStep:
         # By the name of a gradient's tensor: the path of its variable.
         self._gradients: dict[str, str] = {}
         self._method = PartitionedMethod(
-            _with_loss(self.model, method, self._gradients),
+            _with_loss(prepared, method, self._gradients),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
@@ -154,23 +154,26 @@ class PartitionedStep:
             metrics = [tf.identity(variable) for variable in self._metrics]
             start, stop = exchange.span()
         attached = tf.nest.pack_sequence_as(attached, sums)
+        if backend.tensor is not None:
+            attached = self.attachments.of_ranks(attached, backend.tensor)
         return self.layout.pack_returned(
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
         )
 
 
-def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:
+def _with_loss(prepared: PreparedModel, method: str, gradients: dict[str, str]) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone.
 
     Args:
         gradients: Where it notes the variable of each gradient, by the tensor's name.
     """
+    model = prepared.model
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
         applied: list[Any] = []
         collects = keras_compat.record_applied(applied)
-        with keras_compat.loss_of_step(model) as losses, collects:
+        with keras_compat.loss_of_step(model) as losses, collects, prepared.placed():
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
         for _, _, given, variables in applied:
             for gradient, variable in zip(given, variables, strict=False):

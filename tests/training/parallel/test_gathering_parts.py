@@ -31,7 +31,7 @@ def model(optimizer, normalizes=False, table=ShardedEmbedding):
         table(WORDS, 3),
         keras.layers.Flatten(),
         ColumnParallelDense(8, activation="tanh", gather_output=False),
-        RowParallelDense(6, input_is_parallel=True),
+        RowParallelDense(6, input_is_parallel=True, use_bias=not normalizes),
     ]
     if normalizes:
         layers.append(keras.layers.BatchNormalization())

@@ -52,6 +52,7 @@ from collective.training.variants.custom_step.replica import OrderedSums, Replic
 from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
 from collective.training.variants.memory.recompute import recomputed
+from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
 from collective.training.variants.virtual.pieces import VirtualReplicas
 
 
@@ -207,7 +208,7 @@ class CustomStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        if self.partition is not None:
+        if isinstance(self.partition, ShardedOptimizer):
             self.partition.finish()
         else:
             optimizer, variables = self.model.optimizer, self.model.trainable_variables
