@@ -11,8 +11,8 @@ import pytest
 from collective import backends
 from collective.errors import UsageError
 from collective.training.assemble import make_step
-from collective.training.prepared import get_prepared
 from collective.training.parallel import placement
+from collective.training.prepared import get_prepared
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 from tests.training.memory.test_recompute import dropped_everywhere
