@@ -42,6 +42,7 @@ from collective.operations.kinds import (
     algorithm_number,
     transport_number,
 )
+from collective.process_set import ProcessSet
 
 ENDED = "ended the job with exit code"
 ROUNDED_FROM = 1024  # elements
@@ -140,11 +141,16 @@ class NativeBackend(
         """Whether there is one replica, and never another."""
         return self.replicas == 1 and not self.elastic
 
+    @property
+    def _peers(self) -> ProcessSet | None:
+        """The ranks that have this one's part of each replica; None: all."""
+        return None if self.tensor is None else self.tensor.across
+
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
         return self._ops.all_reduce(
             tensors,
             Sum,
-            process_set=None if self.tensor is None else self.tensor.across,
+            process_set=self._peers,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
             bucket_bytes=self.bucket_bytes,
@@ -167,7 +173,8 @@ class NativeBackend(
         return self._ops.alltoall(flat, [count] * replicas)[0]
 
     def _gather_rows(self, tensor: Any) -> Any:
-        return self._ops.allgather(tensor)
+        """Of all replicas: ranks that hold one together have the same rows."""
+        return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         collective.broadcast(data, root, out=data, name="broadcast_array")

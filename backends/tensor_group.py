@@ -31,11 +31,17 @@ from collective.operations.kinds import Sum
 MOST_SETS = 63  # of the core's process sets in a job
 
 _current: ContextVar[TensorGroup | None] = ContextVar("tensor_group", default=None)
+_numbers: set[int] = set()  # of the process sets of this process' groups
 
 
 def current() -> TensorGroup | None:
     """The group over which layers that are built now are split; None: they are whole."""
     return _current.get()
+
+
+def is_group(process_set: int) -> bool:
+    """Whether the number of a process set is that of ranks that hold a replica together."""
+    return process_set in _numbers
 
 
 class TensorGroup:
@@ -83,6 +89,7 @@ class TensorGroup:
             collective.ProcessSet(range(part, size, parts)) for part in range(parts)
         ]
         self.within, self.across = groups[rank // parts], alike[self.part]
+        _numbers.add(self.within.number)
 
     @contextlib.contextmanager
     def for_layers(self) -> Iterator[None]:
@@ -99,15 +106,12 @@ class TensorGroup:
         (total,) = self._ops.all_reduce([tensor], Sum, process_set=self.within)
         return total
 
-    def all_gather(self, tensor: Any) -> Any:
-        """``[n, ...]`` of each rank, concatenated; n may differ. Without a gradient."""
+    def of_first(self, tensor: Any) -> Any:
+        """The tensor of the group's first rank; without a gradient."""
         self._require_all_ranks()
-        return self._ops.allgather(tensor, process_set=self.within)
-
-    def all_to_all(self, tensor: Any, splits: Any) -> tuple[Any, Any]:
-        """Sends rows to each rank; the rows and counts received. Without a gradient."""
-        self._require_all_ranks()
-        return self._ops.alltoall(tensor, splits, process_set=self.within)
+        root = self.within.ranks[0]
+        (found,) = self._ops.broadcast([tensor], root, process_set=self.within)
+        return found
 
     def by_rank(self, rows: Any) -> Any:
         """Each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
@@ -153,7 +157,10 @@ class TensorGroup:
 
     def _side_by_side(self, rows: Any) -> Any:
         """``[k, n]`` of each: ``[k, parts, n]``."""
-        return tf.transpose(self.all_gather(rows[None]), [1, 0, 2])
+        self._require_all_ranks()
+        found = self._ops.allgather(rows[None], process_set=self.within)
+        found.set_shape([self.parts, *rows.shape])
+        return tf.transpose(found, [1, 0, 2])
 
     def _joined(self, tensor: Any) -> Any:
         length = tensor.shape[-1]

@@ -48,6 +48,7 @@ _OPS = frozenset(
     f"Collective{kind}"
     for kind in ("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll")
 )
+_KEPT = ("reduction", "algorithm", "transport")  # of an op that is made again
 
 
 @dataclass
@@ -132,6 +133,22 @@ def make(
     last[key] = weakref.ref(results.issued.op)  # not the graph's owner
     _order_backward(graph)
     return _without_ticket(results)
+
+
+def made_again(op: tf.Operation, inputs: Any) -> tf.Operation:
+    """The collective of another graph in this one, under a name of its own.
+
+    Args:
+        op: An all-reduce or all-gather.
+        inputs: Its inputs in this graph, without the ticket.
+    """
+    given = {attribute.name for attribute in op.op_def.attr}
+    kept = {n: op.get_attr(n) for n in _KEPT if n in given}
+    is_sum = op.type == "CollectiveAllReduce"
+    kind = "all_reduce" if is_sum else "all_gather"
+    identity = attributes(name_of(kind, None), op.get_attr("process_set"))
+    results = make(kind, inputs if is_sum else inputs[0], **kept, **identity)
+    return (results[0] if is_sum else results).op
 
 
 @functools.lru_cache(1024)

@@ -173,21 +173,14 @@ NOT_BUILT = _pairs(
         "per_replica with look_ups": (
             "the look-ups of each replica are those of a batch of its own"
         ),
-        "own_step with tensor_parallel, model_parallel": (
-            "the layers would have to be cut, or placed, before the step is traced"
+        "own_step with tensor_parallel": (
+            "a norm that it takes of gradients would be that of this rank's parts"
         ),
         "own_step with no_own_copies": (
             "it may write any variable, on each replica another value"
         ),
         "own_step with asynchronous": "a worker would have to run the whole step",
         "virtual_replicas with model_parallel": "the pieces run on one device",
-        "tensor_parallel with coupled": (
-            "the check that finds what couples rows runs on one rank, and that has shards "
-            "of the layers"
-        ),
-        "model_parallel with coupled, look_ups, sync_batch_norm": (
-            "the sums of a forward pass would have to be made on each device"
-        ),
         "model_parallel with shard_optimizer, tensor_parallel": (
             "these work on a model that is on one device"
         ),

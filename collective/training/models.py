@@ -15,7 +15,7 @@ from keras import layers, ops
 
 from collective.errors import UsageError
 from collective.training.lookup import call, lookup
-from collective.training.variants.parallel import (
+from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,

@@ -14,6 +14,9 @@ from collective.training import compatibility, host_random, keras_compat
 from collective.training.compression.hook import CommunicationHook
 from collective.training.compression.state import HookState
 from collective.training.input.pipeline import Batch
+from collective.training.parallel import variables as tensor_variables
+from collective.training.parallel.placement import Placement
+from collective.training.parallel.variables import TensorParallelVariables
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
 from collective.training.step.rows import Rows, packed, rows_of
@@ -21,9 +24,6 @@ from collective.training.traced import traced
 from collective.training.variables import dtype_of_sums
 from collective.training.variants.memory import sharded_optimizer
 from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
-from collective.training.variants.parallel import partition
-from collective.training.variants.parallel.partition import TensorParallelVariables
-from collective.training.variants.parallel.placement import Placement
 
 
 class ModelMisfit(UsageError):
@@ -67,7 +67,7 @@ def prepare(
     if shard_optimizer:
         sharded_optimizer.check(model, backend, shards is not None)
     if backend.tensor is not None:
-        partition.check(model, shards is not None)
+        tensor_variables.check(model, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
         _build_by_step(model, backend, spec)

@@ -8,7 +8,7 @@ devices. Nothing is stored on Keras objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -18,8 +18,9 @@ import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
     from collective.training.compression.state import HookState
+    from collective.training.parallel.placement import Placement
+    from collective.training.parallel.variables import TensorParallelVariables
     from collective.training.variants.memory.partitioned import PartitionedVariables
-    from collective.training.variants.parallel.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PreparedModel:
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
     # The variables of which each rank has a shard; None: every rank has all of them.
-    partition: PartitionedVariables | None = None
+    partition: PartitionedVariables | TensorParallelVariables | None = None
     # On which device each layer is; None: all on the default device.
     placement: Placement | None = None
     # What a communication hook keeps between steps; None: there is no hook.
@@ -65,6 +66,15 @@ class PreparedModel:
             return contextlib.nullcontext()
         return self.placement.layer_calls(self.model)
 
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """Inside, what is traced of the model runs where the placement has it."""
+        if self.placement is None:
+            yield
+            return
+        with self.placement.operations_beside_inputs(), self.layer_calls():
+            yield
+
 
 # Of each model, the other fields of ``PreparedModel``: without a reference to the model,
 # so that the entry ends with it.
@@ -83,7 +93,9 @@ def _variables(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def get_partition(model: keras.Model) -> PartitionedVariables | None:
+def get_partition(
+    model: keras.Model,
+) -> PartitionedVariables | TensorParallelVariables | None:
     """The variables of which each rank has a shard; None if there are none."""
     return get_prepared(model).partition
 
@@ -95,7 +107,7 @@ def get_hook(model: keras.Model) -> HookState | None:
 
 def keep(
     model: keras.Model,
-    partition: PartitionedVariables | None,
+    partition: PartitionedVariables | TensorParallelVariables | None,
     placement: Placement | None,
     hook: HookState | None = None,
 ) -> PreparedModel:

@@ -23,9 +23,9 @@ from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.opening import open_backend, open_inputs
+from collective.training.parallel.variables import shards_of
 from collective.training.prepare import build_to_evaluate, runs_eagerly
 from collective.training.prepared import get_partition
-from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings
 
 
@@ -111,7 +111,7 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
     """
     if backend.size == 1 or get_partition(model) is not None:
         return
-    mark, shards = 0, partition.shards_of(model)
+    mark, shards = 0, shards_of(model)
     variables = [v for v in model.variables if id(v) not in shards]
     for variable in variables:
         mark = zlib.crc32(np.asarray(variable).tobytes(), mark)

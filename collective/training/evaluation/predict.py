@@ -39,6 +39,7 @@ from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.method import PartitionedMethod
+from collective.training.prepared import get_prepared
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
@@ -245,7 +246,8 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     def step(*parts: Any) -> Any:
         kept = found()
         assert kept is not None
-        return kept.predict_step(_present(parts))
+        with get_prepared(kept).placed():
+            return kept.predict_step(_present(parts))
 
     def compute(batch: Batch) -> Any:
         if not method:

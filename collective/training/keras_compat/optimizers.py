@@ -281,6 +281,66 @@ def replace_clipping(
     return own
 
 
+def clip_shards(
+    optimizer: keras.Optimizer,
+    summed: Callable[[list[tf.Tensor], Sequence[keras.Variable]], list[tf.Tensor]],
+) -> None:
+    """Has gradients clipped by norms of which this process has a part.
+
+    Args:
+        summed: From the sums of squares here, of the gradients of which variables, to
+            those of whole gradients.
+    """
+    core = core_optimizer(optimizer)
+    applies, clips = core._backend_apply_gradients, core._clip_gradients
+    variables: list[keras.Variable] = []
+
+    def apply(grads: Any, trainable_variables: Any) -> None:
+        variables[:] = trainable_variables
+        applies(grads, trainable_variables)
+        variables.clear()
+
+    def clip(grads: Sequence[Any]) -> list[Any]:
+        limit = core.clipnorm or core.global_clipnorm
+        if not limit:
+            return clips(grads)
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        squares = [tf.reduce_sum(tf.square(v)) for v in values]
+        norms = [tf.sqrt(s) for s in summed(squares, variables)]
+        if core.clipnorm:
+            divisors = [tf.maximum(norm, limit) / limit for norm in norms]
+            return [_over(g, d) for g, d in zip(grads, divisors, strict=True)]
+        norm = tf.norm(tf.stack([tf.cast(n, norms[0].dtype) for n in norms]))
+        # What is infinite makes everything NaN, as in Keras, which adds look-ups up.
+        divisor = tf.maximum(norm, limit) / limit + (norm - norm)
+        return [_over(tf.convert_to_tensor(g), divisor) for g in grads]
+
+    core._backend_apply_gradients, core._clip_gradients = apply, clip
+
+
+def _over(gradient: Any, divisor: tf.Tensor) -> Any:
+    """A gradient, or each look-up in it, divided by a scalar."""
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    values = gradient.values if is_sparse else gradient
+    values /= tf.cast(divisor, values.dtype)
+    if not is_sparse:
+        return values
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def find_overflow(
+    optimizer: keras.Optimizer, everywhere: Callable[[tf.Tensor], tf.Tensor]
+) -> None:
+    """Has a LossScaleOptimizer skip an update where gradients of another process overflow.
+
+    Args:
+        everywhere: From whether those here are finite to whether all are.
+    """
+    if expects_overflow(optimizer):
+        here = optimizer.check_finite
+        optimizer.check_finite = lambda grads: everywhere(here(grads))
+
+
 @contextlib.contextmanager
 def replace_shapes(
     shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],

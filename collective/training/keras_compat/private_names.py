@@ -52,7 +52,7 @@ NAMES: Mapping[str, str] = {
     "models.functional:Functional": "call",
     "ops.function:Function": "_run_through_graph _nodes_by_depth _outputs_struct",
     "optimizers.base_optimizer:BaseOptimizer": (
-        "apply _clip_gradients _var_key _trainable_variables "
+        "apply _backend_apply_gradients _clip_gradients _var_key _trainable_variables "
         "_model_variables_moving_average add_variable_from_reference"
     ),
     "optimizers.loss_scale_optimizer:LossScaleOptimizer": "check_finite",

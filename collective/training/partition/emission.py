@@ -39,13 +39,14 @@ class Traffic:
     def __init__(self) -> None:
         self.sums: list[list[Value]] = []  # value by value, message by message
         self.gathers: list[Value] = []
+        self.in_groups = 0  # collectives of the program itself, in a tensor group
         # Whether variables are written, and whether that is before the last exchange.
         self.writes = self.writes_early = False
 
     @property
     def exchanges(self) -> int:
         """How often something is exchanged."""
-        return len(self.sums) + len(self.gathers)
+        return len(self.sums) + len(self.gathers) + self.in_groups
 
 
 class Emission:

@@ -133,7 +133,9 @@ class BackendExchange:
         bits = as_bits(_carried(tensor, carrier))
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
         (sent,) = self.reduce("sum", [[tf.where(is_root, bits, tf.zeros_like(bits))]])
-        return _arrived(tf.bitcast(sent, carrier), tensor.dtype)
+        found = _arrived(tf.bitcast(sent, carrier), tensor.dtype)
+        group = self._backend.tensor
+        return found if group is None else group.of_first(found)
 
 
 class TimedExchange(BackendExchange):
@@ -179,6 +181,8 @@ class TimedExchange(BackendExchange):
         else:
             sent = [*values, [self._located(values)]]
             *results, place = super().reduce(kind, sent, gradients)
+            if self._backend.tensor is not None:  # a row for each rank, then
+                place = self._backend.tensor.by_rank(place[:, None])[:, 0]
             with tf.control_dependencies(
                 self._checks(results, place, number, gradients)
             ):

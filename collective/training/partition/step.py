@@ -71,7 +71,7 @@ class PartitionedStep:
         self._name, self._is_explained = method, False
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
         self._method = PartitionedMethod(
-            _with_loss(self.model, method),
+            _with_loss(prepared, method),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
@@ -178,6 +178,8 @@ class PartitionedStep:
             start, stop = exchange.span()
             exchange.finish()
         attached = tf.nest.pack_sequence_as(attached, sums)
+        if backend.tensor is not None:
+            attached = self.attachments.of_ranks(attached, backend.tensor)
         return self.layout.pack(
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
@@ -200,11 +202,12 @@ class PartitionedStep:
         return ReplicaRows(rows, stop - start, read, start)
 
 
-def _with_loss(model: keras.Model, method: str) -> Any:
+def _with_loss(prepared: PreparedModel, method: str) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone."""
+    model = prepared.model
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
-        with keras_compat.loss_of_step(model) as losses:
+        with keras_compat.loss_of_step(model) as losses, prepared.placed():
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
         if not isinstance(logs, dict):
             raise UsageError(

@@ -88,6 +88,19 @@ class Attachments(list[Attachment]):
         """Inside ``Backend.run``: the tensors of each."""
         return [attachment.contribution(step) for attachment in self]
 
+    def of_ranks(
+        self, totals: list[list[tf.Tensor]], group: Any
+    ) -> list[list[tf.Tensor]]:
+        """The totals, of those that are ``per_rank`` with a row for each rank.
+
+        Args:
+            group: The ranks that hold this replica together.
+        """
+        return [
+            [group.by_rank(t) for t in total] if attachment.per_rank else total
+            for attachment, total in zip(self, totals, strict=True)
+        ]
+
     def flat(self, totals: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         """Inside ``Backend.run``: the sums of ``contributions``, for the report."""
         self._sizes = [sum(t.shape.num_elements() for t in one) for one in totals]

@@ -11,8 +11,8 @@ import pytest
 from collective import backends
 from collective.errors import UsageError
 from collective.training.assemble import make_step
+from collective.training.parallel import placement
 from collective.training.prepared import get_prepared
-from collective.training.variants.parallel import placement
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 

@@ -12,27 +12,30 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from collective import backends
 from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
-from collective.training import Checkpoint
+from collective.training import Checkpoint, evaluate, fit, predict
 from collective.training.loop.callbacks import Hooks
-from collective.training.prepared import get_partition
-from collective.training.variants.parallel import (
+from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
 )
+from collective.training.prepared import get_partition
 from tests import launch
 from tests.training import cases, small
-from tests.training.cases import differences
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/parallel/test_parallel.py"
 EARLY, ALL = 9, 14  # steps, in the second and in the third epoch
+ROWS, BATCH, EPOCHS = 29, 7, 3
+WORDS, LENGTH = 7, 4
 RANKS = int(os.environ.get("COLLECTIVE_TEST_RANKS", "2"))
 GROUPS = [parts for parts in (2, 4) if RANKS % parts == 0]
+on_four = pytest.mark.skipif(RANKS < 4, reason="on four ranks")
 
 
 def pair(units, **more):
@@ -43,55 +46,158 @@ def pair(units, **more):
     ]
 
 
-def clipped():
-    """All three layers, each way to join and split, and what looks at all weights."""
-    layers = [
-        keras.Input((cases.LENGTH,), dtype="int32"),
-        ShardedEmbedding(cases.WORDS, 4),  # a number that no group divides
+def of_words(optimizer, *layers, **options):
+    """All three layers, each way to join and split."""
+    keras.utils.set_random_seed(11)
+    net = [
+        keras.Input((LENGTH,), dtype="int32"),
+        ShardedEmbedding(WORDS, 3),  # a number that no group divides
         keras.layers.Flatten(),
         *pair(16, kernel_regularizer=keras.regularizers.L2(0.01)),
+        *layers,
         ColumnParallelDense(8, activation="softmax"),
         keras.layers.LayerNormalization(),
-        RowParallelDense(cases.CLASSES),
+        RowParallelDense(2),
     ]
-    optimizer = keras.optimizers.AdamW(
+    made = keras.Sequential(net)
+    made.compile(optimizer, **{"loss": "mse", "metrics": ["mae"]} | options)
+    return made
+
+
+def adam(**more):
+    return keras.optimizers.Adam(0.05, **more)
+
+
+def averaged():
+    return keras.optimizers.AdamW(
         0.02, global_clipnorm=0.1, weight_decay=0.1, use_ema=True, ema_momentum=0.8
     )
-    return cases.compiled(keras.Sequential(layers), optimizer)
 
 
 def scaled():
-    layers = [keras.Input((cases.FEATURES,)), *pair(8)]
-    layers += [keras.layers.Dense(cases.CLASSES)]
-    inner = keras.optimizers.Adam(0.01, clipnorm=0.05)
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        inner, initial_scale=1024.0, dynamic_growth_steps=8
+    return keras.optimizers.LossScaleOptimizer(
+        adam(clipnorm=0.1), initial_scale=1024.0, dynamic_growth_steps=4
     )
-    return cases.compiled(keras.Sequential(layers), optimizer)
 
 
-def embedded():
-    """Weighed losses, so that gradients are taken twice; and masks drawn alike."""
-    layers = [
-        keras.Input((cases.LENGTH,), dtype="int32"),
-        ShardedEmbedding(cases.WORDS, 8, mask_zero=True),
+def masked():
+    """Masks of words, and those of dropout, drawn alike."""
+    keras.utils.set_random_seed(11)
+    net = [
+        keras.Input((LENGTH,), dtype="int32"),
+        ShardedEmbedding(WORDS, 8, mask_zero=True),
         *pair(8),
         keras.layers.Dropout(0.3),
-        keras.layers.Dense(cases.CLASSES, kernel_regularizer="l2"),
+        keras.layers.LSTM(4),
+        keras.layers.Dense(2, kernel_regularizer="l2"),
     ]
-    return cases.compiled(
-        keras.Sequential(layers), cases.sgd(), weighted_metrics=["accuracy"]
+    made = keras.Sequential(net)
+    made.compile(keras.optimizers.SGD(0.1), "mse", weighted_metrics=["mae"])
+    return made
+
+
+class Own(keras.Model):
+    """Its layers are called in Python, some of them in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pair(8)
+        self.last = RowParallelDense(2)
+
+    def call(self, x):
+        x = tf.cast(x, self.compute_dtype)[..., None]
+
+        def step(i, state):
+            seen = tf.concat([state, tf.gather(x, i, axis=1)], 1)
+            return i + 1, self.second(self.first(seen))
+
+        begin = step(0, tf.repeat(x[:, 0], 8, 1))
+        _, state = tf.while_loop(lambda i, _: i < LENGTH, step, begin)
+        return self.last(state)
+
+
+def looping():
+    keras.utils.set_random_seed(11)
+    made = Own()
+    made.compile(adam(), "mse", metrics=["mae"])
+    return made
+
+
+def far_apart(y_true, y_pred):
+    """A loss of pairs of rows."""
+    return tf.reduce_mean((y_true[:, None] - y_pred[None]) ** 2)
+
+
+# By name: what makes the model, and options of ``fit``.
+CASES = {
+    "clipped": (lambda: of_words(averaged()), {"accumulate": 2}),
+    "look-ups": (lambda: of_words(adam(clipnorm=0.01)), {}),
+    "scaled": (lambda: of_words(scaled()), {}),
+    "masked": (masked, {}),
+    "accumulators": (
+        lambda: of_words(adam(gradient_accumulation_steps=2, global_clipnorm=0.1)),
+        {},
+    ),
+    "rows-coupled": (
+        lambda: of_words(
+            keras.optimizers.SGD(0.1),
+            keras.layers.BatchNormalization(),
+            loss=far_apart,
+        ),
+        {},
+    ),
+    "looping": (looping, {}),
+}
+# All on four ranks.
+CHOSEN = CASES if RANKS > 2 else ("clipped", "looping")
+
+
+SPEC = cases.spec_of((np.zeros((1, LENGTH), "int32"), np.zeros((1, 2)), None))
+
+
+def data():
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, WORDS, (ROWS, LENGTH)).astype("int32")
+    return x, rng.normal(size=(ROWS, 2))
+
+
+def weights(trained):
+    """All variables of a model and its optimizer, whole; every rank calls it."""
+    parts = get_partition(trained)
+    whole = {} if parts is None else parts.gather(everywhere=True)
+    every = [*trained.weights, *trained.optimizer.variables]
+    return {v.path: np.asarray(whole.get(id(v), v)) for v in every}
+
+
+def assert_as_keras(make, backend, sample_weight=None, last=0.0, **options):
+    """A training is that of stock Keras, and so is what the model then computes.
+
+    Args:
+        last: Is added to the labels of the last row that is trained with.
+    """
+    keras.config.set_floatx("float64")
+    keras.utils.clear_session(free_memory=False)
+    wanted, (x, y) = make(), data()
+    y[19] += last
+    words = {"batch_size": BATCH, "verbose": 0}
+    fits = {"epochs": EPOCHS, "shuffle": False, "validation_split": 0.3}
+    fits |= words | {"sample_weight": sample_weight}
+    history = wanted.fit(x, y, **fits).history
+    keras.utils.clear_session(free_memory=False)
+    got = fit(make, x, y, backend=backend, check_every=3, **fits, **options)
+    assert sorted(got.history) == sorted(history)
+    for key, values in history.items():
+        np.testing.assert_allclose(got.history[key], values, rtol=1e-11)
+    found = weights(got.model)
+    for (path, one), other in zip(found.items(), weights(wanted).values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=path)
+    assert_close(
+        evaluate(got.model, x, y, backend=backend, **words),
+        wanted.evaluate(x, y, **words),
     )
-
-
-CASES = [
-    cases.Case("clipped", clipped, cases.repeated, rows=(10, 7, 1), accumulate=2),
-    cases.Case("scaled", scaled, cases.overflowing, rows=(10,)),
-    cases.Case("embedded", embedded, cases.sentences, (10, 7, 3), replicas_matter=True),
-]
-# All on four ranks, by make test-equivalence.
-CHOSEN = CASES if RANKS > 2 else CASES[:1]
-on_four = pytest.mark.skipif(RANKS < 4, reason="on four ranks")
+    assert_close(
+        predict(got.model, x, backend=backend, **words), wanted.predict(x, **words)
+    )
 
 
 def model(optimizer=None):
@@ -126,25 +232,30 @@ if launch.launched():
         made.barrier()
 
     @on_four
-    def test_places_layers_on_devices_of_each_rank(reference):
+    @pytest.mark.parametrize("accumulate", [1, 2])
+    def test_places_layers_on_devices_of_each_rank(accumulate):
         backend = backends.get("native", backends.Options(model_parallel=2))
-        got = cases.train(CASES[0], backend, "float64", check_every=3)
-        assert differences(got, reference(CASES[0], "float64"), "float64") == []
+        assert_as_keras(lambda: of_words(averaged()), backend, accumulate=accumulate)
 
-    @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-    def test_trains_what_one_process_trains(case, backend, reference):
-        got = cases.train(case, backend, "float64", check_every=3)
-        wanted = reference(case, "float64", backend.replicas)
-        if backend.rank:  # parts are gathered on rank 0
-            wanted = {k: v for k, v in wanted.items() if k in got}
-        assert differences(got, wanted, "float64") == []
+    @pytest.mark.parametrize("name", CHOSEN)
+    def test_trains_what_keras_trains(name, backend):
+        make, options = CASES[name]
+        weight = np.linspace(0, 2, ROWS) if name == "masked" else None
+        last = np.inf if name == "scaled" else 0  # whose update is skipped
+        assert_as_keras(make, backend, weight, last, **options)
+
+    def test_all_ranks_skip_what_overflows_on_one(backend):
+        made = cases.built(lambda: of_words(scaled()), backend, SPEC)
+        gradient = tf.constant(np.inf if backend.tensor.part == 0 else 1.0)
+        assert not made.optimizer.check_finite([gradient])
+        assert made.optimizer.check_finite([tf.constant(1.0)])
 
     def test_keeps_its_shard(backend):
-        made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
+        made = cases.built(lambda: of_words(averaged()), backend, SPEC)
         table = made.layers[0].embeddings
-        assert abs(table.shape[0] - cases.WORDS / backend.tensor.parts) < 1
+        assert abs(table.shape[0] - WORDS / backend.tensor.parts) < 1
         parts = get_partition(made)
-        assert parts.shape_of(table) == (cases.WORDS, 4)
+        assert parts.shape_of(table) == (WORDS, 3)
         cut = [v for v in made.optimizer.variables if parts.shape_of(v)]
         assert (
             len(cut) == 3 * 7
@@ -211,17 +322,17 @@ if launch.launched():
             def on_train_batch_begin(self, batch, logs=None):
                 seen.setdefault("after", self.model.layers[0].get_weights()[0])
 
-        case, steps = CASES[0], 1
-        made = cases.built(clipped, backend, cases.spec_of(case.batch(0)))
+        steps = 1
+        made = cases.built(lambda: of_words(averaged()), backend, SPEC)
         hooks = Hooks(Doubling(), made, backend, {})
         hooks.agree()
         hooks.call("on_train_begin", (), {})
         hooks.call("on_train_batch_begin", (0, steps), 0, {})
         parts, table = get_partition(made), made.layers[0].embeddings
         whole = parts.gather(everywhere=True)[id(table)]
-        assert table.shape[0] < cases.WORDS
+        assert table.shape[0] < WORDS
         if backend.rank == 0:
-            assert seen["shape"] == (cases.WORDS, 4) == seen["before"].shape
+            assert seen["shape"] == (WORDS, 3) == seen["before"].shape
             assert_close(seen["after"], 2 * seen["before"])
             assert_close(whole, seen["after"])
         assert_close(np.asarray(table), parts.cut(table, whole))
@@ -242,13 +353,8 @@ if launch.launched():
 
 @pytest.mark.launches
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.matrix)])
-def test_on_ranks(ranks, reference, tmp_path, backends_by_name):
+def test_on_ranks(ranks, tmp_path, backends_by_name):
     groups = [parts for parts in (2, 4) if ranks % parts == 0]
-    for case in CASES if ranks > 2 else CHOSEN:
-        for parts in groups:
-            reference(case, "float64", ranks // parts)
-    for file in reference.folder.glob("*.npz"):
-        (tmp_path / file.name).symlink_to(file)
     keras.config.set_floatx("float64")
     single = backends_by_name("single")
     for parts in groups:

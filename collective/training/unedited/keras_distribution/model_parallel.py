@@ -1,7 +1,7 @@
 """A script's ``ModelParallel``: layers split over groups of ranks, by its ``LayoutMap``.
 
 A mesh of D x T devices is D replicas of T neighbouring ranks each. ``Dense`` and
-``Embedding`` are split where they are built (``variants.parallel.stock_layers``), as their
+``Embedding`` are split where they are built (``parallel.stock_layers``), as their
 layouts say. A layout that would split anything else, or otherwise, is refused there.
 """
 
@@ -16,9 +16,9 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import TensorParallel
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.parallel import stock_layers, variables
+from collective.training.parallel.layers import TensorParallelLayer
 from collective.training.unedited.job import DISTRIBUTION, Job
-from collective.training.variants.parallel import partition, stock_layers
-from collective.training.variants.parallel.layers import TensorParallelLayer
 
 Axes = tuple[str | None, ...]
 # By class of the layer: the variable with two axes, and that which is split with the columns.
@@ -85,7 +85,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
 
     A model without variables yet gets them as the current distribution says.
     """
-    parts = partition.parts_of(model)
+    parts = variables.parts_of(model)
     if parts is not None:
         return job.grouped[parts]
     axis = model_axis(keras_compat.current_distribution())
@@ -174,7 +174,7 @@ def _applying(job: Job, stock: Any) -> Any:
 def _refusing(job: Job, stock: Any, what: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not job.inside and partition.split_layers(self):
+        if not job.inside and variables.split_layers(self):
             raise _only_fit(what)
         return stock(self, *args, **kwargs)
 

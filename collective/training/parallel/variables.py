@@ -7,6 +7,7 @@ the first replica to the ranks with the same shard of other replicas.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -20,15 +21,10 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
-from collective.training.step.attachments import Attachment
-from collective.training.step.found import Found
-from collective.training.step.parts import Span, StepSums
-from collective.training.step.reduction import AllReduce
+from collective.training.parallel.layers import TensorParallelLayer
 from collective.training.variants.memory import partitioned
-from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.shards import Shard
 from collective.training.variants.memory.whole import ShardedVariables
-from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
 def check(model: keras.Model, partitioned_before: bool) -> None:
@@ -91,8 +87,15 @@ class SplitLayers(ShardedVariables):
             yield found
 
 
-class TensorParallelVariables(PartitionedVariables):
+class TensorParallelVariables(ShardedVariables):
     """Shards of large layers, and of the optimizer's variables for them.
+
+    Keras' optimizer updates a shard as if it were a whole variable. That is right where
+    it treats each element alone. Norms to clip by and the search for overflow of loss
+    scaling are those of whole gradients here.
+
+    It keeps no reference to the model (``collective.training.prepared`` finds it by the
+    model).
 
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
@@ -108,14 +111,18 @@ class TensorParallelVariables(PartitionedVariables):
             raise UsageError(
                 f"no layer of model {model.name!r} is split over the "
                 f"{self.group.parts} ranks of --tensor-parallel",
-                hint="take layers of collective.training.variants.parallel, made within "
+                hint="take layers of collective.training.parallel, made within "
                 "backend.scope() or by a function given to collective.training.fit; "
                 "--model transformer has some. With keras.distribution.ModelParallel: a "
                 "pattern in its LayoutMap that matches a variable's path",
             )
         slots = keras_compat.build_optimizer(model.optimizer, model.trainable_variables)
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
-        super().__init__(model, backend, shards)
+        every = [*model.variables, *model.optimizer.variables]
+        super().__init__(every, shards, backend)
+        self._weights = list(model.weights)
+        keras_compat.clip_shards(model.optimizer, self._summed_squares)
+        keras_compat.find_overflow(model.optimizer, self._is_finite_everywhere)
 
     @contextlib.contextmanager
     def whole(self, fetch: Callable[[], Values]) -> Iterator[Whole]:
@@ -128,60 +135,26 @@ class TensorParallelVariables(PartitionedVariables):
         for variable in self._sharded:
             variable.assign(self.group.follow(np.asarray(variable)))
 
-    def check(self, found: Found) -> None:
-        """Refuses layers that set variables, or assign them, in a forward pass."""
-        self._refuse([*found.overwritten, *found.assigned])
+    def count_parameters(self) -> int:
+        """Numbers in the weights of the whole model."""
+        return sum(math.prod(self.shape_of(v) or v.shape) for v in self._weights)
 
-    def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
-        """Inside ``run``: updates weights, whole ones and shards."""
-        gradients, _ = self._exchange_norms(gradients, connected)
-        variables = [self._trainable[i] for i in connected]
-        keras_compat.apply(self.optimizer, gradients, variables, self.backend.assign)
+    def _summed_squares(
+        self, squares: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> list[tf.Tensor]:
+        """Of whole gradients, from those of shards and of whole variables."""
+        is_cut = [self.shape_of(v) is not None for v in variables]
+        shards = [s for s, cut in zip(squares, is_cut, strict=True) if cut]
+        if not shards:
+            return list(squares)
+        wide = tf.stack([tf.cast(s, tf.float64) for s in shards])
+        sums = iter(tf.unstack(self.group.all_reduce(wide), len(shards)))
+        return [
+            tf.cast(next(sums), s.dtype) if cut else s
+            for s, cut in zip(squares, is_cut, strict=True)
+        ]
 
-    def finish(self) -> None:
-        """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.optimizer, self._trainable)
-
-    def _counts_in_norm(self, index: int) -> bool:
-        """Of a variable that all ranks of the group have whole, once a group."""
-        return id(self._trainable[index]) in self._shards or self.group.part == 0
-
-    def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
-        return self.group.all_reduce(numbers)
-
-
-class ByRank(AllReduce):
-    """An all-reduce, then what each rank of a replica has contributed.
-
-    The all-reduce sums over replicas; ranks of one replica have different totals.
-
-    Args:
-        dtype: As for ``AllReduce``.
-        group: The ranks of this replica (``Backend.tensor``).
-        attachments: Of ``StepSums.attached``.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        dtype: tf.DType,
-        group: Any,
-        attachments: Sequence[Attachment],
-    ):
-        super().__init__(backend, dtype)
-        self.group = group
-        self.attachments = attachments
-
-    def __call__(self, local: StepSums, found: Found) -> tuple[StepSums, Span]:
-        """Inside ``Backend.run``; the span is that of the all-reduce."""
-        total, span = super().__call__(local, found)
-        chosen = [place for place, a in enumerate(self.attachments) if a.per_rank]
-        tensors = [t for place in chosen for t in total.attached[place]]
-        columns = [total.not_finite[:, None], *tensors]
-        by_rank = self.group.by_rank(tf.concat(columns, axis=1))
-        pieces = tf.split(by_rank, [c.shape[1] for c in columns], axis=1)
-        attached = list(total.attached)
-        left = iter(pieces[1:])
-        for place in chosen:
-            attached[place] = [next(left) for _ in attached[place]]
-        return total._replace(not_finite=pieces[0][:, 0], attached=attached), span
+    def _is_finite_everywhere(self, finite: tf.Tensor) -> tf.Tensor:
+        """Whether the gradients of all ranks are, for all skip an update or none."""
+        bad = tf.cast(tf.logical_not(finite), tf.float32)
+        return tf.equal(self.group.all_reduce(bad), 0)

@@ -4,7 +4,7 @@ Tensor parallelism splits ``layers`` over ranks, and ``partition`` updates and g
 shards. Model parallelism puts layers on the devices of one process: ``placement``.
 """
 
-from collective.training.variants.parallel.layers import (
+from collective.training.parallel.layers import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,

@@ -13,7 +13,7 @@ import numpy as np
 
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
-from collective.training.variants.parallel.layers import (
+from collective.training.parallel.layers import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
