@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
@@ -31,6 +32,7 @@ from collective.training.partition.method import has_numbers, supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
+from collective.training.sharding.slots import ShardedSlots
 from collective.training.step import look_ups, xla
 from collective.training.step.attachments import Attachment
 from collective.training.step.draws import Draws
@@ -62,11 +64,6 @@ from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.variants.memory.recompute import recompute_blocks
-from collective.training.variants.memory.sharded_optimizer import (
-    ReduceScatter,
-    ShardedOptimizer,
-    WholeGradients,
-)
 from collective.training.variants.parallel.partition import ByRank
 from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
@@ -223,7 +220,6 @@ class Assembly:
         others = (
             self.virtual,
             prepared.hook,
-            prepared.partition,
             options.recompute,
             options.per_replica,
             options.jit_compile is True,
@@ -232,7 +228,15 @@ class Assembly:
             backend.rounds_to,
             model.run_eagerly,
         )
-        return is_possible(backend, data.spec) and not any(others)
+        chosen = is_possible(backend, data.spec) and not any(others)
+        if isinstance(prepared.partition, ShardedSlots) and not chosen:
+            raise UsageError(
+                "a sharded optimizer does not work with another option of this training "
+                f"({', '.join(sorted(self.features))}), or with its data or backend: its "
+                "step is not that of one traced graph",
+                hint=compatibility.FEATURES["shard_optimizer"].without,
+            )
+        return chosen
 
     def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""
@@ -396,8 +400,6 @@ def _exchange(
 ) -> Exchange:
     if virtual is not None:
         return TreeExchange(virtual, backend, dtype)
-    if isinstance(prepared.partition, ShardedOptimizer):
-        return ReduceScatter(backend, dtype, prepared.partition)
     if backend.tensor is not None:
         return ByRank(backend, dtype, backend.tensor, attachments)
     return AllReduce(backend, dtype)
@@ -411,9 +413,7 @@ def _update(
 ) -> Update:
     if prepared.partition is None:
         return KerasUpdate(prepared, backend, jit_compile)
-    if virtual is not None:
-        assert isinstance(prepared.partition, ShardedOptimizer)
-        return WholeGradients(prepared.partition)
+    assert not isinstance(prepared.partition, ShardedSlots)
     return prepared.partition
 
 
@@ -434,7 +434,7 @@ def can_evaluate(
 ) -> bool:
     """Whether the evaluation of a model can be partitioned."""
     model = prepared.model
-    others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
+    others: list[Any] = [backend.tensor, backend.stages]
     others += [model.run_eagerly, own_batches.trained_with(model)]
     return is_possible(backend, inputs.spec) and not any(others)
 

@@ -16,11 +16,9 @@ from collective.training.hooks.state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
-from collective.training.variables import dtype_of_sums
+from collective.training.sharding import slots
+from collective.training.variables import dtype_of_sums, optimizers_of
 from collective.training.variants.custom_step import building
-from collective.training.variants.custom_step.sharded import WithoutUpdates
-from collective.training.variants.memory import sharded_optimizer
-from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
 from collective.training.variants.parallel import partition
 from collective.training.variants.parallel.partition import TensorParallelVariables
 from collective.training.variants.parallel.placement import Placement
@@ -65,24 +63,16 @@ def prepare(
     before = get_prepared(model)
     shards, places = before.partition, before.placement
     if shard_optimizer:
-        sharded_optimizer.check(model, backend, shards is not None)
+        slots.check(backend)
     if backend.tensor is not None:
         partition.check(model, shards is not None)
-    whole = not shard_optimizer and backend.tensor is None and not backend.stages
-    if keras_compat.overrides(model, "train_step"):
-        hooks = keras_compat.Hooks()
-        if shard_optimizer or shards is not None:
-            hooks = WithoutUpdates(model.optimizer)
-        elif len(backend.local_replicas) > 1:
-            hooks = building.OnlyBuilds()
-        building.build(model, backend, spec, hooks)
-        if shard_optimizer:  # nor has the step's own code built it
-            sharded_optimizer.check(model, backend, shards is not None)
+    if shard_optimizer and shards is None:
+        with slots.sharded(optimizers_of(model), backend) as made:
+            _build_all(model, backend, spec, shards=True)
+        shards = made()
     else:
-        _build(model, backend, spec, optimizer=whole)
-    if shards is None and shard_optimizer:
-        shards = ShardedOptimizer(model, backend)
-    elif shards is None and backend.tensor is not None:
+        _build_all(model, backend, spec, shards is not None)
+    if shards is None and backend.tensor is not None:
         shards = TensorParallelVariables(model, backend)
     if places is None and backend.stages:
         places = Placement(model, backend.stages, micro_batch_rows)
@@ -91,6 +81,18 @@ def prepare(
         trainable = model.trainable_variables
         state = HookState(hook, trainable, dtype_of_sums(trainable), backend)
     return keep(model, shards, places, state)
+
+
+def _build_all(model: keras.Model, backend: Backend, spec: Batch, shards: bool) -> None:
+    """Makes all variables, but those of optimizers that are built for parts later."""
+    if not keras_compat.overrides(model, "train_step"):
+        parts = backend.tensor is not None or bool(backend.stages)
+        _build(model, backend, spec, optimizer=not parts)
+        return
+    hooks = keras_compat.Hooks()
+    if shards or len(backend.local_replicas) > 1:
+        hooks = building.OnlyBuilds()
+    building.build(model, backend, spec, hooks)
 
 
 def features_of(model: keras.Model) -> set[str]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
     from collective.training.hooks.state import HookState
+    from collective.training.sharding.slots import ShardedSlots
     from collective.training.variants.memory.partitioned import PartitionedVariables
     from collective.training.variants.parallel.placement import Placement
 
@@ -33,7 +34,7 @@ class PreparedModel:
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
     # The variables of which each rank has a shard; None: every rank has all of them.
-    partition: PartitionedVariables | None = None
+    partition: PartitionedVariables | ShardedSlots | None = None
     # On which device each layer is; None: all on the default device.
     placement: Placement | None = None
     # What a communication hook keeps between steps; None: there is no hook.
@@ -83,7 +84,7 @@ def _variables(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def get_partition(model: keras.Model) -> PartitionedVariables | None:
+def get_partition(model: keras.Model) -> PartitionedVariables | ShardedSlots | None:
     """The variables of which each rank has a shard; None if there are none."""
     return get_prepared(model).partition
 
@@ -95,7 +96,7 @@ def get_hook(model: keras.Model) -> HookState | None:
 
 def keep(
     model: keras.Model,
-    partition: PartitionedVariables | None,
+    partition: PartitionedVariables | ShardedSlots | None,
     placement: Placement | None,
     hook: HookState | None = None,
 ) -> PreparedModel:

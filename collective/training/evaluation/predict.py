@@ -353,7 +353,7 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
 
 def _can_be_partitioned(model: keras.Model, backend: Backend, spec: Batch) -> bool:
     prepared = get_prepared(model)
-    others = prepared.partition, prepared.placement, backend.tensor, backend.stages
+    others = prepared.placement, backend.tensor, backend.stages
     return is_possible(backend, spec) and not any((*others, model.run_eagerly))
 
 

@@ -12,7 +12,10 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.buckets import by_dtype
 from collective.tensorflow_ops.ranks import run_independently
+from collective.training.exchange import join
+from collective.training.partition import pieces
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
@@ -30,12 +33,26 @@ _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 class Exchange(Protocol):
     """What an emitted graph asks of the other ranks, inside of the graph."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which piece of an ``Owned`` tensor this process has, of how many."""
+        ...
+
+    def reduce(
+        self,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        scattered: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
         """The sum (maximum, ...) of each tensor over all ranks.
 
         Args:
             kind: sum, max, min, prod, any or all.
             tensors: Of the same shapes and dtypes on every rank.
+            scattered: More, of whose sums this rank gets its piece; see ``pieces``.
+
+        Returns:
+            The sums of ``tensors``, then the pieces.
         """
         ...
 
@@ -51,9 +68,16 @@ class Exchange(Protocol):
 class OneProcess:
     """An exchange with nobody: all replicas are in this process."""
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    place = 0, 1
+
+    def reduce(
+        self,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        scattered: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
         """The tensors."""
-        return list(tensors)
+        return [*tensors, *(tf.reshape(tensor, [-1]) for tensor in scattered)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -70,7 +94,17 @@ class BackendExchange:
     def __init__(self, backend: Backend):
         self._backend = backend
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    @property
+    def place(self) -> tuple[int, int]:
+        """As ``Exchange``."""
+        return self._backend.rank, self._backend.size
+
+    def reduce(
+        self,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        scattered: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
             return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
@@ -83,7 +117,29 @@ class BackendExchange:
             sums = sum_tensors(self._backend, sent, [])
             for i, summed in zip(places, sums, strict=True):
                 results[i] = _arrived(summed, tensors[i].dtype)
-        return results
+        with tf.control_dependencies(results):
+            return [*results, *self._scatter(scattered)]
+
+    def _scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """This rank's pieces of the sums: half the bytes of the sums."""
+        found = list(tensors)
+        part, parts = self.place
+        before: list[tf.Tensor] = []
+        for group in by_dtype(tensors, alone=pieces.LARGE):
+            dtype = tensors[group[0]].dtype
+            rows = [
+                pieces.as_rows(_carried(tensors[i], _carrier(dtype)), parts)
+                for i in group
+            ]
+            assert isinstance(self._backend, ShardCollectives)
+            with tf.control_dependencies(before):
+                own = self._backend.reduce_scatter(join(rows, axis=1))
+            before = [own]
+            split = tf.split(own, [row.shape[1] for row in rows])
+            for i, piece in zip(group, split, strict=True):
+                length = pieces.lengths(tensors[i].shape, parts)[part]
+                found[i] = _arrived(piece[:length], dtype)
+        return found
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """As ``Exchange``, of any dtype that can be summed."""
@@ -113,12 +169,17 @@ class TimedExchange(BackendExchange):
         self._start: tf.Tensor | None = None
         self._stop: tf.Tensor | None = None
 
-    def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(
+        self,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        scattered: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return super().reduce(kind, tensors)
+            return super().reduce(kind, tensors, scattered)
         if self._start is None:
-            with tf.control_dependencies(tensors):
+            with tf.control_dependencies([*tensors, *scattered]):
                 self._start = now()
             if self._backend.overlaps:
                 run_independently(self._start)  # a bucket would wait for all gradients
@@ -129,9 +190,11 @@ class TimedExchange(BackendExchange):
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
-            results = super().reduce(kind, tensors)
+            results = super().reduce(kind, tensors, scattered)
         else:
-            *results, place = super().reduce(kind, [*tensors, self._located(tensors)])
+            located = self._located([*scattered, *tensors])
+            results = super().reduce(kind, [located, *tensors], scattered)
+            place, *results = results
             with tf.control_dependencies(finite.check(place, number, self._backend)):
                 results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):

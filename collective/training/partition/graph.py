@@ -43,7 +43,8 @@ class Value:
             a matrix a tuple of tuples.
         users: The nodes that read it.
         layout: How it lies over the replicas.
-        is_needed_whole: Of a partial value: whether a node needs it whole.
+        is_needed_whole: Of a partial value: whether a node needs it in another layout.
+        is_read_owned: Whether all that read it take the piece of their rank.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Value:
         "index",
         "is_handle",
         "is_needed_whole",
+        "is_read_owned",
         "layout",
         "node",
         "shape",
@@ -75,7 +77,7 @@ class Value:
         self.const: np.ndarray | None = None
         self.sizes: Any = None
         self.layout: Layout = WHOLE
-        self.is_needed_whole = False
+        self.is_needed_whole = self.is_read_owned = False
         self.shape = self.static_shape()
 
     def static_shape(self) -> Shape:

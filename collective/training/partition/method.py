@@ -6,6 +6,7 @@ The method is traced once, for batches of any length; see
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from collective.training.partition.layouts import ROWS, SUM, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
+from collective.training.sharding.slots import ShardedSlots
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of
 from collective.training.traced import traced
@@ -40,6 +42,7 @@ class PartitionedMethod:
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces a process cuts its rows, to save memory.
         fixed_rows: The rows of every batch, where the model takes no other number.
+        slots: Variables of which each rank stores a piece.
     """
 
     def __init__(
@@ -50,11 +53,14 @@ class PartitionedMethod:
         expected_rows: int | None = None,
         micro_batches: int = 1,
         fixed_rows: int | None = None,
+        slots: ShardedSlots | None = None,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
-        self.source = traced(function).get_concrete_function(*rows)
+        with contextlib.nullcontext() if slots is None else slots.stood_in():
+            self.source = traced(function).get_concrete_function(*rows)
+        owned = None if slots is None else slots.handles
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -64,7 +70,7 @@ class PartitionedMethod:
         known = Rows.unknown(expected_rows)
         if fixed_rows is not None:
             known = Rows(fixed_rows, fixed_rows)
-        self.partition = Partition(self.source, layouts, known)
+        self.partition = Partition(self.source, layouts, known, owned)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:

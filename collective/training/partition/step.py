@@ -22,6 +22,7 @@ from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.report import ReturnedLayout
 from collective.training.prepared import PreparedModel
+from collective.training.sharding.slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
@@ -68,12 +69,16 @@ class PartitionedStep:
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
         # By the name of a gradient's tensor: the path of its variable.
         self._gradients: dict[str, str] = {}
+        slots = prepared.partition
+        assert slots is None or isinstance(slots, ShardedSlots)
+        self._slots = slots
         self._method = PartitionedMethod(
             _with_loss(self.model, method, self._gradients),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
             fixed_rows=keras_compat.fixed_rows(self.model),
+            slots=slots,
         )
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
@@ -82,9 +87,10 @@ class PartitionedStep:
         if seed is not None:
             keras_compat.reseed(captured_variables(self.graph), seed)
         if method == "train_step":
-            register_outside_variables(
-                prepared, backend, self._method.source, writes=True
-            )
+            with contextlib.nullcontext() if slots is None else slots.stood_in():
+                register_outside_variables(
+                    prepared, backend, self._method.source, writes=True
+                )
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
         signature = without_none(spec), tf.TensorSpec([], tf.int64)
@@ -125,7 +131,12 @@ class PartitionedStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+        optimizer, slots = self.model.optimizer, self._slots
+        whole: Any = contextlib.nullcontext()
+        if slots is not None and keras_compat.core_optimizer(optimizer).use_ema:
+            whole = slots.whole(lambda: slots.gather(everywhere=True))
+        with whole:
+            keras_compat.finish(optimizer, self.model.trainable_variables)
 
     @property
     def paths(self) -> list[str]:

@@ -49,7 +49,6 @@ from collective.training.variants.custom_step.look_ups import LookUpHooks
 from collective.training.variants.custom_step.own_batches import OwnBatchHooks
 from collective.training.variants.custom_step.pieces import PieceStep
 from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
-from collective.training.variants.custom_step.sharded import ShardedUpdate
 from collective.training.variants.custom_step.share import Share
 from collective.training.variants.memory.recompute import recomputed
 from collective.training.variants.virtual.pieces import VirtualReplicas
@@ -115,9 +114,7 @@ class CustomStep:
                 hooks = functools.partial(LookUpHooks, set())
             self.local = LocalStep(*call, hooks)
         self.local.inline = len(backend.local_replicas) > 1
-        if self.partition is not None and method == "train_step":
-            self.local.apply_by = ShardedUpdate(prepared, self.sums)
-        elif self.local.inline:
+        if self.local.inline:
             self.local.apply_by = self._apply_sums
         self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
@@ -207,11 +204,8 @@ class CustomStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        if self.partition is not None:
-            self.partition.finish()
-        else:
-            optimizer, variables = self.model.optimizer, self.model.trainable_variables
-            keras_compat.finish(optimizer, variables)
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        keras_compat.finish(optimizer, variables)
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of one replica, inside ``Backend.run``; returns the report."""

@@ -22,8 +22,8 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.step.found import Found
 from collective.training.step.look_ups import values_of, with_values
-from collective.training.variants.memory.shards import Shard
-from collective.training.variants.memory.whole import ShardedVariables
+from collective.training.sharding.shards import Shard
+from collective.training.sharding.whole import ShardedVariables
 
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
 ELEMENTWISE = {

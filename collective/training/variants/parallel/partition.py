@@ -26,8 +26,8 @@ from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import AllReduce
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
-from collective.training.variants.memory.shards import Shard
-from collective.training.variants.memory.whole import ShardedVariables
+from collective.training.sharding.shards import Shard
+from collective.training.sharding.whole import ShardedVariables
 from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
