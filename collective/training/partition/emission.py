@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.buckets import by_dtype
+from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import pieces
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value

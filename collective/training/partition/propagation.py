@@ -224,6 +224,9 @@ def pull_back(graph: Graph, rows: Rows) -> None:
     for node in reversed(graph.nodes):
         for value in node.outputs:
             value.is_read_owned = value not in returned and _is_read_owned(value)
+        if node.type == "IdentityN":
+            _pull_through(node, returned)
+            continue
         found = OWNED_RULES.get(node.type)
         if node.is_stateful or not node.outputs or found is None:
             continue
@@ -234,6 +237,17 @@ def pull_back(graph: Graph, rows: Rows) -> None:
         plan = found(node, [seen(value) for value in node.inputs], rows)
         if plan is not None and list(plan.outputs) == [OWNED]:
             node.plan, node.outputs[0].layout = plan, OWNED
+
+
+def _pull_through(node: Node, returned: set[Value]) -> None:
+    """Of many tensors handed on, those of which pieces alone are read, or nothing."""
+    layouts = list(node.plan.outputs)
+    for place, value in enumerate(node.outputs):
+        is_unread = not value.users and value not in returned
+        is_array = value.is_static and bool(value.shape) and not value.is_handle
+        if layouts[place] == WHOLE and is_array and (is_unread or value.is_read_owned):
+            layouts[place] = value.layout = OWNED
+    node.plan = Plan(layouts, layouts)
 
 
 def _is_read_owned(value: Value) -> bool:

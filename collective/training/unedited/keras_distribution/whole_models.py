@@ -16,8 +16,8 @@ import keras
 
 from collective.training.keras_compat import entry_points
 from collective.training.prepared import get_partition
-from collective.training.unedited.job import WHOLE, Job
 from collective.training.sharding.whole import ShardedVariables
+from collective.training.unedited.job import WHOLE, Job
 from collective.training.variants.parallel.partition import SplitLayers, parts_of
 
 _METHODS = (

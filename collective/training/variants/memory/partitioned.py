@@ -20,10 +20,10 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.step.found import Found
-from collective.training.step.look_ups import values_of, with_values
 from collective.training.sharding.shards import Shard
 from collective.training.sharding.whole import ShardedVariables
+from collective.training.step.found import Found
+from collective.training.step.look_ups import values_of, with_values
 
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
 ELEMENTWISE = {

@@ -20,14 +20,14 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
+from collective.training.sharding.shards import Shard
+from collective.training.sharding.whole import ShardedVariables
 from collective.training.step.attachments import Attachment
 from collective.training.step.found import Found
 from collective.training.step.parts import Span, StepSums
 from collective.training.step.reduction import AllReduce
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
-from collective.training.sharding.shards import Shard
-from collective.training.sharding.whole import ShardedVariables
 from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
