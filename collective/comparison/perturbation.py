@@ -35,7 +35,11 @@ def apply(name: str) -> None:
         return cut(self, own, total, replica, exchange)
 
     def perturbed(
-        self: BackendExchange, kind: str, values: Values, gradients: Gradients = NONE
+        self: BackendExchange,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
     ) -> list[tf.Tensor]:
         sent = list(values)
         places = [
@@ -48,7 +52,7 @@ def apply(name: str) -> None:
             changed = wrong(mine, shares[-1], self._backend)
             for i, tensor in zip(places, changed, strict=True):
                 sent[i] = [tensor]
-        return reduce(self, kind, sent, gradients)
+        return reduce(self, kind, sent, gradients, scattered)
 
     BackendExchange.reduce = perturbed  # type: ignore[method-assign]
     PartitionedMethod._cut = noting  # type: ignore[method-assign]

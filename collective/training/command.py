@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -105,11 +106,13 @@ def run(
             evaluation = Evaluation(get_prepared(model), backend, inputs)
             test = result.afterwards(evaluation)
         parts = get_prepared(model).partition
+        with contextlib.nullcontext() if parts is None else parts.whole_shapes():
+            parameters = model.count_params()
         summary = Summary.of(
             dataclasses.asdict(job),
             result,
             test,
-            parts.count_parameters() if parts else model.count_params(),
+            parameters,
             len(data.train),
         )
 

@@ -117,7 +117,7 @@ def fit(
         jit_compile: Accepted for scripts that have it: XLA does not compile a step that
             sums over ranks, and a line says so.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
-            see ``collective.training.variants.memory.sharded_optimizer``.
+            see ``collective.training.sharding``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
             it, and all outputs say so; see ``collective.training.compression``.

@@ -19,11 +19,10 @@ from collective.training.parallel.placement import Placement
 from collective.training.parallel.variables import TensorParallelVariables
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
+from collective.training.sharding import slots
 from collective.training.step.rows import Rows, packed, rows_of
 from collective.training.traced import traced
-from collective.training.variables import dtype_of_sums
-from collective.training.variants.memory import sharded_optimizer
-from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
+from collective.training.variables import dtype_of_sums, optimizers_of
 
 
 class ModelMisfit(UsageError):
@@ -65,17 +64,16 @@ def prepare(
     before = get_prepared(model)
     shards, places = before.partition, before.placement
     if shard_optimizer:
-        sharded_optimizer.check(model, backend, shards is not None)
+        slots.check(backend)
     if backend.tensor is not None:
         tensor_variables.check(model, shards is not None)
-    whole = not shard_optimizer and backend.tensor is None and not backend.stages
-    if keras_compat.overrides(model, "train_step"):
-        _build_by_step(model, backend, spec)
+    if shard_optimizer and shards is None:
+        with slots.sharded(optimizers_of(model), backend) as made:
+            _build_all(model, backend, spec)
+        shards = made()
     else:
-        _build(model, backend, spec, optimizer=whole)
-    if shards is None and shard_optimizer:
-        shards = ShardedOptimizer(model, backend)
-    elif shards is None and backend.tensor is not None:
+        _build_all(model, backend, spec)
+    if shards is None and backend.tensor is not None:
         shards = TensorParallelVariables(model, backend)
     if places is None and backend.stages:
         places = Placement(model, backend.stages, micro_batch_rows)
@@ -84,6 +82,15 @@ def prepare(
         trainable = model.trainable_variables
         state = HookState(hook, trainable, dtype_of_sums(trainable), backend)
     return keep(model, shards, places, state)
+
+
+def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
+    """Makes all variables, but those of optimizers that are built for parts later."""
+    if keras_compat.overrides(model, "train_step"):
+        _build_by_step(model, backend, spec)
+    else:
+        parts = backend.tensor is not None or bool(backend.stages)
+        _build(model, backend, spec, optimizer=not parts)
 
 
 def features_of(model: keras.Model) -> set[str]:
@@ -161,7 +168,8 @@ def _build_by_step(model: keras.Model, backend: Backend, spec: Batch) -> None:
 
     with backend.scope():
         try:
-            traced(step).get_concrete_function(rows_of(spec))
+            with keras_compat.only_builds():
+                traced(step).get_concrete_function(rows_of(spec))
         except UsageError:
             raise
         except Exception as error:

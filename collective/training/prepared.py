@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # this room knows no variant
     from collective.training.compression.state import HookState
     from collective.training.parallel.placement import Placement
     from collective.training.parallel.variables import TensorParallelVariables
-    from collective.training.variants.memory.partitioned import PartitionedVariables
+    from collective.training.sharding.slots import ShardedSlots
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PreparedModel:
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
     # The variables of which each rank has a shard; None: every rank has all of them.
-    partition: PartitionedVariables | TensorParallelVariables | None = None
+    partition: ShardedSlots | TensorParallelVariables | None = None
     # On which device each layer is; None: all on the default device.
     placement: Placement | None = None
     # What a communication hook keeps between steps; None: there is no hook.
@@ -95,7 +95,7 @@ def _variables(model: keras.Model) -> dict[str, Any]:
 
 def get_partition(
     model: keras.Model,
-) -> PartitionedVariables | TensorParallelVariables | None:
+) -> ShardedSlots | TensorParallelVariables | None:
     """The variables of which each rank has a shard; None if there are none."""
     return get_prepared(model).partition
 
@@ -107,7 +107,7 @@ def get_hook(model: keras.Model) -> HookState | None:
 
 def keep(
     model: keras.Model,
-    partition: PartitionedVariables | TensorParallelVariables | None,
+    partition: ShardedSlots | TensorParallelVariables | None,
     placement: Placement | None,
     hook: HookState | None = None,
 ) -> PreparedModel:

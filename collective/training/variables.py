@@ -42,14 +42,18 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     Of a model with its own ``train_step``, the state of all optimizers that it holds.
     """
     prepared = get_prepared(model)
-    optimizers = [model.optimizer]
-    if keras_compat.overrides(model, "train_step"):
-        optimizers += keras_compat.other_optimizers(model)
     return [
         *prepared.trainable,
         *prepared.state,
-        *(v for optimizer in optimizers for v in optimizer.variables),
+        *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
     ]
+
+
+def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
+    """That of ``compile``; of a model with its own ``train_step``, all that it holds."""
+    if keras_compat.overrides(model, "train_step"):
+        return [model.optimizer, *keras_compat.other_optimizers(model)]
+    return [model.optimizer]
 
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:

@@ -197,34 +197,34 @@ def count_atomically(optimizer: keras.Optimizer) -> None:
         each.iterations.assign_add = each.iterations.value.assign_add
 
 
-def build_for_shards(
-    optimizer: keras.Optimizer,
-    variables: Sequence[keras.Variable],
-    lengths: Sequence[int],
-) -> tuple[list[keras.Variable], list[tuple[keras.Variable, int]]]:
-    """Builds an optimizer on vectors, the flat shards of variables.
+@contextlib.contextmanager
+def variables_seen(
+    optimizers: Iterable[keras.Optimizer],
+    on_made: Callable[[keras.Variable], None],
+) -> Iterator[None]:
+    """Inside, a function is called with each variable that optimizers make."""
 
-    Args:
-        lengths: Elements of each one's shard.
+    def seeing(track: Callable[[Any], None]) -> Callable[[Any], None]:
+        def tracked(variable: Any) -> None:
+            track(variable)
+            on_made(variable)
 
-    Returns:
-        The shards, zero; and the optimizer's variables that are shaped as a shard, each
-        with the index of that shard.
-    """
-    core = core_optimizer(optimizer)
-    excluded: set[int] = getattr(core, "_exclude_from_weight_decay", set())
-    shards = []
-    for variable, length in zip(variables, lengths, strict=True):
-        shard = keras.Variable(
-            "zeros", shape=(length,), dtype=variable.dtype, name=variable.name
-        )
-        shard._path = variable.path  # names slots, and excludes from weight decay
-        if core._var_key(variable) in excluded:
-            excluded.add(core._var_key(shard))
-        shards.append(shard)
-    indices = {id(shard): i for i, shard in enumerate(shards)}
-    slots = build_optimizer(optimizer, shards)
-    return shards, [(slot, indices[id(shard)]) for slot, shard in slots]
+        return tracked
+
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            for single in {
+                id(o): o for o in (optimizer, core_optimizer(optimizer))
+            }.values():
+                new = seeing(single._track_variable)
+                stack.enter_context(replacing(single, "_track_variable", new))
+        yield
+
+
+def replace_value(variable: keras.Variable, value: tf.Tensor) -> None:
+    """Gives a variable a value of another shape."""
+    kept = tf.Variable(value, trainable=False, name=variable.name, dtype=variable.dtype)
+    variable._value, variable._shape = kept, tuple(kept.shape)
 
 
 def build_optimizer(
@@ -379,3 +379,24 @@ def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
 
     with replacing(optimizer, "apply", apply):
         yield
+
+
+@contextlib.contextmanager
+def only_builds() -> Iterator[None]:
+    """Inside, optimizers apply nothing; those that would have are built at its end."""
+    noted: list[tuple[keras.Optimizer, list[Any]]] = []
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        variables = trainable_variables
+        if variables is None:
+            variables = core_optimizer(self)._trainable_variables
+        noted.append((self, list(variables)))
+
+    with contextlib.ExitStack() as stack:
+        for kind in optimizers_with_apply():
+            stack.enter_context(replacing(kind, "apply", apply))
+        yield
+    for optimizer, variables in noted:
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)

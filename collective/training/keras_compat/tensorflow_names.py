@@ -15,6 +15,7 @@ from tensorflow.python.ops import (
     control_flow_v2_func_graphs,
     gen_functional_ops,
     handle_data_util,
+    resource_variable_ops,
 )
 
 # Graphs of the functions of loops and branches.
@@ -137,6 +138,13 @@ def inferred_shapes(
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
     """Gives a handle the shape and dtype of what another one stands for."""
     handle_data_util.copy_handle_data(source, target)
+
+
+def stand_in(shape: Sequence[int], dtype: str) -> tf.Variable:
+    """A variable without a value, to trace what reads and writes it."""
+    return resource_variable_ops.UninitializedVariable(
+        trainable=False, shape=tf.TensorShape(shape), dtype=tf.as_dtype(dtype)
+    )
 
 
 def shape_of_variable(handle: tf.Tensor) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ from collective.backends import tensor_group
 from collective.backends.tensor_group import TensorGroup
 from collective.errors import UsageError
 from collective.training.input.plan import share
-from collective.training.variants.memory.shards import AxisShard
+from collective.training.sharding.shards import AxisShard
 
 # Regularizers whose penalty of the whole is the sum of the shards' penalties.
 SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)

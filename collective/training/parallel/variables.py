@@ -22,9 +22,39 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.variants.memory import partitioned
-from collective.training.variants.memory.shards import Shard
-from collective.training.variants.memory.whole import ShardedVariables
+from collective.training.sharding.shards import Shard
+from collective.training.sharding.whole import ShardedVariables
+
+# Those that treat each element alone. Not: Adafactor, Lamb and Muon.
+_ELEMENTWISE = {
+    getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
+        *("Nadam", "Ftrl", "Lion"),
+    )
+}
+
+
+def _check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None:
+    """Refuses, before the model is built, an optimizer that cannot update shards.
+
+    Args:
+        option: The option that asks for shards.
+        partitioned: Whether an earlier training has partitioned its variables already.
+    """
+    optimizer = keras_compat.core_optimizer(model.optimizer)
+    if type(optimizer) not in _ELEMENTWISE:
+        names = sorted(kind.__name__ for kind in _ELEMENTWISE)
+        raise UsageError(
+            f"optimizer {type(optimizer).__name__} is not known to treat each element "
+            "of a variable alone, so it cannot be sharded",
+            hint=f"drop {option}, or take one of {', '.join(names)}",
+        )
+    if optimizer.built and not partitioned:
+        raise UsageError(
+            "the optimizer has been built with whole variables already",
+            hint="compile the model with a new optimizer before collective.training.fit",
+        )
 
 
 def check(model: keras.Model, partitioned_before: bool) -> None:
@@ -33,7 +63,7 @@ def check(model: keras.Model, partitioned_before: bool) -> None:
     Args:
         partitioned_before: Whether an earlier training has partitioned the model.
     """
-    partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
+    _check_optimizer(model, "--tensor-parallel", partitioned_before)
 
 
 def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:

@@ -14,11 +14,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.buckets import by_dtype
 from collective.training.keras_compat.tensorflow_names import copy_operation
+from collective.training.partition import pieces
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
+    OWNED,
     SUM,
     WHOLE,
     Layout,
@@ -27,7 +30,7 @@ from collective.training.partition.layouts import (
     Shape,
     Sharded,
 )
-from collective.training.partition.propagation import Plan, is_whole
+from collective.training.partition.propagation import Plan, is_single, is_whole
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, gathered, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
@@ -40,13 +43,18 @@ class Traffic:
         self.sums: list[list[Value]] = []  # value by value, message by message
         self.gathers: list[Value] = []
         self.in_groups = 0  # collectives of the program itself, in a tensor group
+        # What each rank has a piece of, and all need whole.
+        self.joins: list[Value] = []
+        # What is summed for its pieces alone.
+        self.scattered: list[Value] = []
         # Whether variables are written, and whether that is before the last exchange.
         self.writes = self.writes_early = False
 
     @property
     def exchanges(self) -> int:
         """How often something is exchanged."""
-        return len(self.sums) + len(self.gathers) + self.in_groups
+        there = len(self.sums) + len(self.gathers) + len(self.joins)
+        return there + self.in_groups
 
 
 class Emission:
@@ -215,9 +223,15 @@ class Emission:
                 return self._remade(node, value)
             self._pending[value] = have
             return None
+        is_at_hand = (value, WHOLE) in self._forms
+        if layout == OWNED and have == SUM and value.is_read_owned and not is_at_hand:
+            self._pending[value] = OWNED
+            return None
         whole = self.get(value, WHOLE)
         if whole is None:
             return None
+        if layout == OWNED:
+            return [pieces.cut(whole[0], *self.exchange.place)]
         if isinstance(layout, Sharded):
             return [self._slice_of(value, layout) for _ in self._each()]
         assert layout == SUM, layout
@@ -330,27 +344,39 @@ class Emission:
                 by_kind.setdefault(layout.kind, []).append(value)
         if self.attached and not self._is_attached_sent:
             by_kind.setdefault("sum", [])
+        scattered = [v for v, layout in pending.items() if self._scatters(v, layout)]
+        if scattered:
+            by_kind.setdefault("sum", [])
         for kind, values in by_kind.items():
             # Scalars behind gradients, of which the first that is not finite is named.
             values.sort(key=lambda value: value.rank == 0)
             parts = [self._forms[value, Partial(kind)] for value in values]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
+            owned = [] if kind != "sum" else scattered
             gradients = {
                 i: value.variable
                 for i, value in enumerate(values)
                 if value.variable is not None
             }
             with self._in_order():
-                totals = self.exchange.reduce(
-                    kind, [*parts, *([t] for t in more)], gradients
+                results = self.exchange.reduce(
+                    kind,
+                    [*parts, *([t] for t in more)],
+                    gradients,
+                    [self._forms[value, SUM] for value in owned],
                 )
+            totals = results[: len(parts)]
+            owned_parts = results[len(parts) + len(more) :]
             if more:
-                self.attached, self._is_attached_sent = totals[len(parts) :], True
-                totals = totals[: len(parts)]
-            self.traffic.sums.append(values)
-            self._note(totals)
+                self.attached = results[len(parts) : len(parts) + len(more)]
+                self._is_attached_sent = True
+            self.traffic.sums.append([*owned, *values])
+            self.traffic.scattered += owned
+            self._note(results)
             for value, total in zip(values, totals, strict=True):
                 self.put(value, WHOLE, [total])
+            for value, part in zip(owned, owned_parts, strict=True):
+                self.put(value, OWNED, [part])
         for value, layout in pending.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
@@ -358,6 +384,27 @@ class Emission:
                 self.traffic.gathers.append(value)
                 self._note([whole])
                 self.put(value, WHOLE, [whole])
+        self._join([v for v, layout in pending.items() if v.layout == layout == OWNED])
+
+    def _join(self, values: Sequence[Value]) -> None:
+        """Gathers what each rank has a piece of, together where it is small."""
+        own = [self._forms[value, OWNED][0] for value in values]
+        _, parts = self.exchange.place
+        for group in by_dtype(own, alone=pieces.LARGE // parts):
+            sent = own[group[0]]
+            if len(group) > 1:
+                sent = tf.concat([own[i] for i in group], 0)
+            with self._in_order():
+                gathered_pieces = self.exchange.gather(sent)
+            shapes = [values[i].shape for i in group]
+            wholes = pieces.joined(gathered_pieces, shapes, parts)
+            self._note(wholes)
+            for i, whole in zip(group, wholes, strict=True):
+                self.traffic.joins.append(values[i])
+                self.put(values[i], WHOLE, [whole])
+
+    def _scatters(self, value: Value, layout: Layout) -> bool:
+        return layout == OWNED and value.layout == SUM
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -443,7 +490,7 @@ class Emission:
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
             return True
-        once = plan.is_whole
+        once = plan.is_single
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
         for replica in self._each():
@@ -461,7 +508,7 @@ class Emission:
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
         ):
-            self.put(value, layout, tensors[:1] if is_whole(layout) else tensors)
+            self.put(value, layout, tensors[:1] if is_single(layout) else tensors)
         self._made[node.number] = made
         return True
 
@@ -496,6 +543,9 @@ class Emission:
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:
     """Tells TensorFlow the sizes that are numbers."""
     assert value.shape is not None
+    if layout == OWNED:
+        tensor.set_shape([None])
+        return
     sizes: list[int | None] = [
         None if isinstance(size, Size) else size for size in value.shape
     ]

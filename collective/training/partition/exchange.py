@@ -12,7 +12,10 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.buckets import by_dtype
 from collective.tensorflow_ops.ranks import run_independently
+from collective.training.exchange import join
+from collective.training.partition import pieces
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
@@ -40,8 +43,17 @@ NONE: Gradients = {}
 class Exchange(Protocol):
     """What an emitted graph asks of the other ranks, inside of the graph."""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which piece of an ``Owned`` tensor this process has, of how many."""
+        ...
+
     def reduce(
-        self, kind: str, values: Values, gradients: Gradients = NONE
+        self,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
     ) -> list[tf.Tensor]:
         """The sum (maximum, ...) of each value over all replicas of all ranks.
 
@@ -49,6 +61,10 @@ class Exchange(Protocol):
             kind: sum, max, min, prod, any or all.
             values: Of the same shapes and dtypes on every rank.
             gradients: Which of them are gradients, whose sums may be rounded.
+            scattered: More values, of whose sums this rank gets its piece; see ``pieces``.
+
+        Returns:
+            The sums of ``values``, then the pieces.
         """
         ...
 
@@ -64,11 +80,18 @@ class Exchange(Protocol):
 class OneProcess:
     """An exchange with nobody: all replicas are in this process."""
 
+    place = 0, 1
+
     def reduce(
-        self, kind: str, values: Values, gradients: Gradients = NONE
+        self,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
     ) -> list[tf.Tensor]:
         """Those of the replicas of this process."""
-        return [combined(kind, parts) for parts in values]
+        sums = [combined(kind, parts) for parts in values]
+        return [*sums, *(tf.reshape(combined(kind, p), [-1]) for p in scattered)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -91,21 +114,34 @@ class BackendExchange:
         self._backend = backend
         self.tree = None if virtual is None else Tree(virtual, backend)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """As ``Exchange``."""
+        return self._backend.rank, self._backend.size
+
     def reduce(
-        self, kind: str, values: Values, gradients: Gradients = NONE
+        self,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
     ) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
             gathered = (self.gather(tf.stack(parts)) for parts in values)
             return [_REDUCE[kind](whole, axis=0) for whole in gathered]
-        return self._sums(values, gradients)
+        results = self._sums(values, gradients)
+        if not scattered:
+            return results
+        with tf.control_dependencies(results):
+            return [*results, *self._scatter(scattered)]
 
     def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
         results: dict[int, tf.Tensor] = {}
-        by_dtype: dict[tf.DType, list[int]] = {}
+        by_carrier: dict[tf.DType, list[int]] = {}
         for place, parts in enumerate(values):
-            by_dtype.setdefault(_carrier(parts[0].dtype), []).append(place)
-        for carrier, places in by_dtype.items():
+            by_carrier.setdefault(_carrier(parts[0].dtype), []).append(place)
+        for carrier, places in by_carrier.items():
             sent = [[_carried(t, carrier) for t in values[i]] for i in places]
             if self.tree is not None and carrier.is_floating:
                 sums = self.tree.total(sent)
@@ -116,6 +152,31 @@ class BackendExchange:
             for i, summed in zip(places, sums, strict=True):
                 results[i] = _arrived(summed, values[i][0].dtype)
         return [results[i] for i in range(len(values))]
+
+    def _scatter(self, values: Values) -> list[tf.Tensor]:
+        """This rank's pieces of the sums: half the bytes of the sums."""
+        part, parts = self.place
+        if self.tree is not None:
+            sums = self._sums(values, NONE)
+            return [pieces.cut(total, part, parts) for total in sums]
+        tensors = [combined("sum", of_one) for of_one in values]
+        found = list(tensors)
+        before: list[tf.Tensor] = []
+        for group in by_dtype(tensors, alone=pieces.LARGE):
+            dtype = tensors[group[0]].dtype
+            rows = [
+                pieces.as_rows(_carried(tensors[i], _carrier(dtype)), parts)
+                for i in group
+            ]
+            assert isinstance(self._backend, ShardCollectives)
+            with tf.control_dependencies(before):
+                own = self._backend.reduce_scatter(join(rows, axis=1))
+            before = [own]
+            split = tf.split(own, [row.shape[1] for row in rows])
+            for i, piece in zip(group, split, strict=True):
+                length = pieces.lengths(tensors[i].shape, parts)[part]
+                found[i] = _arrived(piece[:length], dtype)
+        return found
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """As ``Exchange``, of any dtype that can be summed."""
@@ -160,13 +221,17 @@ class TimedExchange(BackendExchange):
         self._stop: tf.Tensor | None = None
 
     def reduce(
-        self, kind: str, values: Values, gradients: Gradients = NONE
+        self,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
     ) -> list[tf.Tensor]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return super().reduce(kind, values, gradients)
+            return super().reduce(kind, values, gradients, scattered)
         if self._start is None:
-            with tf.control_dependencies(tf.nest.flatten(values)):
+            with tf.control_dependencies(tf.nest.flatten([*values, *scattered])):
                 self._start = now()
             if self._backend.overlaps:
                 run_independently(self._start)  # a bucket would wait for all gradients
@@ -177,10 +242,11 @@ class TimedExchange(BackendExchange):
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
-            results = super().reduce(kind, values, gradients)
+            results = super().reduce(kind, values, gradients, scattered)
         else:
-            sent = [*values, [self._located(values)]]
-            *results, place = super().reduce(kind, sent, gradients)
+            located = [self._located([*scattered, *values])]
+            results = super().reduce(kind, [*values, located], gradients, scattered)
+            place = results.pop(len(values))
             if self._backend.tensor is not None:  # a row for each rank, then
                 place = self._backend.tensor.by_rank(place[:, None])[:, 0]
             with tf.control_dependencies(

@@ -26,6 +26,12 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
         f"{len(traffic.sums)} sums of {len(sums)} tensors, {_bytes(sums, partition)} a step",
         f"{len(traffic.gathers)} gathers, {_bytes(traffic.gathers, partition)} a step",
     ]
+    if traffic.joins:
+        lines.append(
+            f"{len(traffic.joins)} tensors joined of the pieces that ranks own, "
+            f"{_bytes(traffic.joins, partition)} a step; {len(traffic.scattered)} summed "
+            f"in pieces, {_bytes(traffic.scattered, partition)} a step"
+        )
     for value in traffic.gathers:
         readers = sorted({node.type for node in value.users})
         lines.append(

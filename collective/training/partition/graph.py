@@ -44,7 +44,8 @@ class Value:
         users: The nodes that read it.
         variable: The variable whose gradient it is, where that is known; else None.
         layout: How it lies over the replicas.
-        is_needed_whole: Of a partial value: whether a node needs it whole.
+        is_needed_whole: Of a partial value: whether a node needs it in another layout.
+        is_read_owned: Whether all that read it take the piece of their rank.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Value:
         "index",
         "is_handle",
         "is_needed_whole",
+        "is_read_owned",
         "layout",
         "node",
         "shape",
@@ -78,7 +80,7 @@ class Value:
         self.const: np.ndarray | None = None
         self.sizes: Any = None
         self.layout: Layout = WHOLE
-        self.is_needed_whole = False
+        self.is_needed_whole = self.is_read_owned = False
         self.shape = self.static_shape()
 
     def static_shape(self) -> Shape:

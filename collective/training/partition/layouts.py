@@ -4,6 +4,7 @@
     Sharded(axis, blocks)  each replica has its rows' part of one axis
     Partial(kind)          the value is the sum (maximum, ...) over replicas
     Listed(element)        a list of tensors that each have a layout
+    Owned()                each process has a piece of the flat tensor, whatever its rows
 
 An axis that is sharded has ``sum(blocks) * rows`` places: one block behind the other, as
 after a concatenation of batches. Of each block ``k`` a replica has the ``k * own``
@@ -91,9 +92,22 @@ class Listed:
         return f"list of {self.element}"
 
 
-Layout = Replicated | Sharded | Partial | Listed
+@dataclass(frozen=True)
+class Owned:
+    """Each process has a piece of the flat tensor: state that is not held by all.
+
+    The pieces follow from the number of elements and the ranks alone (``pieces``). A
+    variable of which a rank stores its piece has a handle of this layout.
+    """
+
+    def __repr__(self) -> str:
+        return "owned"
+
+
+Layout = Replicated | Sharded | Partial | Listed | Owned
 
 WHOLE = Replicated()
+OWNED = Owned()
 SUM = Partial("sum")
 ROWS = Sharded(0)
 

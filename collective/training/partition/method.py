@@ -6,6 +6,7 @@ The method is traced once, for batches of any length; see
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -27,6 +28,7 @@ from collective.training.partition.layouts import ROWS, SUM, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
+from collective.training.sharding.slots import ShardedSlots
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of
 from collective.training.traced import traced
@@ -44,6 +46,7 @@ class PartitionedMethod:
         fixed_rows: The rows of every batch, where the model takes no other number.
         whole_gradients: Whether gradients of variables are summed as such, and not what
             is computed of them.
+        slots: Variables of which each rank stores a piece.
     """
 
     def __init__(
@@ -55,15 +58,18 @@ class PartitionedMethod:
         micro_batches: int = 1,
         fixed_rows: int | None = None,
         whole_gradients: bool = False,
+        slots: ShardedSlots | None = None,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
         noted: list[tuple[Any, tf.Tensor]] = []
-        with keras_compat.record_gradients(noted):
+        stands_in = contextlib.nullcontext() if slots is None else slots.stood_in()
+        with keras_compat.record_gradients(noted), stands_in:
             self.source = traced(function).get_concrete_function(*rows)
         # Those that are computed in the graph itself, not in a loop or branch.
         self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
+        owned = None if slots is None else slots.handles
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -76,7 +82,7 @@ class PartitionedMethod:
         known = dataclasses.replace(known, whole_gradients=whole_gradients)
         # Of variables that share a gradient, the first.
         by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
-        self.partition = Partition(self.source, layouts, known, by_name)
+        self.partition = Partition(self.source, layouts, known, by_name, owned)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:

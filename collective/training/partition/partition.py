@@ -23,7 +23,7 @@ from collective.training.partition import shapes as shapes
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import read
-from collective.training.partition.layouts import WHOLE, Layout
+from collective.training.partition.layouts import OWNED, WHOLE, Layout
 from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
 from collective.training.partition.shares import Share
 
@@ -48,6 +48,8 @@ class Partition:
         layouts: Of its arguments, one for each tensor; ``Sharded(0)`` has rows.
         rows: What is known of the rows of a batch.
         gradients: By the name of a tensor: the variable whose gradient it is.
+        owned: By the ``id`` of the handle of a variable that it was traced with: the handle
+            of the one with this rank's piece.
     """
 
     @_many_objects()
@@ -57,13 +59,18 @@ class Partition:
         layouts: Sequence[Layout],
         rows: Rows,
         gradients: Mapping[str, Any] | None = None,
+        owned: Mapping[int, tf.Tensor] | None = None,
     ):
         self.function = function
         self.rows = rows
         self.graph = read(function.graph, gradients)
         self._arguments = len(layouts)
-        captured = len(self.graph.inputs) - len(layouts)
-        self.layouts = [*layouts, *[WHOLE] * captured]
+        self._owned = owned or {}
+        captured = [
+            OWNED if id(outer) in self._owned else WHOLE
+            for outer, _ in function.graph.captures
+        ]
+        self.layouts = [*layouts, *captured]
         try:
             propagate(self.graph, self.layouts, rows)
         except NeedsWholeLists:
@@ -99,7 +106,10 @@ class Partition:
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
         emission.attached = list(attached)
-        captured = [[outer] for outer, _ in self.function.graph.captures]
+        captured = [
+            [self._owned.get(id(outer), outer)]
+            for outer, _ in self.function.graph.captures
+        ]
         for value, layout, tensors in zip(
             self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
         ):

@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import (
+    OWNED,
     SUM,
     WHOLE,
     Layout,
@@ -59,9 +61,9 @@ class Plan:
     joint: Callable[[Any, list[Any]], tuple[list[Any], tf.Operation]] | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing in it differs between replicas."""
-        return all(is_whole(lay) for lay in (*self.inputs, *self.outputs) if lay)
+    def is_single(self) -> bool:
+        """Whether nothing in it differs between the replicas of a process."""
+        return all(is_single(lay) for lay in (*self.inputs, *self.outputs) if lay)
 
 
 def is_whole(layout: Layout) -> bool:
@@ -69,6 +71,11 @@ def is_whole(layout: Layout) -> bool:
     if isinstance(layout, Listed):
         return layout.element is None or is_whole(layout.element)
     return isinstance(layout, Replicated)
+
+
+def is_single(layout: Layout) -> bool:
+    """Whether all replicas of a process have one tensor."""
+    return layout == OWNED or is_whole(layout)
 
 
 @dataclass(frozen=True)
@@ -98,14 +105,16 @@ class NeedsWholeLists(Exception):
 
 #: By type of operation.
 RULES: dict[str, Rule] = {}
+#: Of operations with an input that is ``Owned``; else such inputs are taken whole.
+OWNED_RULES: dict[str, Rule] = {}
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
+def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
     """Declares the rule of some types of operations."""
 
     def add(function: Rule) -> Rule:
         for name in types:
-            RULES[name] = function
+            table[name] = function
         return function
 
     return add
@@ -184,6 +193,7 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
             if isinstance(value.layout, Partial) and layout not in (None, value.layout):
                 value.is_needed_whole = True
+    pull_back(graph, rows)
 
 
 def seen(value: Value) -> Layout:
@@ -205,8 +215,69 @@ def seen(value: Value) -> Layout:
     return layout
 
 
+def pull_back(graph: Graph, rows: Rows) -> None:
+    """Has a rank compute its piece alone of what is read in pieces alone.
+
+    Such are the gradient's square of an optimizer with sharded slots, and the gradient
+    itself, whose sum is then scattered.
+    """
+    if not any(OWNED in node.plan.inputs for node in graph.nodes):
+        return
+    returned = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            value.is_read_owned = value not in returned and _is_read_owned(value)
+        if node.type == "IdentityN":
+            _pull_through(node, returned)
+            continue
+        found = OWNED_RULES.get(node.type)
+        if node.is_stateful or not node.outputs or found is None:
+            continue
+        if not all(v.is_read_owned for v in node.outputs):
+            continue
+        if not all(lay == WHOLE for lay in (*node.plan.inputs, *node.plan.outputs)):
+            continue
+        plan = found(node, [seen(value) for value in node.inputs], rows)
+        if plan is not None and list(plan.outputs) == [OWNED]:
+            node.plan, node.outputs[0].layout = plan, OWNED
+
+
+def _pull_through(node: Node, returned: set[Value]) -> None:
+    """Of many tensors handed on, those of which pieces alone are read, or nothing."""
+    layouts = list(node.plan.outputs)
+    for place, value in enumerate(node.outputs):
+        is_unread = not value.users and value not in returned
+        is_array = value.is_static and bool(value.shape) and not value.is_handle
+        if layouts[place] == WHOLE and is_array and (is_unread or value.is_read_owned):
+            layouts[place] = value.layout = OWNED
+    node.plan = Plan(layouts, layouts)
+
+
+def _is_read_owned(value: Value) -> bool:
+    wanted = [
+        layout
+        for node in set(value.users)
+        for read, layout in zip(node.inputs, node.plan.inputs, strict=True)
+        if read is value and layout is not None
+    ]
+    return bool(wanted) and all(layout == OWNED for layout in wanted)
+
+
 def _planned(node: Node, rows: Rows) -> Plan:
     layouts = [seen(value) for value in node.inputs]
+    if OWNED in layouts and not node.bodies:
+        of_owned = OWNED_RULES.get(node.type)
+        plan = None if of_owned is None else of_owned(node, layouts, rows)
+        if plan is not None:
+            return plan
+        if any(v.is_handle and v.layout == OWNED for v in node.inputs):
+            raise UsageError(
+                f"{node.type} reads or writes a part of a variable of which each rank "
+                "stores a piece, and has no rule for pieces",
+                hint="drop --shard-optimizer, or take an optimizer that updates whole "
+                "variables",
+            )
+        layouts = [WHOLE if layout == OWNED else layout for layout in layouts]
     found = RULES.get(node.type)
     plan = None if found is None else found(node, layouts, rows)
     if plan is None:

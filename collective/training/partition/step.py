@@ -25,6 +25,7 @@ from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
+from collective.training.sharding.slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
@@ -70,6 +71,8 @@ class PartitionedStep:
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
         self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
+        parts = prepared.partition
+        self._slots = slots = parts if isinstance(parts, ShardedSlots) else None
         self._method = PartitionedMethod(
             _with_loss(prepared, method),
             spec,
@@ -77,6 +80,7 @@ class PartitionedStep:
             micro_batches=micro_batches,
             fixed_rows=keras_compat.fixed_rows(self.model),
             whole_gradients=bool(backend.rounds_to or prepared.hook),
+            slots=slots,
         )
         # Of a training with a communication hook: what it keeps.
         self._hook = prepared.hook if method == "train_step" else None
@@ -89,9 +93,10 @@ class PartitionedStep:
         if seed is not None:
             keras_compat.reseed(captured_variables(self.graph), seed)
         if method == "train_step":
-            register_outside_variables(
-                prepared, backend, self._method.source, writes=True
-            )
+            with contextlib.nullcontext() if slots is None else slots.stood_in():
+                register_outside_variables(
+                    prepared, backend, self._method.source, writes=True
+                )
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
         if self._hook is not None:
@@ -134,7 +139,12 @@ class PartitionedStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+        optimizer, slots = self.model.optimizer, self._slots
+        whole: Any = contextlib.nullcontext()
+        if slots is not None and keras_compat.core_optimizer(optimizer).use_ema:
+            whole = slots.whole(lambda: slots.gather(everywhere=True))
+        with whole:
+            keras_compat.finish(optimizer, self.model.trainable_variables)
 
     @property
     def paths(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""Sharded optimizer state: the same model, from a part of the memory on each rank.
+"""A sharded optimizer: the model of one process, from a part of the memory on each rank.
 
 Plain, this file starts itself on the ranks of a backend, which compare what they have
-trained with what one process has; and it goes on from the checkpoint they leave.
+trained with what Keras trains in one process; and it goes on from the checkpoint they leave.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras import ops
 
 from collective.backends import Options
 from collective.backends.single import SingleBackend
@@ -19,55 +21,85 @@ from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.prepared import get_partition
 from tests import launch
-from tests.training import cases, small
-from tests.training.cases import CASES, differences
+from tests.training import small
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/memory/test_sharding.py"
 EARLY, ALL = 9, 14  # steps, in the second and in the third epoch
+KINDS = keras.optimizers
+AVERAGED = {"use_ema": True, "ema_momentum": 0.8}
 
 
-def constrained():
-    """What acts on whole variables, and on the same way as one process has it."""
-    constraint = keras.constraints.MaxNorm(0.5)
-    layers = [
-        keras.Input((cases.FEATURES,)),
-        keras.layers.Dense(7, "tanh", kernel_constraint=constraint),
-        keras.layers.Dense(cases.CLASSES),
-    ]
-    optimizer = keras.optimizers.AdamW(
-        0.02,
-        global_clipnorm=0.1,
-        weight_decay=0.1,
-        use_ema=True,
-        ema_momentum=0.8,
-        ema_overwrite_frequency=4,
-    )
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    return cases.compiled(keras.Sequential(layers), optimizer)
+class Odd(keras.Optimizer):
+    """Reads its slots in every way that has a rule for pieces, and in some that have none."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.slots = self.add_optimizer_variables(variables, "slot", "ones")
+
+    def update_step(self, gradient, variable, learning_rate):
+        slot = self.slots[self._get_variable_index(variable)]
+        read = ops.convert_to_tensor(slot)
+        flat = ops.reshape(read, (-1,))
+        sizes = [ops.max(flat), ops.min(read), ops.mean(read), tf.nn.l2_loss(read)]
+        some = ops.cast(ops.any(read > 1.0), read.dtype) + ops.cast(
+            ops.all(read > 0.0), read.dtype
+        )
+        of_rows = ops.mean(read, axis=-1, keepdims=True)  # takes it whole
+        turned = ops.transpose(ops.square(ops.transpose(read)))
+        step = ops.where(gradient > 0, read, -read) * of_rows + 0.1 * turned
+        step = step + sum(sizes) * 0.01 + some * 0.001
+        row = ops.arange(read.shape[-1], dtype=read.dtype)
+        self.assign(slot, 0.9 * read + ops.abs(gradient) + 0.01 * row)
+        self.assign_sub(variable, learning_rate * (step + slot))
 
 
-def scaled_and_clipped():
-    inner = keras.optimizers.Adam(0.01, clipnorm=0.05)
-    return keras.optimizers.LossScaleOptimizer(
-        inner, initial_scale=1024.0, dynamic_growth_steps=8
-    )
-
-
-CHOSEN = [
-    cases.Case("constrained", constrained, accumulate=2),
-    cases.Case(
-        "scaled-and-clipped",
-        cases.mlp(scaled_and_clipped),
-        cases.overflowing,
-        rows=(10,),
+OPTIMIZERS = {
+    "adam": lambda: KINDS.Adam(0.02, amsgrad=True),
+    "adamw": lambda: KINDS.AdamW(0.02, weight_decay=0.1, **AVERAGED),
+    "momentum": lambda: KINDS.SGD(0.1, momentum=0.9, nesterov=True),
+    "lamb": lambda: KINDS.Lamb(0.02),
+    "adafactor": lambda: KINDS.Adafactor(0.02),
+    "clipnorm": lambda: KINDS.Adam(0.02, clipnorm=0.05),
+    "global-clipnorm": lambda: KINDS.Adam(0.02, global_clipnorm=0.05),
+    "averages": lambda: KINDS.RMSprop(0.02, ema_overwrite_frequency=4, **AVERAGED),
+    "accumulation": lambda: KINDS.Adam(0.02, gradient_accumulation_steps=3),
+    "scaled": lambda: KINDS.LossScaleOptimizer(
+        KINDS.Adam(0.02, clipnorm=0.05), initial_scale=1024.0, dynamic_growth_steps=4
     ),
-    *(
-        c
-        for c in CASES
-        if c.name in ("weighted-mean", "subclassed", "accumulate-empty-replica")
-    ),
-]
+    "odd": lambda: Odd(0.001),
+}
+
+
+def of_everything():
+    """Look-ups, state of layers, a constraint, and slots that no rank can halve."""
+    keras.utils.set_random_seed(3)
+    given = keras.Input((4,), dtype="int32")
+    x = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(given))
+    limit = keras.constraints.MaxNorm(0.5)
+    x = keras.layers.Dense(5, "tanh", kernel_constraint=limit)(x)
+    x = keras.layers.BatchNormalization()(x)
+    model = keras.Model(given, keras.layers.Dense(1)(x))
+    model.compile(KINDS.Adam(0.02), "mse", metrics=["mae"])
+    return model
+
+
+def of_everything_rows():
+    rng = np.random.default_rng(4)
+    return rng.integers(0, 7, (23, 4)).astype("int32"), rng.normal(size=(23, 1))
+
+
+def by_keras(model, rows):
+    """Weights and the optimizer's variables after Keras' own training."""
+    model.fit(*rows, batch_size=small.BATCH, epochs=2, shuffle=False, verbose=0)
+    return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+
+def whole(model):
+    """The same of a model whose slots are in pieces. Every rank calls it."""
+    gathered = get_partition(model).gather(everywhere=True)
+    variables = (*model.weights, *model.optimizer.variables)
+    return [gathered.get(id(v), np.array(v)) for v in variables]
 
 
 def trained(backend, folder, steps, **more):
@@ -88,30 +120,43 @@ def assert_close(got, wanted):
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+def assert_same(backend, make, rows, **more):
+    """A sharded optimizer trains what Keras trains."""
+    keras.config.set_floatx("float64")
+    wanted = small.on_rank_zero(backend, lambda: by_keras(make(), rows))
+    keras.utils.clear_session(free_memory=False)
+    words = {"epochs": 2, "shuffle": False, "shard_optimizer": True} | more
+    model = small.train(backend, model=make, data=rows, **words).model
+    for got, value in zip(whole(model), wanted, strict=True):
+        assert_close(got, value)
+    return model
+
+
 if launch.launched():
 
     @pytest.fixture
     def backend(backends_by_name):
         return backends_by_name(os.environ[launch.BACKEND])
 
-    @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-    def test_trains_what_one_process_trains(case, backend, reference):
-        got = cases.train(case, backend, "float64", shard=True)
-        wanted = reference(case, "float64")
-        if backend.rank:  # parts are gathered on rank 0
-            wanted = {k: v for k, v in wanted.items() if k in got}
-        assert differences(got, wanted, "float64") == []
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_trains_what_keras_trains(name, backend):
+        keras.config.set_floatx("float64")
+        model = assert_same(backend, small.model(OPTIMIZERS[name]), small.rows())
+        parts = get_partition(model)
+        slots = [v for v in model.optimizer.variables if parts.shape_of(v)]
+        held = sum(int(np.prod(v.shape)) for v in slots)
+        total = sum(int(np.prod(parts.shape_of(v))) for v in slots)
+        assert slots and abs(held - total / backend.size) <= len(slots)
 
-    def test_keeps_its_shard(backend):
-        spec = cases.spec_of(CHOSEN[0].batch(0))
-        model = cases.built(CHOSEN[0].model, backend, spec, shard=True)
-        shards = get_partition(model)
-        for variable in model.optimizer.variables:
-            whole = shards.shape_of(variable)
-            if whole is not None:
-                assert variable.shape == (-(-int(np.prod(whole)) // backend.size),)
-        kept = [v for v in model.optimizer.variables if shards.shape_of(v)]
-        assert len(kept) == 3 * len(model.trainable_variables)
+    @pytest.mark.parametrize("pieces", [1, 2])
+    def test_beside_look_ups_and_layers_with_state(pieces, backend):
+        assert_same(backend, of_everything, of_everything_rows(), accumulate=pieces)
+
+    def test_gradients_are_summed_in_pieces(backend, monkeypatch, caplog):
+        monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
+        with caplog.at_level("INFO", logger="collective"):
+            small.train(backend, steps=1, shard_optimizer=True)
+        assert backend.rank or "4 summed in pieces" in caplog.text
 
     def test_checkpoints_are_whole(backend, reference):
         keras.config.set_floatx("float64")
@@ -134,20 +179,18 @@ if launch.launched():
         ),
     ],
 )
-def test_on_ranks(name, ranks, reference, tmp_path, backends_by_name):
-    pytest.importorskip("mpi4py")
-    for case in CHOSEN:
-        reference(case, "float64")
-    for file in reference.folder.glob("*.npz"):
-        (tmp_path / file.name).symlink_to(file)
+def test_on_ranks(name, ranks, tmp_path, backends_by_name):
     keras.config.set_floatx("float64")
     single = backends_by_name("single")
     trained(single, tmp_path / "by-one", EARLY)
     wanted = trained(single, tmp_path / "wanted", ALL)
     np.save(tmp_path / "by-one.npy", wanted)
     ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=280)
-    assert ended.passed() == len(CHOSEN) + 2 + len(REFUSED)
+    assert ended.passed() == len(OPTIMIZERS) + 4 + OF_ONE_PROCESS
     assert_close(trained(single, tmp_path / f"by-{name}", ALL), wanted)
+
+
+OF_ONE_PROCESS = 3
 
 
 class Several(SingleBackend):
@@ -162,19 +205,34 @@ def alone():
     return SingleBackend(Options(), Environment())
 
 
-REFUSED = {
-    "replicas in one process": (Several, keras.optimizers.Adam),
-    "treat each element": (alone, keras.optimizers.Lamb),
-    "built with whole": (alone, keras.optimizers.Adam),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refuses_what_cannot_be_sharded(message):
-    make_backend, optimizer = REFUSED[message]
-    model = small.model(optimizer)()
-    if message == "built with whole":
-        model.optimizer.build(model.trainable_variables)
-    with pytest.raises(UsageError, match=message) as caught:
-        small.train(make_backend(), model=model, shard_optimizer=True)
+def test_refuses_several_replicas_in_a_process():
+    with pytest.raises(UsageError, match="replicas in one process") as caught:
+        small.train(Several(), shard_optimizer=True)
     assert caught.value.exit_code == 2
+
+
+def test_takes_an_optimizer_that_has_trained_before():
+    model, other = small.model()(), small.model()()
+    for each, sharded in ((model, True), (other, False)):
+        each.fit(*small.rows(), verbose=0, shuffle=False)
+        small.train(alone(), model=each, steps=2, shard_optimizer=sharded)
+    for got, wanted in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+class LooksUp(keras.optimizers.SGD):
+    """Reads rows of a slot's variable."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        slot = self.momentums[self._get_variable_index(variable)]
+        first = tf.gather(slot.value, [0])
+        self.assign_sub(variable, learning_rate * (gradient + first[0]))
+
+
+def test_refuses_what_has_no_rule_for_pieces():
+    with pytest.raises(UsageError, match="ResourceGather reads or writes a part"):
+        small.train(
+            alone(),
+            model=small.model(lambda: LooksUp(0.1, momentum=0.9)),
+            shard_optimizer=True,
+        )

@@ -15,6 +15,7 @@ from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.emission import Emission
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import (
+    OWNED,
     SUM,
     WHOLE,
     Layout,
@@ -27,6 +28,7 @@ from collective.training.partition.propagation import (
     NeedsWholeLists,
     Plan,
     Rows,
+    is_single,
     is_whole,
     propagate,
     rule,
@@ -71,9 +73,9 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
         kind = tensorflow_names.LoopBody
-        made_body = _function(emission, body, now, now, kind)
+        made_body = _function(emission, body, inputs, now, now, kind)
         kind = tensorflow_names.LoopCondition
-        made_condition = _function(emission, condition, now, [WHOLE], kind)
+        made_condition = _function(emission, condition, inputs, now, [WHOLE], kind)
         exchanges = emission.traffic.exchanges > count
         extras = _share_captures([made_body, made_condition])
         made_body.outputs += made_body.inputs[len(made_body.inputs) - len(extras) :]
@@ -111,12 +113,12 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
         kind = tensorflow_names.Branch
+        (index,), *rest = inputs
         functions = [
-            _function(emission, body, inside, made, kind) for body in node.bodies
+            _function(emission, body, rest, inside, made, kind) for body in node.bodies
         ]
         stateful = not node.type.startswith("Stateless")
         stateful = stateful or emission.traffic.exchanges > count
-        (index,), *rest = inputs
         if is_if:
             functions.reverse()  # the branch of false is number 0
             index = tf.cast(_truth(index), tf.int32)
@@ -247,6 +249,7 @@ def _is_of(symbol: Any, value: Value) -> bool:
 def _function(
     emission: Emission,
     graph: Graph,
+    given: Sequence[list[tf.Tensor]],
     layouts: Sequence[Layout],
     wanted: Sequence[Layout],
     kind: Any,
@@ -266,10 +269,10 @@ def _function(
             emission,
         )
         inputs = [vector]
-        for value, layout in zip(graph.inputs, layouts, strict=True):
+        for value, layout, outer in zip(graph.inputs, layouts, given, strict=True):
             tensors = [
-                _placeholder(value, layout)
-                for _ in range(1 if is_whole(layout) else count)
+                _placeholder(value, layout, outer[0])
+                for _ in range(1 if is_single(layout) else count)
             ]
             inputs += tensors
             inner.put(value, layout, tensors)
@@ -281,7 +284,12 @@ def _function(
     return function
 
 
-def _placeholder(value: Value, layout: Layout) -> tf.Tensor:
+def _placeholder(value: Value, layout: Layout, outer: tf.Tensor) -> tf.Tensor:
+    if layout == OWNED:
+        made = tf.compat.v1.placeholder(value.dtype, outer.shape)
+        if value.is_handle:  # of a variable that holds a piece
+            tensorflow_names.copy_handle_data(outer, made)
+        return made
     shape: Any = None
     if value.is_handle:
         shape = value.source.shape
@@ -329,7 +337,7 @@ def _unflat(
     """For each layout, a tensor for each replica, or one for all."""
     rest, found = list(tensors), []
     for layout in layouts:
-        count = 1 if is_whole(layout) else len(emission.share.own)
+        count = 1 if is_single(layout) else len(emission.share.own)
         found.append(rest[:count])
         rest = rest[count:]
     return found

@@ -167,9 +167,10 @@ _MORE = [
 
 elementwise(*_MORE)
 alike(*_ONE)
+EACH_ELEMENT = (*_ONE, *_MORE)
 
 
-@rule(*_ONE, *_MORE)
+@rule(*EACH_ELEMENT)
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The result lies as the largest sharded operand does."""
     if layouts and all(isinstance(lay, Listed) for lay in layouts):

@@ -17,8 +17,8 @@ import keras
 from collective.training.keras_compat import entry_points
 from collective.training.parallel.variables import SplitLayers, parts_of
 from collective.training.prepared import get_partition
+from collective.training.sharding.whole import ShardedVariables
 from collective.training.unedited.job import WHOLE, Job
-from collective.training.variants.memory.whole import ShardedVariables
 
 _METHODS = (
     (keras.layers.Layer, "get_weights"),

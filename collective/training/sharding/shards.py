@@ -3,23 +3,24 @@
 Both kinds of shard know the ``shape`` of the whole variable, ``cut`` this rank's shard out
 of a whole value and, called by every rank outside ``run``, ``gather`` the whole value.
 
-``FlatShard`` cuts a variable as a flat vector: the optimizer's state, which is updated
-element by element. ``AxisShard`` cuts along one axis: the weights of a tensor-parallel
+``FlatShard`` cuts a variable as a flat vector: the optimizer's state. ``AxisShard`` cuts along one axis: the weights of a tensor-parallel
 layer, which multiplies with its shard.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
 from collective.backends.tensor_group import TensorGroup
 from collective.training.input.plan import share
+from collective.training.partition import pieces
+from collective.training.traced import traced
 
 
 class AxisShard:
@@ -55,55 +56,49 @@ class AxisShard:
         return share(self.shape[self.axis], self.group.part, self.group.parts)
 
 
+class Gather:
+    """``Backend.gather_rows`` of pieces, outside ``run``.
+
+    Args:
+        backend: One with a replica in each process.
+    """
+
+    def __init__(self, backend: Backend):
+        assert isinstance(backend, ShardCollectives)
+        self.backend = backend
+        self._by_dtype: dict[tf.DType, Any] = {}
+
+    def __call__(self, piece: tf.Tensor) -> tf.Tensor:
+        """Called by every rank."""
+        backend = self.backend
+        if piece.dtype not in self._by_dtype:
+            self._by_dtype[piece.dtype] = traced(
+                lambda own: backend.run(backend.gather_rows, (own,)),
+                input_signature=[tf.TensorSpec([None], piece.dtype)],
+            )
+        return self._by_dtype[piece.dtype](piece)
+
+
 class FlatShard:
-    """Equal pieces of the flat variable; the last one is padded with zeros.
+    """Pieces of the flat variable; their lengths differ by one at most.
 
     Args:
         shape: Of the whole variable.
-        backend: One with a replica in each process.
-        all_gather: ``Backend.all_gather``, to be called outside ``run``.
+        gather: Of the backend.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        backend: Backend,
-        all_gather: Callable[[tf.Tensor], tf.Tensor],
-    ):
+    def __init__(self, shape: Sequence[int], gather: Gather):
         self.shape = tuple(shape)
-        self.backend = backend
-        self._all_gather = all_gather
-
-    @property
-    def length(self) -> int:
-        """Elements of a shard."""
-        return -(-math.prod(self.shape) // self.backend.replicas)
+        self._gather = gather
 
     def cut(self, whole: Any) -> tf.Tensor:
-        """This rank's piece: ``[length]``."""
-        return self.cut_for(tf.convert_to_tensor(whole), self.backend.rank)
-
-    def cut_for(self, whole: tf.Tensor, rank: Any) -> tf.Tensor:
-        """A row of ``rows``, without computing the others."""
-        length = self.length
-        own = tf.reshape(whole, [-1])[rank * length : (rank + 1) * length]
-        return tf.ensure_shape(tf.pad(own, [[0, length - tf.shape(own)[0]]]), [length])
-
-    def rows(self, whole: tf.Tensor) -> tf.Tensor:
-        """The shards of all ranks: ``[replicas, length]``."""
-        ranks, length = self.backend.replicas, self.length
-        padding = length * ranks - math.prod(self.shape)
-        flat = tf.pad(tf.reshape(whole, [-1]), [[0, padding]])
-        return tf.reshape(flat, [ranks, length])
-
-    def join(self, rows: tf.Tensor) -> tf.Tensor:
-        """The inverse of ``rows``."""
-        flat = tf.reshape(rows, [-1])[: math.prod(self.shape)]
-        return tf.reshape(flat, self.shape)
+        """This rank's piece: one axis."""
+        backend = self._gather.backend
+        return pieces.cut(whole, backend.rank, backend.size)
 
     def gather(self, shard: Any) -> tf.Tensor:
         """The pieces of all ranks, joined."""
-        return self.join(self._all_gather(tf.convert_to_tensor(shard)))
+        return tf.reshape(self._gather(tf.convert_to_tensor(shard)), self.shape)
 
 
 Shard = AxisShard | FlatShard

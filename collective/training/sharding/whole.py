@@ -16,7 +16,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
-from collective.training.variants.memory.shards import Shard
+from collective.training.sharding.shards import Shard
 
 
 class ShardedVariables:
