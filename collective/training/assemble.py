@@ -27,7 +27,7 @@ from collective.training.hooks.exchange import HookExchange, HookUpdate
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
-from collective.training.partition.method import has_numbers, supports
+from collective.training.partition.method import supports
 from collective.training.partition.step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
@@ -232,7 +232,7 @@ class Assembly:
             backend.rounds_to,
             model.run_eagerly,
         )
-        return is_possible(backend, data.spec) and not any(others)
+        return is_possible(backend) and not any(others)
 
     def log(self, plan: StepPlan, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""
@@ -423,10 +423,10 @@ def has_own_step(prepared: PreparedModel) -> bool:
     return any(keras_compat.overrides(prepared.model, method) for method in own)
 
 
-def is_possible(backend: Backend, spec: Batch) -> bool:
-    """Whether a method of a model can be partitioned for batches on a backend."""
+def is_possible(backend: Backend) -> bool:
+    """Whether a method of a model can be partitioned on a backend."""
     wanted = os.environ.get("COLLECTIVE_PARTITION", "1") != "0"
-    return wanted and supports(backend) and has_numbers(spec)
+    return wanted and supports(backend)
 
 
 def can_evaluate(
@@ -436,7 +436,7 @@ def can_evaluate(
     model = prepared.model
     others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
     others += [model.run_eagerly, own_batches.trained_with(model)]
-    return is_possible(backend, inputs.spec) and not any(others)
+    return is_possible(backend) and not any(others)
 
 
 def make_evaluation(

@@ -322,7 +322,7 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     key = backend, repr(spec), optimizer
     of_model = _predictors.setdefault(model, {})
     if key not in of_model:
-        if _can_be_partitioned(model, backend, spec):
+        if _can_be_partitioned(model, backend):
             of_model[key] = _Predictor(_partitioned(model, backend, spec), [], True)
             return of_model[key]
         found = weakref.ref(model)  # else the entry would keep the model alive
@@ -351,10 +351,10 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     return of_model[key]
 
 
-def _can_be_partitioned(model: keras.Model, backend: Backend, spec: Batch) -> bool:
+def _can_be_partitioned(model: keras.Model, backend: Backend) -> bool:
     prepared = get_prepared(model)
     others = prepared.partition, prepared.placement, backend.tensor, backend.stages
-    return is_possible(backend, spec) and not any((*others, model.run_eagerly))
+    return is_possible(backend) and not any((*others, model.run_eagerly))
 
 
 def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
+from collective.tensorflow_ops.text import gather_strings
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
@@ -86,7 +87,9 @@ class BackendExchange:
         return results
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``, of any dtype that can be summed."""
+        """As ``Exchange``, of numbers or text."""
+        if tensor.dtype == tf.string:
+            return gather_strings(tensor, self.gather)
         sent = _carried(tensor, _carrier(tensor.dtype))
         assert isinstance(self._backend, ShardCollectives)
         return _arrived(self._backend.gather_rows(sent), tensor.dtype)

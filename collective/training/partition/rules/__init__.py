@@ -17,6 +17,7 @@ from collective.training.partition.rules import (
     reductions,
     shapes,
     slices,
+    text,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "reductions",
     "shapes",
     "slices",
+    "text",
 ]
