@@ -29,6 +29,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
 from collective.training.partition.method import supports
 from collective.training.partition.step import PartitionedStep
+from collective.training.partition.whole import WholeStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups, xla
@@ -165,9 +166,16 @@ class Assembly:
         plan: StepPlan,
         attachments: Sequence[Attachment],
         verbose: str | int,
-    ) -> Step | CustomStep | PartitionedStep:
+    ) -> Step | CustomStep | PartitionedStep | WholeStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
+        if self.is_partitioned(prepared, data) and prepared.model.run_eagerly:
+            return WholeStep(
+                *(prepared, backend, data.spec),
+                attachments=attachments,
+                micro_batches=options.accumulate,
+                seed=options.seed,
+            )
         if self.is_partitioned(prepared, data):
             partitioned = PartitionedStep(
                 prepared,
@@ -219,7 +227,7 @@ class Assembly:
 
     def is_partitioned(self, prepared: PreparedModel, data: TrainingData) -> bool:
         """Whether Keras' own step is partitioned; else its parts are made again."""
-        options, backend, model = self.options, self.backend, prepared.model
+        options, backend = self.options, self.backend
         others = (
             self.virtual,
             prepared.hook,
@@ -230,7 +238,6 @@ class Assembly:
             backend.tensor,
             backend.stages,
             backend.rounds_to,
-            model.run_eagerly,
         )
         return is_possible(backend) and not any(others)
 
@@ -433,9 +440,8 @@ def can_evaluate(
     prepared: PreparedModel, backend: Backend, inputs: Input | Batches
 ) -> bool:
     """Whether the evaluation of a model can be partitioned."""
-    model = prepared.model
     others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
-    others += [model.run_eagerly, own_batches.trained_with(model)]
+    others.append(own_batches.trained_with(prepared.model))
     return is_possible(backend) and not any(others)
 
 

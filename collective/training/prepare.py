@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,8 @@ from collective.training.hooks.state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
+from collective.training.step.rows import Rows, rows_of
+from collective.training.undone_writes import undo_writes
 from collective.training.variables import dtype_of_sums
 from collective.training.variants.custom_step import building
 from collective.training.variants.custom_step.sharded import WithoutUpdates
@@ -75,11 +78,13 @@ def prepare(
             hooks = WithoutUpdates(model.optimizer)
         elif len(backend.local_replicas) > 1:
             hooks = building.OnlyBuilds()
-        building.build(model, backend, spec, hooks)
+        with _or_eagerly(model, backend, spec):
+            building.build(model, backend, spec, hooks)
         if shard_optimizer:  # nor has the step's own code built it
             sharded_optimizer.check(model, backend, shards is not None)
     else:
-        _build(model, backend, spec, optimizer=whole)
+        with _or_eagerly(model, backend, spec):
+            _build(model, backend, spec, optimizer=whole)
     if shards is None and shard_optimizer:
         shards = ShardedOptimizer(model, backend)
     elif shards is None and backend.tensor is not None:
@@ -110,7 +115,8 @@ def build_to_evaluate(
     Raises:
         UsageError: The model does not fit the data.
     """
-    _build(model, backend, spec, optimizer=False)
+    with _or_eagerly(model, backend, spec, "test_step"):
+        _build(model, backend, spec, optimizer=False)
     return get_prepared(model)
 
 
@@ -132,11 +138,55 @@ def runs_eagerly(model: keras.Model) -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
+@contextlib.contextmanager
+def _or_eagerly(
+    model: keras.Model, backend: Backend, spec: Batch, method: str = "train_step"
+) -> Iterator[None]:
+    """Where a model that runs eagerly cannot be traced, makes its variables by a step.
+
+    It is one on a row of zeros, and is undone.
+    """
+    if not model.run_eagerly or len(backend.local_replicas) > 1:
+        yield
+        return
+    before, built = host_random.state(), _is_built(model)
+    try:
+        yield
+    except UsageError:
+        draws = keras_compat.eager_draws()
+        with runs_eagerly(model), undo_writes():
+            getattr(model, method)(building.packed(zeros(spec)))
+        keras_compat.set_eager_draws(draws, again=True)
+    if built and not host_random.is_read():
+        host_random.set_state(before)  # Keras would have drawn nothing
+
+
+def zeros(spec: Batch) -> Rows:
+    """A row of zeros to build a model with; sizes that are open become 1."""
+    return Rows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
+
+
+def _zeros(spec: Any) -> Any:
+    shape = [1 if size is None else size for size in spec.shape]
+    text = spec.dtype == tf.string
+    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
+    if text:
+        dense = tf.strings.as_string(dense)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    return dense
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in keras_compat.layers_of(model))
+
+
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
     """Makes the variables of the model, and those of its optimizer if they are whole."""
     # Keras does not run a model here that is built: its code draws no numbers of NumPy.
-    built = all(layer.built for layer in keras_compat.layers_of(model))
-    quietly = host_random.unchanged() if built else contextlib.nullcontext()
+    quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
         try:
             keras_compat.build(model, spec[:3], optimizer=optimizer)

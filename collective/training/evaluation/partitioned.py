@@ -9,6 +9,7 @@ from collective.training.evaluation.exact import BatchwiseEvaluation
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.partition.step import PartitionedStep
+from collective.training.partition.whole import WholeStep
 from collective.training.prepared import PreparedModel
 
 
@@ -23,7 +24,8 @@ class PartitionedEvaluation(BatchwiseEvaluation):
         steps: int | None = None,
     ):
         super().__init__(prepared, backend, inputs, steps)
-        self._step = PartitionedStep(prepared, backend, inputs.spec, method="test_step")
+        kind = WholeStep if prepared.model.run_eagerly else PartitionedStep
+        self._step = kind(prepared, backend, inputs.spec, method="test_step")
 
     def _begin(self) -> None:
         self.model.reset_metrics()

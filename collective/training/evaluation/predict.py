@@ -43,15 +43,16 @@ from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.method import PartitionedMethod
-from collective.training.prepare import runs_eagerly
+from collective.training.partition.whole import WholePrediction
+from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
+from collective.training.undone_writes import undo_writes
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.verification import compare_settings, couples_rows, is_wanted
-from collective.training.verification.pieces import undo_writes
 from collective.training.whole_batch import run as run_whole
 from collective.training.written import following, written_variables
 
@@ -190,8 +191,7 @@ class _Prediction:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
             with self.backend.scope(), undo_writes():
-                spec = self.inputs.spec.x
-                self.model(tf.nest.map_structure(_one_row, spec))
+                self.model(zeros(self.inputs.spec).x)
         use_weights_of_rank_zero(self.model, self.backend)
 
     def _is_coupled(self) -> bool:
@@ -230,7 +230,8 @@ class _Prediction:
         """The outputs for the rows of this process, as arrays; None for no rows."""
         count = count_rows(first_leaf(batch.x))
         if self._predictor.is_partitioned:
-            outputs = self._predictor.function(without_none(batch))
+            with runs_eagerly(self.model):
+                outputs = self._predictor.function(without_none(batch))
             return keras.tree.map_structure(_array, outputs) if int(count) else None
         if not int(count) and self._writes:
             batch = without_none(batch)
@@ -319,7 +320,7 @@ _predictors: WeakKeyDictionary[keras.Model, dict[Any, _Predictor]] = WeakKeyDict
 
 def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
-    key = backend, repr(spec), optimizer
+    key = backend, repr(spec), optimizer, model.run_eagerly
     of_model = _predictors.setdefault(model, {})
     if key not in of_model:
         if _can_be_partitioned(model, backend):
@@ -354,7 +355,7 @@ def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> _Predictor:
 def _can_be_partitioned(model: keras.Model, backend: Backend) -> bool:
     prepared = get_prepared(model)
     others = prepared.partition, prepared.placement, backend.tensor, backend.stages
-    return is_possible(backend) and not any((*others, model.run_eagerly))
+    return is_possible(backend) and not any(others)
 
 
 def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
@@ -366,6 +367,9 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
         kept = found()
         assert kept is not None
         return kept.predict_step(_present(parts))
+
+    if model.run_eagerly:
+        return WholePrediction(step, backend, spec)
 
     def compute(batch: Batch) -> Any:
         if not method:
@@ -403,20 +407,6 @@ def _compute(model: keras.Model, batch: Batch) -> Any:
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """Without the parts that a batch does not have."""
     return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
-
-
-def _one_row(spec: Any) -> Any:
-    """A tensor of zeros to build a model with; sizes that are open become 1."""
-    shape = [1 if size is None else size for size in spec.shape]
-    text = spec.dtype == tf.string
-    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
-    if text:
-        dense = tf.strings.as_string(dense)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(dense)
-    return dense
 
 
 def _array(output: Any) -> Any:

@@ -15,6 +15,7 @@ names that they take, and compares Keras with them first.
 from collective.training.keras_compat import private_names as private_names  # isort: skip
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
+from collective.training.keras_compat.eager_draws import *
 from collective.training.keras_compat.entry_points import *
 from collective.training.keras_compat.interception import *
 from collective.training.keras_compat.layers import *

@@ -126,7 +126,7 @@ def record_applied(
     original = BaseOptimizer.apply
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        variables = _applied_to(self, trainable_variables)
+        variables = applied_to(self, trainable_variables)
         if is_first_replica():
             # Where replicas meet, as in a LossScaleOptimizer, a gradient is those of all.
             copies = tf.distribute.get_strategy().experimental_local_results
@@ -226,7 +226,7 @@ def _gradient(original: Any, hooks: Hooks, nested: _Nested) -> Any:
     return gradient
 
 
-def _applied_to(optimizer: Any, variables: Any) -> list[Any]:
+def applied_to(optimizer: Any, variables: Any) -> list[Any]:
     """The variables that ``apply`` was given, or those the optimizer was built for."""
     if variables is None:
         variables = core_optimizer(optimizer)._trainable_variables
@@ -237,7 +237,7 @@ def _apply(original: Any, hooks: Hooks, nested: _Nested) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if nested.inside:  # of the optimizer inside this one
             return original(self, grads, trainable_variables)
-        variables = _applied_to(self, trainable_variables)
+        variables = applied_to(self, trainable_variables)
         gradients, before = hooks.on_apply(self, list(grads), variables)
         with tf.control_dependencies(before), rows_in_order(self, gradients):
             update = nested.entering(hooks.update)

@@ -81,10 +81,13 @@ class ReturnedLayout(Layout):
         """What Keras shows after these steps: its metrics, or what the last returned."""
         values = cut(sums[self.FIXED :], [*self.metric_shapes, *self.shapes])
         returned = dict(zip(self.names, values[len(self.variables) :], strict=True))
+        return self.shown(returned)
+
+    def shown(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+        """What Keras shows where the last step has returned this."""
         results = self.model.get_metrics_result()
-        if set(results) == set(self.names):
-            return {n: _number(value) for n, value in results.items()}
-        return {name: _number(value) for name, value in returned.items()}
+        chosen = results if set(results) == set(returned) else returned
+        return {name: _number(value) for name, value in chosen.items()}
 
 
 def _mean(metric: Any, total: float, count: float) -> dict[int, float]:

@@ -69,7 +69,7 @@ class PartitionedStep:
         # By the name of a gradient's tensor: the path of its variable.
         self._gradients: dict[str, str] = {}
         self._method = PartitionedMethod(
-            _with_loss(self.model, method, self._gradients),
+            with_loss(self.model, method, self._gradients),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
@@ -160,7 +160,7 @@ class PartitionedStep:
         )
 
 
-def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:
+def with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone.
 
     Args:
@@ -174,7 +174,7 @@ def _with_loss(model: keras.Model, method: str, gradients: dict[str, str]) -> An
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
         for _, _, given, variables in applied:
             for gradient, variable in zip(given, variables, strict=False):
-                if isinstance(gradient, tf.Tensor):
+                if isinstance(gradient, tf.Tensor) and not tf.executing_eagerly():
                     gradients[gradient.name] = variable.path
         if not isinstance(logs, dict):
             raise UsageError(

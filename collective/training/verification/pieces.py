@@ -2,23 +2,20 @@
 
 Everything is the step's own code, but for the all-reduce, which is an addition here, and
 the optimizer, which does not run. The model's own variables are not written: they have
-values in a scope of Keras. ``undo_writes`` takes back those to a user's ``tf.Variable``s.
+values in a scope of Keras.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from collective.backends.base import Backend
-from collective.replacements import replacing
 from collective.training.input.leaves import count_rows
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
@@ -35,19 +32,8 @@ from collective.training.step.update import (
     assign_state,
     global_gradients,
 )
+from collective.training.undone_writes import undo_writes as undo_writes
 from collective.training.verification.first_rows import cut
-
-# Both define some of them.
-_CLASSES = (
-    resource_variable_ops.BaseResourceVariable,
-    resource_variable_ops.ResourceVariable,
-)
-_WRITES = [
-    (kind, name)
-    for kind in _CLASSES
-    for name in vars(kind)
-    if name.startswith(("assign", "scatter_", "batch_scatter"))
-]
 
 
 class Untraced:
@@ -170,35 +156,3 @@ def predict_in_pieces(model: keras.Model, data: Any, sizes: Sequence[int]) -> An
 def packed(rows: Rows) -> Any:
     """The ``data`` of a step, as Keras gives them."""
     return keras.utils.pack_x_y_sample_weight(*map(or_none, rows))
-
-
-@contextlib.contextmanager
-def undo_writes() -> Iterator[dict[str, Any]]:
-    """Restores, at its end, every variable that was written inside.
-
-    Yields:
-        The names of the written variables, with their values before; it grows.
-    """
-    written: dict[int, tuple[Any, tf.Tensor]] = {}
-    names: dict[str, Any] = {}
-
-    def recording(method: Any) -> Any:
-        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(self) not in written:
-                with tf.init_scope():
-                    before = tf.identity(self)
-                written[id(self)] = self, before
-                names[self.name] = before
-            return method(self, *args, **kwargs)
-
-        return write
-
-    try:
-        with contextlib.ExitStack() as stack:
-            for kind, name in _WRITES:
-                method = recording(getattr(kind, name))
-                stack.enter_context(replacing(kind, name, method))
-            yield names
-    finally:
-        for variable, before in written.values():
-            variable.assign(before)
