@@ -17,6 +17,7 @@ from collective.backends.capabilities import ShardCollectives
 from collective.distribute import tf_internal
 from collective.distribute.order import Order
 from collective.errors import UsageError
+from collective.tensorflow_ops.text import gather_strings
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -134,20 +135,10 @@ class Exchange(tf.distribute.CrossDeviceOps):
         return tf.cast(_axis_back(whole, axis), tensor.dtype)
 
     def _gather_whole_strings(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
-        rows = _axis_first(tensor, axis)
-        flat = self._gather_strings(tf.reshape(rows, [-1]))
-        shape = tf.concat([[-1], tf.shape(rows)[1:]], 0)
-        whole = tf.ensure_shape(tf.reshape(flat, shape), [None, *rows.shape[1:]])
-        return _axis_back(whole, axis)
+        return _axis_back(self._gather_strings(_axis_first(tensor, axis)), axis)
 
     def _gather_strings(self, strings: tf.Tensor) -> tf.Tensor:
-        """Strings ``[n]`` of all processes, by their lengths and their bytes."""
-        lengths = self.gather(tf.strings.length(strings), 0)
-        data = tf.io.decode_raw(tf.strings.reduce_join(strings), tf.uint8)
-        data = tf.cast(self.gather(data, 0), tf.int32)
-        letters = tf.gather(tf.constant([bytes([i]) for i in range(256)]), data)
-        words = tf.RaggedTensor.from_row_lengths(letters, lengths)
-        return tf.strings.reduce_join(words, axis=1)
+        return gather_strings(strings, lambda numbers: self.gather(numbers, 0))
 
 
 def _is_sparse(value: Any) -> bool:

@@ -15,6 +15,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
 from collective.training.partition.step import PartitionedStep
+from collective.training.partition.whole import WholeStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
@@ -65,7 +66,7 @@ class Assembly:
         prepared: PreparedModel,
         data: TrainingData,
         attachments: Sequence[Attachment],
-    ) -> PartitionedStep:
+    ) -> PartitionedStep | WholeStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
         self.require(features_of(prepared.model))
@@ -78,7 +79,8 @@ class Assembly:
             expected_rows=data.batch_rows,
         )
         self._warn(prepared)
-        compare_graphs(backend, step.graph)
+        if isinstance(step, PartitionedStep):
+            compare_graphs(backend, step.graph)
         return step
 
     def _warn(self, prepared: PreparedModel) -> None:
@@ -115,7 +117,7 @@ def make_step(
     *,
     attachments: Sequence[Attachment] = (),
     expected_rows: int | None = None,
-) -> PartitionedStep:
+) -> PartitionedStep | WholeStep:
     """The step of a model.
 
     Args:
@@ -124,6 +126,13 @@ def make_step(
         expected_rows: How many rows a batch mostly has.
     """
     options = options or FitOptions()
+    if prepared.model.run_eagerly:
+        return WholeStep(
+            *(prepared, backend, spec),
+            attachments=attachments,
+            micro_batches=options.accumulate,
+            seed=options.seed,
+        )
     count = options.virtual_replicas
     return PartitionedStep(
         prepared,

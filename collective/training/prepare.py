@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,6 +23,7 @@ from collective.training.refusals import check_model
 from collective.training.sharding import slots
 from collective.training.step.rows import Rows, packed, rows_of
 from collective.training.traced import traced
+from collective.training.undone_writes import undo_writes
 from collective.training.variables import dtype_of_sums, optimizers_of
 
 
@@ -86,11 +88,12 @@ def prepare(
 
 def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
     """Makes all variables, but those of optimizers that are built for parts later."""
-    if keras_compat.overrides(model, "train_step"):
-        _build_by_step(model, backend, spec)
-    else:
-        parts = backend.tensor is not None or bool(backend.stages)
-        _build(model, backend, spec, optimizer=not parts)
+    parts = backend.tensor is not None or bool(backend.stages)
+    with _or_eagerly(model, backend, spec):
+        if keras_compat.overrides(model, "train_step"):
+            _build_by_step(model, backend, spec)
+        else:
+            _build(model, backend, spec, optimizer=not parts)
 
 
 def features_of(model: keras.Model) -> set[str]:
@@ -110,7 +113,8 @@ def build_to_evaluate(
     Raises:
         UsageError: The model does not fit the data.
     """
-    _build(model, backend, spec, optimizer=False)
+    with _or_eagerly(model, backend, spec, "test_step"):
+        _build(model, backend, spec, optimizer=False)
     return get_prepared(model)
 
 
@@ -132,11 +136,55 @@ def runs_eagerly(model: keras.Model) -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
+@contextlib.contextmanager
+def _or_eagerly(
+    model: keras.Model, backend: Backend, spec: Batch, method: str = "train_step"
+) -> Iterator[None]:
+    """Where a model that runs eagerly cannot be traced, makes its variables by a step.
+
+    It is one on a row of zeros, and is undone.
+    """
+    if not model.run_eagerly or len(backend.local_replicas) > 1:
+        yield
+        return
+    before, built = host_random.state(), _is_built(model)
+    try:
+        yield
+    except UsageError:
+        draws = keras_compat.eager_draws()
+        with runs_eagerly(model), undo_writes():
+            getattr(model, method)(packed(zeros(spec)))
+        keras_compat.set_eager_draws(draws, again=True)
+    if built and not host_random.is_read():
+        host_random.set_state(before)  # Keras would have drawn nothing
+
+
+def zeros(spec: Batch) -> Rows:
+    """A row of zeros to build a model with; sizes that are open become 1."""
+    return Rows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
+
+
+def _zeros(spec: Any) -> Any:
+    shape = [1 if size is None else size for size in spec.shape]
+    text = spec.dtype == tf.string
+    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
+    if text:
+        dense = tf.strings.as_string(dense)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    return dense
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in keras_compat.layers_of(model))
+
+
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
     """Makes the variables of the model, and those of its optimizer if they are whole."""
     # Keras does not run a model here that is built: its code draws no numbers of NumPy.
-    built = all(layer.built for layer in keras_compat.layers_of(model))
-    quietly = host_random.unchanged() if built else contextlib.nullcontext()
+    quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
         try:
             keras_compat.build(model, spec[:3], optimizer=optimizer)

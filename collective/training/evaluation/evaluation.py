@@ -14,6 +14,7 @@ from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchHooks, Hooks
 from collective.training.partition.step import PartitionedStep
+from collective.training.partition.whole import WholeStep
 from collective.training.prepared import PreparedModel
 
 
@@ -33,7 +34,8 @@ class Evaluation:
         self.input = inputs
         self.steps = steps
         self._cut_for = range(0), 0
-        self._step = PartitionedStep(prepared, backend, inputs.spec, method="test_step")
+        kind = WholeStep if prepared.model.run_eagerly else PartitionedStep
+        self._step = kind(prepared, backend, inputs.spec, method="test_step")
 
     def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
         """Evaluates. Every rank must call it; all get the same numbers.

@@ -39,10 +39,13 @@ from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.method import PartitionedMethod
+from collective.training.partition.whole import WholePrediction
+from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
 from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
+from collective.training.undone_writes import undo_writes
 from collective.training.verification import compare_settings
 
 
@@ -166,15 +169,14 @@ class _Prediction:
     def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
-            with self.backend.scope():
-                traced(lambda x: self.model(x)).get_concrete_function(
-                    self.inputs.spec.x
-                )
+            with self.backend.scope(), undo_writes():
+                self.model(zeros(self.inputs.spec).x)
         use_weights_of_rank_zero(self.model, self.backend)
 
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
-        outputs = self._predictor(without_none(batch))
+        with runs_eagerly(self.model):
+            outputs = self._predictor(without_none(batch))
         count = int(count_rows(first_leaf(batch.x)))
         return keras.tree.map_structure(_array, outputs) if count else None
 
@@ -231,7 +233,7 @@ _predictors: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary(
 def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     """What predicts a kind of batch: from a ``Batch`` to the outputs for its rows."""
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
-    key = backend, repr(spec), optimizer
+    key = backend, repr(spec), optimizer, model.run_eagerly
     of_model = _predictors.setdefault(model, {})
     if key not in of_model:
         of_model[key] = _partitioned(model, backend, spec)
@@ -248,6 +250,9 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
         assert kept is not None
         with get_prepared(kept).placed():
             return kept.predict_step(_present(parts))
+
+    if model.run_eagerly:
+        return WholePrediction(step, backend, spec)
 
     def compute(batch: Batch) -> Any:
         if not method:

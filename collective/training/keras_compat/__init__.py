@@ -16,6 +16,7 @@ from collective.training.keras_compat import private_names as private_names  # i
 from collective.training.keras_compat.calls import *
 from collective.training.keras_compat.data import *
 from collective.training.keras_compat.distribution import *
+from collective.training.keras_compat.eager_draws import *
 from collective.training.keras_compat.entry_points import *
 from collective.training.keras_compat.layers import *
 from collective.training.keras_compat.model import *

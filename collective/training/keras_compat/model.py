@@ -56,8 +56,10 @@ def build(
         whole = replacing(core, "build", lambda v: build_core(flatten_partitioned(v)))
         with whole, _traced_anew():
             model._symbolic_build(data_batch=batch)
-    finally:
-        model.optimizer.built = built or optimizer
+    except Exception:
+        model.optimizer.built = built or (optimizer and core.built)
+        raise
+    model.optimizer.built = built or optimizer
 
 
 def fixed_rows(model: keras.Model) -> int | None:

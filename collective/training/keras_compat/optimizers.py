@@ -381,16 +381,20 @@ def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
         yield
 
 
+def applied_to(optimizer: Any, variables: Any) -> list[Any]:
+    """The variables that ``apply`` was given, or those the optimizer was built for."""
+    if variables is None:
+        variables = core_optimizer(optimizer)._trainable_variables
+    return list(variables)
+
+
 @contextlib.contextmanager
 def only_builds() -> Iterator[None]:
     """Inside, optimizers apply nothing; those that would have are built at its end."""
     noted: list[tuple[keras.Optimizer, list[Any]]] = []
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        variables = trainable_variables
-        if variables is None:
-            variables = core_optimizer(self)._trainable_variables
-        noted.append((self, list(variables)))
+        noted.append((self, applied_to(self, trainable_variables)))
 
     with contextlib.ExitStack() as stack:
         for kind in optimizers_with_apply():

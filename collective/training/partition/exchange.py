@@ -14,6 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.buckets import by_dtype
 from collective.tensorflow_ops.ranks import run_independently
+from collective.tensorflow_ops.text import gather_strings
 from collective.training.exchange import join
 from collective.training.partition import pieces
 from collective.training.step import finite
@@ -179,7 +180,9 @@ class BackendExchange:
         return found
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``, of any dtype that can be summed."""
+        """As ``Exchange``, of numbers or text."""
+        if tensor.dtype == tf.string:
+            return gather_strings(tensor, self.gather)
         carrier = _carrier(tensor.dtype)
         sent = _carried(tensor, carrier)
         assert isinstance(self._backend, ShardCollectives)

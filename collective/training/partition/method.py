@@ -273,12 +273,6 @@ def supports(backend: Backend) -> bool:
     return exchanges or (backend.replicas == 1 and backend.size == 1)
 
 
-def has_numbers(spec: Batch) -> bool:
-    """Whether all that a batch has are numbers: no backend sums or gathers text."""
-    leaves = [leaf for leaf in tf.nest.flatten(tuple(spec[:3])) if leaf is not None]
-    return all(leaf.dtype != tf.string for leaf in leaves)
-
-
 def _is_composite(leaf: Any) -> bool:
     return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
 

@@ -74,7 +74,7 @@ class PartitionedStep:
         parts = prepared.partition
         self._slots = slots = parts if isinstance(parts, ShardedSlots) else None
         self._method = PartitionedMethod(
-            _with_loss(prepared, method),
+            with_loss(prepared, method),
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
@@ -212,7 +212,7 @@ class PartitionedStep:
         return ReplicaRows(rows, stop - start, read, start)
 
 
-def _with_loss(prepared: PreparedModel, method: str) -> Any:
+def with_loss(prepared: PreparedModel, method: str) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone."""
     model = prepared.model
 

@@ -58,14 +58,18 @@ class Watch:
         )
 
     def _say(self, number: np.ndarray, places: np.ndarray) -> np.bool_:
+        self.say(int(number), places.tolist())
+        return np.bool_(True)
+
+    def say(self, number: int, places: Sequence[int]) -> None:
+        """Warns, the first time."""
         if not self._said:
             self._said = True
             log.warning(
                 "%s. The step is applied, as in Keras; terminate_on_nan=True ends the "
                 "training before it",
-                _found(str(number), places.tolist(), self.backend, self.paths()),
+                _found(str(number), places, self.backend, self.paths()),
             )
-        return np.bool_(True)
 
 
 _watches: list[Watch] = []
@@ -110,6 +114,19 @@ def check(
         summarize=max(backend.most_replicas, backend.size),
     )
     return [] if fine is None else [fine]
+
+
+def check_now(place: int, number: int, backend: Backend, paths: Sequence[str]) -> None:
+    """As ``check``, of a step that runs eagerly: the same on every rank.
+
+    Raises:
+        CollectiveError: What is not finite ends the training.
+    """
+    watch = _watches[-1] if _watches else None
+    if place and (watch is None or watch.raises):
+        raise _error(str(number), [place], backend, paths)
+    if place and watch is not None and not watch.expected:
+        watch.say(number, [place])
 
 
 def check_transport(
@@ -169,6 +186,12 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     found = re.search(re.escape(NOT_FINITE) + numbers, message)
     step = found.group(1) if found else "unknown"
     places = [int(p) for p in found.group(2).split()] if found else [1]
+    return _error(step, places, backend, paths)
+
+
+def _error(
+    step: str, places: Sequence[int], backend: Backend, paths: Sequence[str]
+) -> CollectiveError:
     return CollectiveError(
         f"{_found(step, places, backend, paths)}. No rank applied the step.",
         hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "

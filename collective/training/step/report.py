@@ -59,11 +59,15 @@ class Layout:
     def logs(self, report: np.ndarray) -> dict[str, Any]:
         """What Keras shows after this step: its metrics, or what the step returned."""
         values = _cut(report[self.FIXED :], [*self._metric_shapes, *self._shapes])
-        returned = dict(zip(self.names, values[len(self.variables) :], strict=True))
+        return self.shown(
+            dict(zip(self.names, values[len(self.variables) :], strict=True))
+        )
+
+    def shown(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+        """What Keras shows where the step has returned this."""
         results = self.model.get_metrics_result()
-        if set(results) == set(self.names):
-            return {n: _number(value) for n, value in results.items()}
-        return {name: _number(value) for name, value in returned.items()}
+        chosen = results if set(results) == set(returned) else returned
+        return {name: _number(value) for name, value in chosen.items()}
 
 
 class Reports:

@@ -19,6 +19,7 @@ from collective.training.partition.rules import (
     shapes,
     slices,
     tensor_groups,
+    text,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "shapes",
     "slices",
     "tensor_groups",
+    "text",
 ]

@@ -1,0 +1,48 @@
+"""What decides the numbers that TensorFlow and Keras draw eagerly without a seed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from collective.training.keras_compat.randomness import (
+    global_seed_state,
+    make_global_seed_state,
+)
+
+
+class EagerDraws(NamedTuple):
+    """State of the generators of one process."""
+
+    seed: int  # TensorFlow's global one
+    generator: Any  # of the seeds of its operations
+    keras: np.ndarray | None  # of the generator of ``keras.random``; None: not made yet
+
+
+def eager_draws() -> EagerDraws:
+    """That of this process, which has a seed from now on."""
+    known = context.context()
+    if known._seed is None:  # an operation would draw what nobody can repeat
+        tf.random.set_seed(int.from_bytes(os.urandom(4), "little"))
+    state = global_seed_state()
+    numbers = None if state is None else np.array(state)
+    return EagerDraws(known._seed, known._rng.getstate(), numbers)
+
+
+def set_eager_draws(draws: EagerDraws, again: bool = False) -> None:
+    """Continues as the process whose state this is.
+
+    Args:
+        again: Whether numbers were drawn from it that are to be drawn again: operations
+            with the same seed would continue.
+    """
+    known = context.context()
+    if again or known._seed != draws.seed:
+        tf.random.set_seed(draws.seed)
+    known._rng.setstate(draws.generator)
+    if draws.keras is not None:
+        make_global_seed_state().assign(draws.keras)

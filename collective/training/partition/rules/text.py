@@ -1,0 +1,101 @@
+"""Text: each string by itself, look-ups in tables, and words of which rows have many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node, Value
+from collective.training.partition.layouts import (
+    ROWS,
+    WHOLE,
+    Layout,
+    Shape,
+    Sharded,
+)
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.rules.elementwise import each_element
+from collective.training.partition.shares import sliced
+from collective.training.partition.sizes import AnySize
+from collective.training.partition.values import elementwise, shape_rule
+
+_EACH = [
+    "AsString",
+    "DecodeBase64",
+    "EncodeBase64",
+    "RegexFullMatch",
+    "RegexReplace",
+    "StaticRegexFullMatch",
+    "StaticRegexReplace",
+    "StringJoin",
+    "StringLength",
+    "StringLower",
+    "StringStrip",
+    "StringToHashBucket",
+    "StringToHashBucketFast",
+    "StringToHashBucketStrong",
+    "StringToNumber",
+    "StringUpper",
+    "Substr",
+    "UnicodeScript",
+    "UnicodeTranscode",
+]
+
+elementwise(*_EACH)
+rule(*_EACH)(each_element)
+
+
+@shape_rule("LookupTableFindV2")
+def _found(node: Node) -> Shape:
+    _, keys, default = (value.shape for value in node.inputs)
+    return None if keys is None or default is None else (*keys, *default)
+
+
+@rule("LookupTableFindV2")
+def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """What a table has for each key; every rank has the table."""
+    keys = summed(layouts)[1]
+    if not isinstance(keys, Sharded) or node.outputs[0].shape is None:
+        return whole(node)
+    return Plan([WHOLE, keys, WHOLE], [keys])
+
+
+@shape_rule("RaggedTensorToTensor")
+def _padded(node: Node) -> Shape:
+    out = node.outputs[0].static_shape()
+    kinds = node.attr("row_partition_types")
+    if out is None or kinds[0] != b"FIRST_DIM_SIZE":
+        return out
+    return (_split_rows(node.inputs[3]) or out[0], *out[1:])
+
+
+def _split_rows(value: Value) -> AnySize | None:
+    """Of the number of rows of split strings: how many strings there were."""
+    while value.node is not None and value.node.type in ("Cast", "Identity"):
+        value = value.node.inputs[0]
+    node = value.node
+    if node is None or node.type != "StridedSlice" or value.rank != 0:
+        return None
+    shape, begin = node.inputs[0], node.inputs[1].const
+    split = shape.node
+    if split is None or split.type != "StringSplitV2" or begin is None or begin[0]:
+        return None
+    strings = split.inputs[0].shape
+    return strings[0] if shape.index == 2 and strings else None
+
+
+@rule("RaggedTensorToTensor")
+def padded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Words are split and looked up whole; from here on each replica has its rows."""
+    shape = node.outputs[0].shape
+    if shape is None or shape[0] != rows.rows:
+        return None
+
+    def make_whole(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        return emission.copy(node, x)
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        return [sliced(emission, emission.copy(node, x)[0], ROWS)]
+
+    return Plan([WHOLE] * len(layouts), [ROWS], emit, whole=make_whole)

@@ -1,0 +1,238 @@
+"""Keras' own methods on whole batches, on every rank: of a model that runs eagerly.
+
+``run_eagerly=True`` leaves no graph that could be partitioned. So every rank gathers the
+rows of all, and makes what one process makes of them, with the random numbers of rank 0.
+That costs each rank the memory and the time of the whole batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.log import log
+from collective.training import host_random, keras_compat
+from collective.training.exchange import broadcast_object
+from collective.training.input.pipeline import Batch
+from collective.training.partition import composites
+from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.step import with_loss
+from collective.training.prepared import PreparedModel
+from collective.training.step import finite
+from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.inputs import replica_rows
+from collective.training.step.report import Layout
+from collective.training.step.rows import Rows, without_none
+from collective.training.traced import traced
+
+_said: WeakSet[keras.Model] = WeakSet()
+
+
+class WholeRows:
+    """The rows of all ranks, on every rank.
+
+    Args:
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        attachments: What else is summed over the ranks.
+    """
+
+    def __init__(self, backend: Backend, spec: Batch, attachments: Attachments):
+        self.backend, self.attachments = backend, attachments
+        self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
+        self._run: Any = None
+
+    def __call__(self, batch: Batch, number: int) -> tuple[Rows, Any, list[tf.Tensor]]:
+        """The rows of the batch, the place and number of this rank's, attached sums."""
+        args = (without_none(batch), tf.constant(number, tf.int64))
+        if self._run is None:  # stays a graph, where all functions run eagerly
+            run = traced(self._run_replicas, input_signature=self._signature)
+            self._run = run.get_concrete_function()
+        rows, place, sums = self.backend.call(self._run, args)
+        return rows, place, sums
+
+    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
+        return self.backend.run(self._gathered, (batch, number))
+
+    def _gathered(self, batch: Batch, number: tf.Tensor) -> Any:
+        """Inside ``Backend.run``."""
+        backend, exchange = self.backend, BackendExchange(self.backend)
+        replica = tf.cast(backend.replica(), tf.int64)
+        own = replica_rows(backend, batch, replica)
+        this_step = ReplicaStep(number, replica, own.rows_read)
+        attached = self.attachments.contributions(this_step)
+        sums = exchange.reduce("sum", [[t] for t in tf.nest.flatten(attached)])
+        before: list[tf.Tensor] = sums[-1:]
+
+        def whole(leaf: Any) -> Any:
+            with tf.control_dependencies(before):  # in the same order on every rank
+                if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+                    found = composites.gathered(
+                        leaf, own.first, batch.global_rows, exchange
+                    )
+                else:
+                    found = exchange.gather(leaf)
+            before[:] = tf.nest.flatten(found, expand_composites=True)
+            return found
+
+        rows = tf.nest.map_structure(whole, own.rows)
+        totals = self.attachments.flat(tf.nest.pack_sequence_as(attached, sums))
+        return rows, (own.first, tf.cast(own.count, tf.int64)), totals
+
+
+class WholeLayout(Layout):
+    """Layout of a report without what the step returned: known when it has run."""
+
+    def __init__(self, model: keras.Model):
+        super().__init__(model, {})
+        self.last: dict[str, tf.Tensor] = {}  # what the last step returned
+
+    def logs(self, report: np.ndarray) -> dict[str, Any]:
+        """What Keras shows after the last step."""
+        return self.shown(self.last)
+
+
+class WholeStep:
+    """The step of a model that runs eagerly; the interface of ``loop.TrainingStep``.
+
+    Args:
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        method: ``train_step``, or ``test_step`` to evaluate.
+        attachments: What else is summed over the ranks.
+        micro_batches: Wanted to save memory, which cannot be had here.
+        seed: Random layers follow from it; None: from the states of their generators.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        spec: Batch,
+        *,
+        method: str = "train_step",
+        attachments: Sequence[Attachment] = (),
+        micro_batches: int = 1,
+        seed: int | None = None,
+    ):
+        self.model: keras.Model = prepared.model
+        self.backend = backend
+        self.attachments = Attachments(attachments)
+        self.layout = WholeLayout(self.model)
+        self.paths: list[str] = []
+        self._rows = WholeRows(backend, spec, self.attachments)
+        self._method = with_loss(prepared, method)
+        if seed is not None:
+            states = keras_compat.seed_states(self.model)
+            keras_compat.reseed([keras_compat.tf_variable(v) for v in states], seed)
+        say(self.model, backend, micro_batches)
+
+    def __call__(self, batch: Batch, number: int) -> Any:
+        """Trains on one global batch; see ``Step.__call__``."""
+        self.attachments.prepare()
+        begin = time.time()
+        rows, _, sums = self._rows(batch, number)
+        end = time.time()
+        change = keras_compat.changed_gradients(self._checked(number))
+        with as_rank_zero(self.backend), change:
+            loss, logs = self._method(*rows)
+        self.layout.last = logs
+        metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
+        report = self.layout.pack(
+            [loss, batch.global_rows, begin, end], [*metrics, *sums]
+        )
+        self.attachments.receive(report, self.layout.size, number)
+        return report
+
+    def _checked(self, number: int) -> Callable[[Sequence[Any], Any], Sequence[Any]]:
+        """Looks for what is not finite, before it is applied."""
+
+        def checked(gradients: Sequence[Any], variables: Any) -> Sequence[Any]:
+            if keras_compat.expects_overflow(self.model.optimizer):
+                return gradients
+            pairs = zip(gradients, variables, strict=False)
+            known = [
+                (tf.convert_to_tensor(g), v.path) for g, v in pairs if g is not None
+            ]
+            self.paths[:] = [path for _, path in known]
+            place = int(finite.first([gradient for gradient, _ in known]))
+            finite.check_now(place, number, self.backend, self.paths)
+            return gradients
+
+        return checked
+
+    def begin_epoch(self, last: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        self.model.reset_metrics()
+        if last is not None and last[self.layout.ROWS]:
+            self.layout.restore(last)
+
+    def trace(self) -> None:
+        """Nothing is traced."""
+
+    def finish(self) -> None:
+        """What Keras does at the end of ``fit``; every rank calls it."""
+        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+
+
+class WholePrediction:
+    """What a model that runs eagerly predicts for the rows of this rank.
+
+    Args:
+        predict_step: The model's, of ``x, y, sample_weight``.
+    """
+
+    def __init__(self, predict_step: Callable[..., Any], backend: Backend, spec: Batch):
+        self.backend, self._step = backend, predict_step
+        self._rows = WholeRows(backend, spec, Attachments())
+
+    def __call__(self, batch: Batch) -> Any:
+        """Their outputs; of all rows what is not by rows."""
+        rows, (first, count), _ = self._rows(batch, 0)
+        with as_rank_zero(self.backend):
+            outputs = self._step(*rows)
+        total = int(batch.global_rows)
+
+        def own(leaf: Any) -> Any:
+            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+                return composites.rows_of(leaf, first, count)
+            by_rows = len(leaf.shape) > 0 and leaf.shape[0] == total
+            return leaf[int(first) : int(first + count)] if by_rows else leaf
+
+        return tf.nest.map_structure(own, outputs)
+
+
+@contextlib.contextmanager
+def as_rank_zero(backend: Backend) -> Iterator[None]:
+    """Inside, every rank draws the numbers that rank 0 draws."""
+    if backend.size > 1:
+        state = keras_compat.eager_draws(), host_random.state()
+        eager, host = broadcast_object(backend, state)
+        if backend.rank:
+            keras_compat.set_eager_draws(eager)
+            if not host_random.is_read():  # by data, which draw what they draw
+                host_random.set_state(host)
+    yield
+
+
+def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:
+    """Says once what it costs."""
+    if micro_batches > 1 and backend.rank == 0:
+        log.warning(
+            "model %r has run_eagerly=True: accumulate=%d saves no memory",
+            *(model.name, micro_batches),
+        )
+    if backend.replicas > 1 and backend.rank == 0 and model not in _said:
+        _said.add(model)
+        log.warning(
+            "model %r has run_eagerly=True: there is no graph to share out, so each of "
+            "%d ranks computes whole batches, with the memory and in the time that one "
+            "process takes",
+            *(model.name, backend.replicas),
+        )
