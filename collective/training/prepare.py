@@ -71,7 +71,7 @@ def prepare(
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
         hooks = keras_compat.Hooks()
-        if shard_optimizer or shards is not None:
+        if shards is not None or not whole:
             hooks = WithoutUpdates(model.optimizer)
         elif len(backend.local_replicas) > 1:
             hooks = building.OnlyBuilds()
