@@ -22,6 +22,8 @@ from collective.training.partition.schedule import is_write
 _COLLECTIVES = ("CollectiveAllReduce", "CollectiveAllGather", "CollectiveBroadcast")
 _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 
+_MOST_LOOKED_AT = 500  # nodes, for a line of the user's code
+
 
 def check(partition: Partition, what: str, cut: Iterable[tf.Variable]) -> None:
     """Refuses what would part the ranks of a replica; every rank finds the same.
@@ -48,7 +50,7 @@ def check(partition: Partition, what: str, cut: Iterable[tf.Variable]) -> None:
     for node, name in found[:1]:
         raise UsageError(
             f"{what} writes or returns what differs between the ranks that hold one "
-            f"replica together: {name}, at {place_of(node)}",
+            f"replica together: {name}, at {spread.place(node)}",
             hint="compute it without the weights of layers in parts, of which each rank has "
             "its own; norms to clip by: clipnorm or global_clipnorm of the optimizer",
         )
@@ -84,12 +86,25 @@ class _Spread:
                 outputs = self._through_bodies(node, inputs, of_inputs)
             elif node.type in _OF_SHAPE or _makes_equal(node):
                 continue
+            elif node.type == "IdentityN":
+                outputs = inputs
             else:
                 outputs = [any(inputs)] * len(node.outputs)
                 if is_write(node) and any(inputs[1:]) and not inputs[0]:
                     self.written.append((node, repr(named.get(node.inputs[0], ""))))
             marked |= {v for v, d in zip(node.outputs, outputs, strict=True) if d}
         return [value in marked for value in graph.outputs]
+
+    def place(self, node: Node) -> str:
+        """The line of the user's code nearest before a node, on the way that differs."""
+        own, ahead = place_of(node), [node]
+        for before in ahead:  # which grows
+            if place_of(before) != own:
+                return place_of(before)
+            if len(ahead) < _MOST_LOOKED_AT:
+                made = [v.node for v in before.inputs if v in self._differing]
+                ahead += [n for n in made if n is not None and n not in ahead]
+        return own
 
     def _through_bodies(
         self, node: Node, inputs: list[bool], names: list[str]
