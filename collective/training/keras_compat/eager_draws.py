@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from collective.training.keras_compat.randomness import (
+from collective.training.keras_compat.seeds import (
     global_seed_state,
     make_global_seed_state,
 )

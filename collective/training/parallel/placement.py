@@ -59,7 +59,7 @@ class Placement:
                 hint=f"--model-parallel {max(1, len(layers))} or less",
             )
         sizes = [
-            COPIES * sum(_bytes(v) for v in layer.variables) + rows * made
+            COPIES * sum(_bytes(v) for v in _variables(layer)) + rows * made
             for layer, made in layers
         ]
         ends = cut_into_runs(sizes, len(devices))
@@ -69,7 +69,7 @@ class Placement:
         for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
             for layer, _ in layers[start:end]:
                 self._layer_stages[id(layer)] = stage
-                for variable in layer.variables:
+                for variable in _variables(layer):
                     self._variable_stages[id(variable)] = stage
                     keras_compat.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
@@ -121,7 +121,7 @@ class Placement:
     def _device_of(self, op: tf.Operation) -> str:
         if op.device or any(t.dtype == tf.resource for t in op.inputs):
             return op.device
-        specs = [tf.DeviceSpec.from_string(tensor.op.device) for tensor in op.inputs]
+        specs = [tf.DeviceSpec.from_string(_device_of_tensor(t)) for t in op.inputs]
         places = [(spec.device_type, spec.device_index) for spec in specs]
         known = [self._stages[place] for place in places if place in self._stages]
         return self.devices[min(known)] if known else ""
@@ -156,6 +156,22 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
         ends.append(end)
         end = best(run, end)[1]
     return ends[::-1]
+
+
+def _device_of_tensor(tensor: tf.Tensor) -> str:
+    """Where it is made; of a variable that was read, where that is."""
+    if tensor.op.device or tensor.op.type != "ReadVariableOp":
+        return str(tensor.op.device)
+    handle = tensor.op.inputs[0]
+    while hasattr(handle, "op"):  # an input of the function, or of the one around it
+        captures = getattr(handle.graph, "captures", [])
+        handle = next((outer for outer, own in captures if own is handle), None)
+    return "" if handle is None else str(handle.device)
+
+
+def _variables(layer: Any) -> list[keras.Variable]:
+    """Of a layer, or of a Keras operation, which has none."""
+    return getattr(layer, "variables", [])
 
 
 def _bytes(variable: keras.Variable) -> int:

@@ -30,14 +30,11 @@ def distribution(layouts):
     return distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
 
 
-def net(words=True, **of_hidden):
+def net(**of_hidden):
     """Not built before ``fit``: a Sequential without its input."""
-    embedding = keras.layers.Embedding(WORDS, 4, name="words")
-    # The gradient of each look-up is clipped by itself in Keras, and here that of a row.
-    one_hot = keras.layers.CategoryEncoding(WORDS, "one_hot", name="one_hot")
     return keras.Sequential(
         [
-            embedding if words else one_hot,
+            keras.layers.Embedding(WORDS, 4, name="words"),
             keras.layers.Flatten(),
             keras.layers.Dense(8, "tanh", name="hidden", **of_hidden),
             keras.layers.Dropout(0.2, seed=5),
@@ -58,7 +55,7 @@ class Subclassed(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.inner = net(words=False)
+        self.inner = net()
 
     def call(self, x):
         return self.inner(x)
