@@ -19,7 +19,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
-from collective.training import compatibility, host_random, keras_compat
+from collective.training import compatibility, host_random, keras_compat, own_batches
 from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.evaluation.partitioned import PartitionedEvaluation
 from collective.training.hooks import named, report
@@ -28,6 +28,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
 from collective.training.partition.method import supports
+from collective.training.partition.own_rows import OwnRowsStep
 from collective.training.partition.step import PartitionedStep
 from collective.training.partition.whole import WholeStep
 from collective.training.prepare import features_of
@@ -58,7 +59,6 @@ from collective.training.variants.coupled.forward import (
 )
 from collective.training.variants.coupled.micro_batches import CoupledMicroBatches
 from collective.training.variants.coupled.sums import CoupledSums
-from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import CustomEvaluation
 from collective.training.variants.custom_step.step import CustomStep
@@ -121,23 +121,21 @@ class Assembly:
         Returns:
             How the step computes what is not a sum over rows.
         """
-        if self.is_partitioned(prepared, data):
-            return StepPlan()
-        self.require(features_of(prepared.model))
         options, backend, features = self.options, self.backend, self.features
         per_replica = own_batches.chosen(
             options.per_replica, prepared.model, backend, data.replica_rows
         )
-        wanted = options.sync_batch_norm
+        self.options = options = dataclasses.replace(options, per_replica=per_replica)
+        if self.is_partitioned(prepared, data) or per_replica:
+            return StepPlan()
+        self.require(features_of(prepared.model))
         self.options = options = dataclasses.replace(
             options,
-            per_replica=per_replica,
             jit_compile=xla.chosen(
                 options.jit_compile, prepared.model, backend, features
             ),
             sync_batch_norm=batch_norm.chosen(
-                False if per_replica and wanted == "auto" else wanted,
-                *(prepared, backend, features),
+                options.sync_batch_norm, prepared, backend, features
             ),
         )
         own_step = keras_compat.overrides(prepared.model, "train_step")
@@ -166,9 +164,16 @@ class Assembly:
         plan: StepPlan,
         attachments: Sequence[Attachment],
         verbose: str | int,
-    ) -> Step | CustomStep | PartitionedStep | WholeStep:
+    ) -> Step | CustomStep | PartitionedStep | WholeStep | OwnRowsStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
+        if options.per_replica:
+            return OwnRowsStep(
+                *(prepared, backend, data.spec),
+                attachments=attachments,
+                is_stacked=options.per_replica == "batch",
+                seed=options.seed,
+            )
         if self.is_partitioned(prepared, data) and prepared.model.run_eagerly:
             return WholeStep(
                 *(prepared, backend, data.spec),
@@ -200,10 +205,9 @@ class Assembly:
                 attachments=attachments,
                 sync_batch_norm=options.sync_batch_norm is True,
                 jit_compile=options.jit_compile is True,
-                per_replica=options.per_replica,
                 virtual=self.virtual,
             )
-            compared = is_wanted(bool(options.verify)) and not options.per_replica
+            compared = is_wanted(bool(options.verify))
             for line in check_step(custom, data.inputs, compared):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
@@ -441,7 +445,6 @@ def can_evaluate(
 ) -> bool:
     """Whether the evaluation of a model can be partitioned."""
     others: list[Any] = [prepared.partition, backend.tensor, backend.stages]
-    others.append(own_batches.trained_with(prepared.model))
     return is_possible(backend) and not any(others)
 
 

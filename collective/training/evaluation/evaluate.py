@@ -25,9 +25,9 @@ from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.opening import open_backend, open_inputs
+from collective.training.own_batches import trained_with
 from collective.training.prepare import build_to_evaluate, runs_eagerly
 from collective.training.prepared import get_partition
-from collective.training.variants.custom_step.own_batches import trained_with
 from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
 from collective.training.whole_batch import run as run_whole

@@ -48,10 +48,9 @@ from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
-from collective.training.step.rows import without_none
+from collective.training.step.rows import at_least_one_row, without_none
 from collective.training.traced import traced
 from collective.training.undone_writes import undo_writes
-from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.verification import compare_settings, couples_rows, is_wanted
 from collective.training.whole_batch import run as run_whole
 from collective.training.written import following, written_variables

@@ -30,6 +30,10 @@ class ReturnedLayout(Layout):
         self.gathered_metrics = True
         self.variables = list(model.metrics_variables)
         self.metric_shapes = [tuple(v.shape) for v in self.variables]
+        self.describe(returned)
+
+    def describe(self, returned: Mapping[str, Sequence[int]]) -> None:
+        """Has values of these shapes returned."""
         self.names = list(returned)
         self.shapes = [tuple(shape) for shape in returned.values()]
         shapes = [*self.metric_shapes, *self.shapes]

@@ -25,7 +25,7 @@ from collective.training.step.inputs import ReplicaRows, StepInputs
 from collective.training.step.parts import ReplicaSums
 from collective.training.step.passes import TracedPass
 from collective.training.step.plan import StepPlan
-from collective.training.step.rows import Rows
+from collective.training.step.rows import Rows, at_least_one_row
 from collective.training.variants.coupled import look_ups
 from collective.training.variants.coupled.micro_batches import (
     CoupledMicroBatches,
@@ -33,7 +33,6 @@ from collective.training.variants.coupled.micro_batches import (
 )
 from collective.training.variants.coupled.replica import (
     ReplicaContext,
-    at_least_one_row,
 )
 from collective.training.variants.virtual.pieces import Node, VirtualReplicas
 from collective.training.variants.virtual.sums import (

@@ -22,8 +22,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import compatibility, keras_compat
 from collective.training.step.accumulation import slice_rows
-from collective.training.step.rows import Rows
-from collective.training.variants.coupled.replica import at_least_one_row
+from collective.training.step.rows import Rows, at_least_one_row
 from collective.training.variants.custom_step.local_step import (
     Contribution,
     LocalStep,

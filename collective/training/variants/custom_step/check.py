@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError, first_line
-from collective.training import compatibility, failure, keras_compat
+from collective.training import compatibility, failure, keras_compat, own_batches
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
@@ -31,7 +31,6 @@ from collective.training.keras_compat import path_of, record_applied, tf_variabl
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
-from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.additive import NotingHooks
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.local_step import flat_logs

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from collective.training.evaluation.exact import BatchwiseEvaluation
-from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch
-from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_once
 from collective.training.variants.custom_step.step import CustomStep
 
@@ -22,17 +20,11 @@ class CustomEvaluation(BatchwiseEvaluation):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        per_replica = own_batches.trained_with(self.model)
-        if per_replica:
-            stacks = isinstance(self.input, Batches) and self.input.is_stacked
-            per_replica = "batch" if stacks else True
         self.step = CustomStep(
             *(self.prepared, self.backend, self.input.spec),
             method="test_step",
-            per_replica=per_replica,
         )
-        if not per_replica:
-            check_once(self.step, self.input)
+        check_once(self.step, self.input)
 
     def _begin(self) -> None:
         self.model.reset_metrics()

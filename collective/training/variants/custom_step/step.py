@@ -26,7 +26,6 @@ from collective.errors import CollectiveError
 from collective.tensorflow_ops.xla import compiled_around_collectives
 from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.input.replica_batches import first_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
@@ -34,10 +33,9 @@ from collective.training.step.clock import now
 from collective.training.step.draws import explained as explained_draw
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.report import Layout, cut
-from collective.training.step.rows import without_none
+from collective.training.step.rows import at_least_one_row, without_none
 from collective.training.traced import traced
 from collective.training.variables import all_variables
-from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.accumulation import AccumulatingStep
 from collective.training.variants.custom_step.local_step import (
@@ -46,7 +44,6 @@ from collective.training.variants.custom_step.local_step import (
     MakeHooks,
 )
 from collective.training.variants.custom_step.look_ups import LookUpHooks
-from collective.training.variants.custom_step.own_batches import OwnBatchHooks
 from collective.training.variants.custom_step.pieces import PieceStep
 from collective.training.variants.custom_step.replica import OrderedSums, ReplicaHooks
 from collective.training.variants.custom_step.sharded import ShardedUpdate
@@ -62,8 +59,6 @@ class CustomStep:
         maybe_empty: Whether a replica may have a batch without rows.
         sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.
-        per_replica: Whether the rows of a replica are a batch of their own; ``batch``:
-            rows of ``spec`` are whole batches, of which a replica has one.
         jit_compile: Whether XLA compiles it, between its sums over replicas.
         accumulate: Micro-batches that a replica cuts its rows into.
         recompute: Whether activations of layers are computed again instead of kept.
@@ -81,7 +76,6 @@ class CustomStep:
         attachments: Sequence[Attachment] = (),
         sync_batch_norm: bool = False,
         method: str = "train_step",
-        per_replica: bool | str = False,
         jit_compile: bool = False,
         accumulate: int = 1,
         recompute: bool = False,
@@ -110,7 +104,7 @@ class CustomStep:
         elif accumulate > 1:
             self.local = AccumulatingStep(*call, **cut)
         else:
-            hooks: MakeHooks = OwnBatchHooks if per_replica else ReplicaHooks
+            hooks: MakeHooks = ReplicaHooks
             if gather_look_ups:
                 hooks = functools.partial(LookUpHooks, set())
             self.local = LocalStep(*call, hooks)
@@ -119,7 +113,6 @@ class CustomStep:
             self.local.apply_by = ShardedUpdate(prepared, self.sums)
         elif self.local.inline:
             self.local.apply_by = self._apply_sums
-        self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = self.local.metrics
@@ -219,8 +212,6 @@ class CustomStep:
         own = self.local.rows(batch, replica)
         share = Share(own.count, batch.global_rows, number, replica, own.first)
         rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
-        if self.per_replica == "batch":
-            rows = first_of(rows)
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         call = self.local.trace(rows, share)

@@ -16,17 +16,16 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
-from collective.training import evaluate, fit, keras_compat
+from collective.training import evaluate, fit, keras_compat, own_batches
 from collective.training.input.plan import share
 from collective.training.input.replica_batches import first_of, stacked
-from collective.training.variants.custom_step import own_batches
 from tests import launch
 from tests.training.custom_step.own_steps import FEATURES, LATENT, mlp, rows
 from tests.training.custom_step.plain_steps import Plain
 from tests.training.small import assert_ranks_agree
 from tests.training.test_equivalence import together
 
-HERE = "tests/training/custom_step/test_own_batches.py"
+HERE = "tests/training/test_own_batches.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 BATCH = 10  # of 22 rows: two batches, and one of two rows
 RANKS = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
@@ -194,12 +193,61 @@ def test_one_process_trains_as_keras(backend):
     assert result.per_replica is False
 
 
+def normalized():
+    keras.utils.set_random_seed(7)
+    layers = [
+        keras.Input((FEATURES,)),
+        keras.layers.Dense(4, use_bias=False),  # its gradient is rounding alone
+        keras.layers.BatchNormalization(momentum=0.5),
+        keras.layers.Dense(LATENT),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.05, clipnorm=0.1), "mse", metrics=["mae"])
+    return model
+
+
+@RANKS
+def test_statistics_of_a_replica(backend):
+    """Keras' own step: each normalizes by its own rows; all else is of the whole batch."""
+    model, (x, y) = normalized(), data()
+    words = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 2}
+    ours = fit(model, x, y, backend=backend, per_replica=True, **words)
+    assert_ranks_agree(backend, ours)
+    alone, logs = normalized(), {"loss": [], "mae": []}
+    variables, state = alone.trainable_variables, alone.non_trainable_variables
+    for _ in range(2):
+        found = {"loss": 0.0, "mae": 0.0}
+        for parts in shares(backend.size):
+            total = sum(len(x) for x, _ in parts)
+            before = [np.array(v) for v in state]
+            sums, after = [0.0] * len(variables), [0.0] * len(state)
+            for px, py in parts:
+                for variable, value in zip(state, before, strict=True):
+                    variable.assign(value)
+                with tf.GradientTape() as tape:
+                    predicted = alone(px, training=True)
+                    loss = keras.ops.mean((predicted - py) ** 2)
+                share = len(px) / total
+                gradients = tape.gradient(loss, [v.value for v in variables])
+                sums = [s + share * g for s, g in zip(sums, gradients, strict=True)]
+                after = [
+                    s + share * np.array(v) for s, v in zip(after, state, strict=True)
+                ]
+                found["loss"] += float(loss) * len(px) / len(x)
+                found["mae"] += float(np.abs(predicted - py).mean()) * len(px) / len(x)
+            for variable, value in zip(state, after, strict=True):
+                variable.assign(value)
+            alone.optimizer.apply(sums, variables)
+        for name, value in found.items():
+            logs[name].append(value)
+    for got, value in zip(model.weights, alone.weights, strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-11, atol=1e-12)
+    for name, values in logs.items():
+        np.testing.assert_allclose(ours.history[name], values, rtol=1e-6)
+
+
 @PLAIN
-def test_it_is_for_own_steps(backend):
-    model = mlp(FEATURES, 1)
-    model.compile("sgd", "mse")
-    with pytest.raises(UsageError, match="per_replica is for a train_step"):
-        fit(model, *data(), backend=backend, per_replica=True)
+def test_what_is_no_choice(backend):
     with pytest.raises(UsageError, match="per_replica='rows' is unknown"):
         own_batches.chosen("rows", made(Contrastive), backend, None)
 
@@ -254,4 +302,4 @@ def test_replicas_draw_numbers_of_their_own():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=300)
-    assert ended.passed(skips=True) == 4
+    assert ended.passed(skips=True) == 5

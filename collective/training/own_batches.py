@@ -1,26 +1,20 @@
-"""``per_replica``: each replica runs a ``train_step`` on a batch of its own.
+"""``per_replica``: each replica runs ``train_step`` on a batch of its own.
 
-For steps that are none of a part of a batch: their loss couples rows (contrastive, metric
-learning), or their code has the number of rows as a constant. What tf.distribute and
-Horovod do with any model: gradients, state and metrics are means over replicas, weighted
-by rows. N replicas then train another model than one, so it is asked for by name, and said
-at the start, in the summary and in ``History``.
+What tf.distribute and Horovod do with any model: gradients, state and metrics are means
+over replicas, weighted by rows; a loss that couples rows and a BatchNormalization have
+those of one replica. N replicas then train another model than one, so it is asked for by
+name, and said at the start, in the summary and in ``History``.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
-import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
-from collective.training.variants.custom_step.replica import ReplicaHooks
 
 #: False; True: a replica's rows of each batch; ``batch``: each replica has whole batches.
 CHOICES = (False, True, "batch")
@@ -33,21 +27,6 @@ HINT = (
 )
 
 _trained: WeakKeyDictionary[keras.Model, bool | str] = WeakKeyDictionary()
-
-
-class OwnBatchHooks(ReplicaHooks):
-    """The intercepted calls of a replica whose rows are a batch of their own."""
-
-    def drawing(self, rows: Any) -> contextlib.AbstractContextManager[list[str]]:
-        """Numbers of its own: replica 0 draws those of one process."""
-        replica = int(tf.get_static_value(self.backend.replica()))
-        return keras_compat.draw_as_replica(replica)
-
-    def on_loss(
-        self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
-    ) -> Any:
-        """As Keras computes it of these rows."""
-        return loss
 
 
 def chosen(
@@ -69,12 +48,6 @@ def chosen(
         raise UsageError(
             f"per_replica={wanted!r} is unknown",
             hint="per_replica=True or per_replica='batch'",
-        )
-    if wanted and not keras_compat.overrides(model, "train_step"):
-        raise UsageError(
-            f"per_replica is for a train_step of the model's own, and model "
-            f"{model.name!r} has Keras', whose loss and metrics have whole batches",
-            hint="drop per_replica",
         )
     replicas = backend.most_replicas
     _trained.pop(model, None)
