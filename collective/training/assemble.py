@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
-from collective.training import compatibility
+from collective.training import compatibility, own_batches
 from collective.training.compression import named, report
 from collective.training.evaluation.evaluation import Evaluation
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
+from collective.training.partition.own_rows import OwnRowsStep
 from collective.training.partition.step import PartitionedStep
 from collective.training.partition.whole import WholeStep
 from collective.training.prepare import features_of
@@ -40,6 +42,8 @@ class Assembly:
         self.options = options
         self.backend = backend
         self.features = options.features  # all that are known
+        if backend.most_replicas == 1:  # which has whole batches as it is
+            self.features.discard("per_replica")
         # Compresses gradients; None: they are summed as they are.
         self.hook = None if options.hook is None else named.make(options.hook)
         # The virtual replicas that share a batch; None: the backend's replicas.
@@ -61,15 +65,23 @@ class Assembly:
         with settings.deterministic():
             yield
 
+    def choose(self, prepared: PreparedModel, data: TrainingData) -> None:
+        """Decides what was left open; every rank calls it."""
+        self.require(features_of(prepared.model))
+        per_replica = own_batches.chosen(
+            *(self.options.per_replica, prepared.model, self.backend),
+            data.replica_rows,
+        )
+        self.options = dataclasses.replace(self.options, per_replica=per_replica)
+
     def step(
         self,
         prepared: PreparedModel,
         data: TrainingData,
         attachments: Sequence[Attachment],
-    ) -> PartitionedStep | WholeStep:
+    ) -> AnyStep:
         """The step, compared with that of the other ranks; every rank calls it."""
         options, backend = self.options, self.backend
-        self.require(features_of(prepared.model))
         step = make_step(
             prepared,
             backend,
@@ -77,6 +89,7 @@ class Assembly:
             options,
             attachments=attachments,
             expected_rows=data.batch_rows,
+            is_stacked=isinstance(data.inputs, Batches) and data.inputs.is_stacked,
         )
         self._warn(prepared)
         if isinstance(step, PartitionedStep):
@@ -109,35 +122,50 @@ class Assembly:
         )
 
 
+AnyStep = PartitionedStep | WholeStep | OwnRowsStep
+
+
 def make_step(
     prepared: PreparedModel,
     backend: Backend,
     spec: Batch,
     options: FitOptions | None = None,
     *,
+    method: str = "train_step",
     attachments: Sequence[Attachment] = (),
     expected_rows: int | None = None,
-) -> PartitionedStep | WholeStep:
+    is_stacked: bool = False,
+) -> AnyStep:
     """The step of a model.
 
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        method: Of the model: ``train_step`` or ``test_step``.
         attachments: What else travels in the exchange.
         expected_rows: How many rows a batch mostly has.
+        is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
     """
     options = options or FitOptions()
+    if options.per_replica:
+        return OwnRowsStep(
+            *(prepared, backend, spec),
+            method=method,
+            attachments=attachments,
+            is_stacked=is_stacked,
+            seed=options.seed,
+        )
     if prepared.model.run_eagerly:
         return WholeStep(
             *(prepared, backend, spec),
+            method=method,
             attachments=attachments,
             micro_batches=options.accumulate,
             seed=options.seed,
         )
     count = options.virtual_replicas
     return PartitionedStep(
-        prepared,
-        backend,
-        spec,
+        *(prepared, backend, spec),
+        method=method,
         attachments=attachments,
         expected_rows=expected_rows,
         micro_batches=options.accumulate,
@@ -152,5 +180,12 @@ def make_evaluation(
     inputs: Input | Batches,
     steps: int | None = None,
 ) -> Evaluation:
-    """The evaluation of a model."""
-    return Evaluation(prepared, backend, inputs, steps)
+    """The evaluation of a model, on batches as its training had them."""
+    several = backend.most_replicas > 1
+    own = own_batches.trained_with(prepared.model) if several else False
+    step = make_step(
+        *(prepared, backend, inputs.spec, FitOptions(per_replica=own)),
+        method="test_step",
+        is_stacked=isinstance(inputs, Batches) and inputs.is_stacked,
+    )
+    return Evaluation(prepared.model, backend, step, inputs, steps)

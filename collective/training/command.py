@@ -18,7 +18,7 @@ from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training import models
-from collective.training.evaluation.evaluation import Evaluation
+from collective.training.assemble import make_evaluation
 from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets
@@ -103,7 +103,7 @@ def run(
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
             inputs = Input(data.test, rows, shuffle=False)
-            evaluation = Evaluation(get_prepared(model), backend, inputs)
+            evaluation = make_evaluation(get_prepared(model), backend, inputs)
             test = result.afterwards(evaluation)
         parts = get_prepared(model).partition
         with contextlib.nullcontext() if parts is None else parts.whole_shapes():

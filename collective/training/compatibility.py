@@ -170,8 +170,11 @@ NOT_BUILT = _pairs(
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
         ),
-        "per_replica with look_ups": (
-            "the look-ups of each replica are those of a batch of its own"
+        "per_replica with devices, tensor_parallel, model_parallel": (
+            "a replica runs the whole step by itself, in a process of its own"
+        ),
+        "per_replica with shard_optimizer, recompute, jit_compile, hook": (
+            "Keras' own step runs as it is, and gradients are averaged where it applies them"
         ),
         "own_step with tensor_parallel": (
             "a norm that it takes of gradients would be that of this rank's parts"

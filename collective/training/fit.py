@@ -129,8 +129,7 @@ def fit(
             are a batch of their own, as for steps that couple rows; ``batch``: each
             replica has whole batches of the data, as for steps that know how many rows
             a batch has. Gradients, metrics and state are averaged by rows; N replicas
-            train another model than one. See
-            ``collective.training.variants.custom_step.own_batches``.
+            train another model than one. See ``collective.training.own_batches``.
         verify: True or ``run``: the first 10 steps are made by Keras, too, on rank 0, and
             what differs is shown; ``run:K``: the first K.
         seed: None: order and random layers follow from the seeds of the script and of
@@ -208,6 +207,8 @@ def fit(
         compare_models(backend, model)
         watch = finite.Watch(backend, terminate_on_nan, expects_nan(callbacks, backend))
         contexts.enter_context(watch.tracing())
+
+        chosen.choose(prepared, read)
 
         # The step, and what happens beside it.
         feed = read.feed(model, steps_per_epoch, initial_epoch)

@@ -91,7 +91,7 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
     parts = backend.tensor is not None or bool(backend.stages)
     with _or_eagerly(model, backend, spec):
         if keras_compat.overrides(model, "train_step"):
-            _build_by_step(model, backend, spec)
+            _build_by_step(model, backend, spec, optimizer=not parts)
         else:
             _build(model, backend, spec, optimizer=not parts)
 
@@ -208,7 +208,9 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             ) from error
 
 
-def _build_by_step(model: keras.Model, backend: Backend, spec: Batch) -> None:
+def _build_by_step(
+    model: keras.Model, backend: Backend, spec: Batch, optimizer: bool
+) -> None:
     """Makes the variables that a ``train_step`` of the model's own makes."""
 
     def step(rows: Rows) -> None:
@@ -216,7 +218,7 @@ def _build_by_step(model: keras.Model, backend: Backend, spec: Batch) -> None:
 
     with backend.scope():
         try:
-            with keras_compat.only_builds():
+            with keras_compat.only_builds(optimizer):
                 traced(step).get_concrete_function(rows_of(spec))
         except UsageError:
             raise

@@ -19,10 +19,13 @@ from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
+from collective.training.input.replica_batches import first_of, stacked
+from collective.training.input.source import Source
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.opening import open_backend, open_inputs
+from collective.training.own_batches import trained_with
 from collective.training.parallel.variables import shards_of
 from collective.training.prepare import build_to_evaluate, runs_eagerly
 from collective.training.prepared import get_partition
@@ -70,6 +73,9 @@ def evaluate(
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)
+        stacks = trained_with(model) == "batch" and not isinstance(data, Source)
+        if stacks and backend.most_replicas > 1:
+            data = stacked(data, backend.most_replicas)
         inputs = open_inputs(data, backend, batch_size, steps)
         if isinstance(inputs, Batches):
             inputs.begin_as_keras()
@@ -78,7 +84,9 @@ def evaluate(
                 "evaluate needs a compiled keras.Model",
                 hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
             )
-        prepared = build_to_evaluate(model, backend, inputs.spec)
+        of_stacks = isinstance(inputs, Batches) and inputs.is_stacked
+        spec = first_of(inputs.spec) if of_stacks else inputs.spec
+        prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         evaluation = make_evaluation(prepared, backend, inputs, steps)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
@@ -13,29 +15,26 @@ from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchHooks, Hooks
-from collective.training.partition.step import PartitionedStep
-from collective.training.partition.whole import WholeStep
-from collective.training.prepared import PreparedModel
+from collective.training.loop.loop import TrainingStep
 
 
 class Evaluation:
-    """Evaluates a model on batches in order, ``steps`` at most, sharded over replicas."""
+    """Evaluates a model on batches in order, ``steps`` at most, by its ``test_step``."""
 
     def __init__(
         self,
-        prepared: PreparedModel,
+        model: keras.Model,
         backend: Backend,
+        step: TrainingStep,
         inputs: Input | Batches,
         steps: int | None = None,
     ):
-        self.prepared = prepared
-        self.model = prepared.model
+        self.model = model
         self.backend = backend
         self.input = inputs
         self.steps = steps
         self._cut_for = range(0), 0
-        kind = WholeStep if prepared.model.run_eagerly else PartitionedStep
-        self._step = kind(prepared, backend, inputs.spec, method="test_step")
+        self._step = step
 
     def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
         """Evaluates. Every rank must call it; all get the same numbers.

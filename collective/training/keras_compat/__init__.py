@@ -22,6 +22,7 @@ from collective.training.keras_compat.layers import *
 from collective.training.keras_compat.model import *
 from collective.training.keras_compat.one_copy import *
 from collective.training.keras_compat.optimizers import *
+from collective.training.keras_compat.replica_draws import *
 from collective.training.keras_compat.seeds import *
 from collective.training.keras_compat.tracing import *
 from collective.training.keras_compat.weights_file import *

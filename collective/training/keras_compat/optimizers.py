@@ -389,8 +389,8 @@ def applied_to(optimizer: Any, variables: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def only_builds() -> Iterator[None]:
-    """Inside, optimizers apply nothing; those that would have are built at its end."""
+def only_builds(builds: bool = True) -> Iterator[None]:
+    """Inside, optimizers apply nothing; those that would have may be built at its end."""
     noted: list[tuple[keras.Optimizer, list[Any]]] = []
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -401,6 +401,6 @@ def only_builds() -> Iterator[None]:
             stack.enter_context(replacing(kind, "apply", apply))
         yield
     for optimizer, variables in noted:
-        if not optimizer.built:
+        if builds and not optimizer.built:
             with keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)

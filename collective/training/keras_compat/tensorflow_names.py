@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context, execute
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import auto_control_deps_utils, ops
 from tensorflow.python.ops import (
     control_flow_util_v2,
     control_flow_v2_func_graphs,
@@ -206,3 +206,9 @@ def make_branches(
     op = made if isinstance(made, tf.Operation) else made[0].op
     control_flow_util_v2.maybe_set_lowering_attr(op)
     return ([] if isinstance(made, tf.Operation) else list(made)), op
+
+
+def written_handles(op: tf.Operation) -> list[tf.Tensor]:
+    """The handles of the variables that an operation writes, itself or in its branches."""
+    _, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
+    return list(writes)

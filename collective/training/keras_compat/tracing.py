@@ -38,25 +38,25 @@ def loss_of_step(model: keras.Model) -> Iterator[list[tf.Tensor]]:
 
 
 @contextlib.contextmanager
-def changed_gradients(
-    change: Callable[[Sequence[Any], Sequence[keras.Variable]], Sequence[Any]],
+def applied_by(
+    update: Callable[[keras.Optimizer, Sequence[Any], list[Any]], Any],
 ) -> Iterator[None]:
-    """Inside, optimizers apply what a function makes of the gradients that they are given.
+    """Inside, ``optimizer.apply`` of any optimizer is this function.
 
     Args:
-        change: Called with the gradients, of which some may be None, and variables.
+        update: Called with optimizer, gradients, of which some may be None, and
+            variables; what it calls is the optimizer's own ``apply``.
     """
     inside = False
 
-    def changing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replaced(original: Callable[..., Any]) -> Callable[..., Any]:
         def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
             nonlocal inside
-            if inside:  # an optimizer that another one calls
+            if inside:
                 return original(self, grads, trainable_variables)
             inside = True
             try:
-                changed = change(grads, applied_to(self, trainable_variables))
-                return original(self, changed, trainable_variables)
+                return update(self, grads, applied_to(self, trainable_variables))
             finally:
                 inside = False
 
@@ -64,5 +64,26 @@ def changed_gradients(
 
     with contextlib.ExitStack() as stack:
         for kind in optimizers_with_apply():
-            stack.enter_context(replacing(kind, "apply", changing(kind.apply)))
+            stack.enter_context(replacing(kind, "apply", replaced(kind.apply)))
         yield
+
+
+class _OfMetrics(keras.StatelessScope):
+    """Keeps what is written to metrics; everything else is written."""
+
+    def __init__(self, metrics: Sequence[keras.Variable]):
+        super().__init__([(v, tf.zeros(v.shape, v.dtype)) for v in metrics])
+        self._metrics = {id(v) for v in metrics}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """What a variable's ``assign`` calls."""
+        variable, value = update
+        if id(variable) in self._metrics:
+            super().add_update(update)
+        else:
+            variable._direct_assign(value)
+
+
+def counted_metrics(model: keras.Model) -> keras.StatelessScope:
+    """A scope in which the metrics of a model count from zero, and write no variable."""
+    return _OfMetrics(model.metrics_variables)

@@ -139,8 +139,8 @@ class WholeStep:
         begin = time.time()
         rows, _, sums = self._rows(batch, number)
         end = time.time()
-        change = keras_compat.changed_gradients(self._checked(number))
-        with as_rank_zero(self.backend), change:
+        checks = keras_compat.applied_by(self._checked(number))
+        with as_rank_zero(self.backend), checks:
             loss, logs = self._method(*rows)
         self.layout.last = logs
         metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
@@ -150,22 +150,19 @@ class WholeStep:
         self.attachments.receive(report, self.layout.size, number)
         return report
 
-    def _checked(self, number: int) -> Callable[[Sequence[Any], Any], Sequence[Any]]:
-        """Looks for what is not finite, before it is applied."""
+    def _checked(self, number: int) -> Callable[..., Any]:
+        """Applies gradients, after it has looked for what is not finite."""
 
-        def checked(gradients: Sequence[Any], variables: Any) -> Sequence[Any]:
-            if keras_compat.expects_overflow(self.model.optimizer):
-                return gradients
-            pairs = zip(gradients, variables, strict=False)
-            known = [
-                (tf.convert_to_tensor(g), v.path) for g, v in pairs if g is not None
-            ]
-            self.paths[:] = [path for _, path in known]
-            place = int(finite.first([gradient for gradient, _ in known]))
-            finite.check_now(place, number, self.backend, self.paths)
-            return gradients
+        def apply(optimizer: Any, gradients: Sequence[Any], variables: Any) -> Any:
+            if not keras_compat.expects_overflow(optimizer):
+                pairs = zip(gradients, variables, strict=False)
+                known = [(g, v.path) for g, v in pairs if g is not None]
+                self.paths[:] = [path for _, path in known]
+                place = finite.first([tf.convert_to_tensor(g) for g, _ in known])
+                finite.check_now(int(place), number, self.backend, self.paths)
+            return optimizer.apply(gradients, variables)
 
-        return checked
+        return apply
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""

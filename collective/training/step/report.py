@@ -31,8 +31,12 @@ class Layout:
     def __init__(self, model: keras.Model, returned: Mapping[str, Sequence[int]]):
         self.model = model
         self.variables = list(model.metrics_variables)
-        self.names = list(returned)
         self._metric_shapes = [tuple(v.shape) for v in self.variables]
+        self.describe(returned)
+
+    def describe(self, returned: Mapping[str, Sequence[int]]) -> None:
+        """Has values of these shapes returned."""
+        self.names = list(returned)
         self._shapes = [tuple(shape) for shape in returned.values()]
         shapes = [*self._metric_shapes, *self._shapes]
         #: Numbers before those of the attachments.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.training.input.pipeline import Batch
 
 
@@ -47,3 +48,32 @@ def packed(rows: Rows) -> Any:
         lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, rows
     )
     return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))
+
+
+def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
+    """A tree of tensors ``[n, ...]``; with one row that was made up where n is 0.
+
+    A replica without rows takes part in the collectives of the others. Many layers
+    cannot run without a row. It is of zeros, which every table has; of ones where there
+    is a GPU, for cuDNN refuses a sequence that is masked from its beginning.
+
+    Raises:
+        UsageError: Rows are ragged or sparse.
+    """
+    missing = tf.cast(count == 0, tf.int32)
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+
+    def padded(tensor: tf.Tensor) -> tf.Tensor:
+        if not isinstance(tensor, tf.Tensor):
+            raise UsageError(
+                f"a replica may have no rows of a short batch, and rows of a "
+                f"{type(tensor).__name__} cannot be made up for it",
+                hint="a batch size that leaves each replica a row of every batch",
+            )
+        shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
+        make = tf.ones if on_gpu and tensor.dtype != tf.string else tf.zeros
+        more = tf.concat([tensor, make(shape, tensor.dtype)], axis=0)
+        more.set_shape([None, *tensor.shape[1:]])
+        return more
+
+    return tf.nest.map_structure(padded, rows)

@@ -1,0 +1,74 @@
+"""``per_replica``: each replica runs ``train_step`` on a batch of its own.
+
+What tf.distribute and Horovod do with any model: gradients, state and metrics are means
+over replicas, weighted by rows; a loss that couples rows and a BatchNormalization have
+those of one replica. N replicas then train another model than one, so it is asked for by
+name, and said at the start, in the summary and in ``History``.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import keras
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.log import log
+
+#: False; True: a replica's rows of each batch; ``batch``: each replica has whole batches.
+CHOICES = (False, True, "batch")
+_trained: WeakKeyDictionary[keras.Model, bool | str] = WeakKeyDictionary()
+
+
+def chosen(
+    wanted: bool | str, model: keras.Model, backend: Backend, batch_rows: int | None
+) -> bool | str:
+    """What ``per_replica`` means for a training; rank 0 says it.
+
+    Args:
+        wanted: One of ``CHOICES``.
+        batch_rows: Rows of a batch of the data; None where they are not known.
+
+    Returns:
+        False with one replica, which has whole batches as it is.
+
+    Raises:
+        UsageError: It is none of the choices, or not one for this model.
+    """
+    if wanted not in CHOICES:
+        raise UsageError(
+            f"per_replica={wanted!r} is unknown",
+            hint="per_replica=True or per_replica='batch'",
+        )
+    replicas = backend.most_replicas
+    _trained.pop(model, None)
+    if not wanted or replicas == 1:
+        return False
+    _trained[model] = wanted
+    if backend.rank == 0:
+        log.warning(
+            "per_replica: each of %d replicas runs train_step of %r on %s; gradients, "
+            "metrics and state are averaged by rows: another model than that of one "
+            "process",
+            *(replicas, model.name, _in_words(wanted, batch_rows, replicas)),
+        )
+    return wanted
+
+
+def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
+    """What a replica's rows are."""
+    if wanted == "batch":
+        rows = f" of {batch_rows} rows" if batch_rows else ""
+        return f"a whole batch{rows}, so an update has those of {replicas} batches"
+    if batch_rows is None:
+        return f"a batch of its own, 1/{replicas} of each batch"
+    size = f"{batch_rows // replicas}"
+    if batch_rows % replicas:
+        size += f" or {batch_rows // replicas + 1}"
+    return f"a batch of its own, {size} of the {batch_rows} rows of each batch"
+
+
+def trained_with(model: keras.Model) -> bool | str:
+    """The ``per_replica`` of a model's last training: its evaluation has the same."""
+    return _trained.get(model, False) if isinstance(model, keras.Model) else False
