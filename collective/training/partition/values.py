@@ -170,10 +170,10 @@ def _inferred(node: Node) -> list[Shape] | None:
             results.append(None)
             continue
         sizes = [value.symbol(i) if s is None else s for i, s in enumerate(shape)]
-        least, first = _OF_ROWS.get(node.type), shapes[0]
-        if sizes and shape[0] is None and first and least is not None:
-            if len(first) > least:
-                sizes[0] = first[0]
+        first = shapes[0]
+        has_rows = first and node.type in _OF_ROWS and len(first) > _OF_ROWS[node.type]
+        if sizes and shape[0] is None and first and has_rows:
+            sizes[0] = first[0]
         results.append(tuple(sizes))
     return results
 
