@@ -13,6 +13,9 @@ import keras
 import numpy as np
 import pytest
 
+from collective.backends.options import Options
+from collective.backends.single import SingleBackend
+from collective.environment import Environment
 from tests import launch
 from tests.training import hard_programs
 from tests.training.against_keras import (
@@ -81,7 +84,7 @@ def test_a_program_trains_what_keras_trains(
     got = trained(backend)
     assert differences(program, got, wanted) == []
     if backend.size > 1:
-        alone = trained(backends_by_name("single"))
+        alone = trained(alone_here())
         # Of validation, the sums are equal to rounding.
         names = [name for name in alone if not name.startswith("log val_")]
         assert [n for n in names if not same_bits(got[n], alone[n])] == []
@@ -90,14 +93,19 @@ def test_a_program_trains_what_keras_trains(
 @pytest.mark.on_ranks
 @pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=MATRIX)])
 @pytest.mark.parametrize("name", some(own_steps.PROGRAMS, STEPS))
-def test_an_own_step_is_that_on_the_batch(name, accumulate, backend, backends_by_name):
+def test_an_own_step_is_that_on_the_batch(name, accumulate, backend):
     make, options = own_steps.PROGRAMS[name], {"accumulate": accumulate, **PIECES}
     result = train(backend, make, **options)
     assert_as_keras(result, *by_keras(make))
     if backend.size > 1:
-        alone = train(backends_by_name("single"), make, **options)
+        alone = train(alone_here(), make, **options)
         assert result.state_sha256 == alone.state_sha256
         assert result.history == alone.history
+
+
+def alone_here() -> SingleBackend:
+    """Of a rank that trains for itself."""
+    return SingleBackend(Options(), Environment())
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
