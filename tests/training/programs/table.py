@@ -108,7 +108,7 @@ def _all() -> dict[str, Case]:
 CASES = _all()
 
 
-def outcome(case: Case, backend: Any = None) -> dict[str, np.ndarray]:
+def outcome(case: Case, backend: Any = None, **options: Any) -> dict[str, np.ndarray]:
     """What the call returns and every variable after it; by stock Keras without a backend."""
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(case.floatx)
@@ -128,7 +128,7 @@ def outcome(case: Case, backend: Any = None) -> dict[str, np.ndarray]:
         found = getattr(model, case.call)(*data, **words)
     else:
         call = getattr(collective, case.call)
-        found = call(model, *data, backend=backend, **words)
+        found = call(model, *data, backend=backend, **words, **options)
     logs = found.history if case.call == "fit" else {"returned": found}
     values = {
         f"{name} {i}": np.asarray(value)
