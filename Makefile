@@ -1,7 +1,7 @@
-# make check | test | test-hosts | test-faults | test-all | docs | train | core | horovod | help
+# make demo | train | check | test | test-hosts | test-faults | test-all | docs | core | horovod | help
 #
 # make check before each commit; make test before each push; .ci/run is what CI runs.
-# CONTRIBUTING.md says what the other targets are for. .venv is made first.
+# CONTRIBUTING.md says what the other targets are for. .venv is made first; V=1 shows how.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu simulate chaos soak \
+.PHONY: help demo train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu simulate chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -28,12 +28,13 @@ help:
 # The tools and the Python part. The native core is built below: where its sources
 # change, it alone is built again.
 $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --no-compile $(addprefix --constraint ,$(VERSIONS)) \
+	@echo "collective: makes $(VENV), with TensorFlow: minutes, once (V=1 shows all)"
+	@.ci/quietly $(PYTHON) -m venv $(VENV)
+	@.ci/quietly $(BIN)/python -m pip install --upgrade pip
+	@.ci/quietly env COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --no-compile $(addprefix --constraint ,$(VERSIONS)) \
 		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
-	$(BIN)/python -m collective.mpi_defaults
-	touch $@
+	@.ci/quietly $(BIN)/python -m collective.mpi_defaults
+	@touch $@
 
 # Ninja sees by itself what has changed. Without a C++ compiler everything but the
 # native core works, and its tests skip.
@@ -43,13 +44,20 @@ ifeq ($(COMPILER),)
 	@echo "collective: no C++ compiler, so the native core is not built"
 	@echo "HINT: apt-get install g++"
 else
-	@test -e build/native/build.ninja || cmake -S . -B build/native -G Ninja -DPython3_EXECUTABLE=$(abspath $(BIN))/python
-	@env -u MAKEFLAGS cmake --build build/native # ninja has no part in make's jobs
+	@test -e build/native/build.ninja || .ci/quietly cmake -S . -B build/native -G Ninja -DPython3_EXECUTABLE=$(abspath $(BIN))/python
+	@.ci/quietly env -u MAKEFLAGS cmake --build build/native # ninja has no part in make's jobs
 endif
 
-# The example on two processes, beside one: equal? how fast?
+export V
+
+# One table: ordinary programs on one process, by stock TensorFlow, and on our ranks.
+demo: core
+	@$(BIN)/python examples/demo
+
+# The example on two processes, beside one: equal? how fast? Then the demo.
 train: core
-	$(BIN)/python compare.py -np 2 --backends native --output build/train
+	@$(BIN)/python compare.py -np 2 --backends native --output build/train
+	@$(BIN)/python examples/demo
 	@echo
 	@echo "Next: . $(VENV)/bin/activate"
 	@echo "      collectiverun -np 2 --keras examples/keras/mlp.py    # or your own Keras script"

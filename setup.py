@@ -61,7 +61,12 @@ class BuildWithCMake(build_ext):
         return ["CMakeLists.txt", *(str(path.relative_to(ROOT)) for path in found)]
 
 
+# Where the project is published, which a release knows.
+URL = os.environ.get("REPOSITORY_URL")
+PAGES = {"Source": URL, "Issues": f"{URL}/issues", "Changelog": f"{URL}/releases"}
+
 setup(
+    project_urls=PAGES if URL else {},
     ext_modules=[Extension("collective.native.core", sources=[])] if CORE else [],
     cmdclass={"build_ext": BuildWithCMake},
     # What is built uses Python's stable interface, or none of Python: one wheel for all.
