@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from tests.training.custom_step.own_steps import FEATURES, LATENT, mlp, rows
-from tests.training.custom_step.plain_steps import Plain
 
 from collective.errors import UsageError
 from collective.training import evaluate, fit, keras_compat, own_batches
 from collective.training.input.plan import share
 from collective.training.input.replica_batches import first_of, stacked
 from tests import launch
+from tests.training.programs.own_steps import FEATURES, LATENT, mlp, rows
+from tests.training.programs.plain_steps import Plain
 from tests.training.small import assert_ranks_agree
 from tests.training.test_equivalence import together
 
