@@ -14,6 +14,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     SummedInGraph           none                    horovod, tf-multiworker
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
+    LocalDevices            devices                 tf-mirrored, tf-central-storage, tf-tpu
 
 An option given to a backend without the class is an error before anything starts
 (``collective.backends.registry``).
@@ -25,7 +26,7 @@ import contextlib
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -238,6 +239,40 @@ class ModelParallel(Backend):
         import tensorflow as tf
 
         return tf.device("/cpu:0")
+
+
+class LocalDevices(Backend):
+    """One process with a replica on each of its devices.
+
+    A partitioned step is one graph for all of them, outside of ``run``: it says itself what
+    is made on which device.
+
+    Attributes:
+        strategy: TensorFlow's, in whose scope the variables are made.
+        devices: Their names, in the order of the replicas.
+    """
+
+    strategy: Any
+    devices: Sequence[str]
+
+    @abstractmethod
+    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """In a graph, outside of ``run``: the sum of each tensor over the devices.
+
+        Args:
+            columns: Of each device the tensors on it, of equal shapes on all.
+
+        Returns:
+            For each tensor, the sums on all devices; or one for all of them.
+        """
+
+    @abstractmethod
+    def on_each_device(self) -> Iterator[int]:
+        """Outside of ``run``, one replica after the other.
+
+        What is made meanwhile is made on its device, and reads its copy of a variable;
+        ``replica`` is its number.
+        """
 
 
 class ShardCollectives(Backend):

@@ -26,7 +26,7 @@ class PartitionedEvaluation(BatchwiseEvaluation):
         self._step = PartitionedStep(prepared, backend, inputs.spec, method="test_step")
 
     def _begin(self) -> None:
-        self.model.reset_metrics()
+        self._step.begin_epoch()
 
     def _vector(self, batch: Batch, number: int, before: Any) -> Any:
         return self._step(batch, number)

@@ -229,10 +229,10 @@ class Emission:
         if isinstance(layout, Sharded):
             return [self._slice_of(value, layout) for _ in self._each()]
         assert layout == SUM, layout
-        zeros = tf.zeros_like(whole[0])
         return [
-            tf.where(self.share.is_lead[self.replica], whole[0], zeros)
-            for _ in self._each()
+            tf.where(self.share.is_lead[i], mine, tf.zeros_like(mine))
+            for i in self._each()
+            for mine in [self._of_replica(whole)]
         ]
 
     def _is_known(self, value: Value) -> bool:
@@ -310,7 +310,7 @@ class Emission:
             cheap = node.plan.share(self, layout)
             if cheap is not None:
                 return cheap
-        return sliced(self, self._forms[value, WHOLE][0], layout)
+        return sliced(self, self._of_replica(self._forms[value, WHOLE]), layout)
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
         """The whole value, where it is at hand."""
@@ -320,11 +320,32 @@ class Emission:
         return None if found is None else found[0]
 
     def _each(self) -> Iterator[int]:
-        """One replica after the other."""
+        """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
             self.replica = replica
-            yield replica
+            with self._on_device():
+                yield replica
         self.replica = 0
+
+    def _on_device(self) -> Any:
+        """Around what is made for this replica."""
+        if not self.exchange.devices:
+            return nullcontext()
+        return self._known.on(self._of_replica(self.exchange.devices))
+
+    def _of_replica(self, parts: Sequence[Any]) -> Any:
+        """What the replica that is made now has of one thing for all, or of several.
+
+        Args:
+            parts: For each replica, or for each device; or one for all.
+        """
+        return parts[self.replica * len(parts) // len(self.share.own)]
+
+    def width(self, layout: Layout) -> int:
+        """How many tensors a value has that goes into a loop or branch."""
+        if is_whole(layout):
+            return len(self.exchange.devices) if self.exchange.copies_variables else 1
+        return len(self.share.own)
 
     # --- exchanges ------------------------------------------------------------------
 
@@ -342,17 +363,17 @@ class Emission:
             # Scalars behind gradients, of which the first that is not finite is named.
             values.sort(key=lambda value: value.rank == 0)
             parts = [self._forms[value, Partial(kind)] for value in values]
-            sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
             with self._in_order():
-                totals = self.exchange.reduce(kind, [*sums, *more])
+                totals = self._reduced(kind, parts, more)
             if more:
-                self.attached, self._is_attached_sent = totals[len(sums) :], True
-                totals = totals[: len(sums)]
+                sums = [total[0] for total in totals[len(parts) :]]
+                self.attached, self._is_attached_sent = sums, True
+                totals = totals[: len(parts)]
             self.traffic.sums.append(values)
-            self._note(totals)
+            self._note([tensor for total in totals for tensor in total])
             for value, total in zip(values, totals, strict=True):
-                self.put(value, WHOLE, [total])
+                self.put(value, WHOLE, total)
         for value, layout in pending.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
@@ -360,6 +381,22 @@ class Emission:
                 self.traffic.gathers.append(value)
                 self._note([whole])
                 self.put(value, WHOLE, [whole])
+
+    def _reduced(
+        self, kind: str, parts: list[list[tf.Tensor]], more: list[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        """The sums of parts and of ``more``: one of each for all, or for each device."""
+        if not self.exchange.devices:
+            sums = [_combined(kind, of_one) for of_one in parts]
+            totals = self.exchange.reduce(kind, [*sums, *more])
+            return [[total] for total in totals]
+        columns, size = [], len(self.share.own) // len(self.exchange.devices)
+        for device, name in enumerate(self.exchange.devices):
+            mine = slice(device * size, (device + 1) * size)
+            with tf.device(name):
+                columns.append([_combined(kind, of_one[mine]) for of_one in parts])
+        totals = self.exchange.reduce_devices(kind, columns)
+        return [*totals, *([tensor] for tensor in more)]
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -445,17 +482,18 @@ class Emission:
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
             return True
-        once = plan.is_whole
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
+        times = _times(node, inputs) if plan.is_whole else len(self.share.own)
+        step = len(self.share.own) // times
         for replica in self._each():
-            if once and replica:
+            if replica % step:
                 continue
-            mine = [
-                None if part is None else part[replica if len(part) > 1 else 0]
-                for part in inputs
-            ]
-            with tf.control_dependencies(before) if before else nullcontext():
+            mine = [None if part is None else self._of_replica(part) for part in inputs]
+            with (
+                tf.control_dependencies(before) if before else nullcontext(),
+                self._anywhere(times, node, inputs),
+            ):
                 tensors, ops = self._emitted(node, plan, mine)
             made += ops
             for of_output, tensor in zip(outputs, tensors, strict=True):
@@ -463,9 +501,20 @@ class Emission:
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
         ):
-            self.put(value, layout, tensors[:1] if is_whole(layout) else tensors)
+            few = is_whole(layout) and not plan.is_whole
+            self.put(value, layout, tensors[:1] if few else tensors)
         self._made[node.number] = made
         return True
+
+    def _anywhere(self, times: int, node: Node, inputs: Sequence[Any]) -> Any:
+        """Around what is not bound to the device of a replica: TensorFlow places it."""
+        is_shared = any(
+            value.dtype == tf.resource and len(part) == 1
+            for value, part in zip(node.inputs, inputs, strict=True)
+            if part
+        )
+        is_bound = self.exchange.devices and times > 1 and not is_shared
+        return nullcontext() if is_bound or not self.exchange.devices else tf.device(None)
 
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]
@@ -493,6 +542,26 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
+
+
+def _combined(kind: str, parts: list[tf.Tensor]) -> tf.Tensor:
+    """The sum (maximum, ...) of the parts of one process."""
+    return parts[0] if len(parts) == 1 else _COMBINE[kind](parts)
+
+
+def _times(node: Node, inputs: Sequence[list[tf.Tensor] | None]) -> int:
+    """How often a whole node is made: once, or on each device.
+
+    What differs each time is made once; a variable is written where it has a copy.
+    """
+    variables = [
+        len(part)
+        for value, part in zip(node.inputs, inputs, strict=True)
+        if part and value.dtype == tf.resource
+    ]
+    if node.is_stateful and not variables:
+        return 1
+    return max(variables or [len(part) for part in inputs if part], default=1)
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

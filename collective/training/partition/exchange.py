@@ -17,7 +17,8 @@ from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
 
-_REDUCE = {
+#: By the kind of a partial value: the operation that makes it whole.
+REDUCE = {
     "max": tf.reduce_max,
     "min": tf.reduce_min,
     "prod": tf.reduce_prod,
@@ -28,7 +29,16 @@ _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 
 
 class Exchange(Protocol):
-    """What an emitted graph asks of the other ranks, inside of the graph."""
+    """What an emitted graph asks of the other ranks, inside of the graph.
+
+    Attributes:
+        devices: Of this process, where it has several: its replicas are shared out over
+            them, in order.
+        copies_variables: Whether each device has a copy of every variable.
+    """
+
+    devices: Sequence[str]
+    copies_variables: bool
 
     def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sum (maximum, ...) of each tensor over all ranks.
@@ -47,8 +57,35 @@ class Exchange(Protocol):
         """Rank 0's tensor, of the same shape and dtype on every rank."""
         ...
 
+    def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """The handles of a variable on each device, or the one of all."""
+        ...
 
-class OneProcess:
+    def reduce_devices(
+        self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
+    ) -> list[list[tf.Tensor]]:
+        """As ``reduce``, of tensors of each device; the sums on each, or one for all."""
+        ...
+
+
+class OnOneDevice:
+    """Of an exchange: all replicas of a process are on the same device."""
+
+    devices: Sequence[str] = ()
+    copies_variables = False
+
+    def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """The handle of the variable."""
+        return [variable.handle]
+
+    def reduce_devices(
+        self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
+    ) -> list[list[tf.Tensor]]:
+        """Of nothing."""
+        raise NotImplementedError
+
+
+class OneProcess(OnOneDevice):
     """An exchange with nobody: all replicas are in this process."""
 
     def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -64,7 +101,7 @@ class OneProcess:
         return tensor
 
 
-class BackendExchange:
+class BackendExchange(OnOneDevice):
     """Sums by a backend; everything else is made of sums, or of its gather."""
 
     def __init__(self, backend: Backend):
@@ -73,7 +110,7 @@ class BackendExchange:
     def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
-            return [_REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
+            return [REDUCE[kind](self.gather(t[None]), axis=0) for t in tensors]
         results = list(tensors)
         by_dtype: dict[tf.DType, list[int]] = {}
         for place, tensor in enumerate(tensors):
@@ -140,8 +177,11 @@ class TimedExchange(BackendExchange):
 
     def _located(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """In this replica's place, which of its tensors is the first that is not finite."""
+        return finite.at_replica(self._first_not_finite(tensors), self._backend)
+
+    def _first_not_finite(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         numbers = [t if t.dtype.is_floating else tf.zeros([]) for t in tensors]
-        return finite.at_replica(finite.first(numbers), self._backend)
+        return finite.first(numbers)
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
         """When the first began and the last ended: float64, seconds since 1970."""

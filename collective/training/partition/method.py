@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.backends.capabilities import ShardCollectives
+from collective.backends.capabilities import LocalDevices, ShardCollectives
 from collective.log import log
 from collective.training.input.pipeline import Batch
 from collective.training.partition import composites, explain
@@ -40,6 +41,7 @@ class PartitionedMethod:
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces a process cuts its rows, to save memory.
         fixed_rows: The rows of every batch, where the model takes no other number.
+        tracing: What is entered while the function is traced.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class PartitionedMethod:
         expected_rows: int | None = None,
         micro_batches: int = 1,
         fixed_rows: int | None = None,
+        tracing: AbstractContextManager[Any] | None = None,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
-        self.source = traced(function).get_concrete_function(*rows)
+        with tracing or nullcontext():
+            self.source = traced(function).get_concrete_function(*rows)
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -191,7 +195,8 @@ class PartitionedMethod:
     ) -> tuple[list[list[tf.Tensor]], Share]:
         """The arguments for each micro-batch, and which rows they have."""
         leaves = tf.nest.flatten(tuple(own.rows))
-        count, pieces = tf.cast(own.count, tf.int64), self.micro_batches
+        count = tf.cast(own.count, tf.int64)
+        pieces = self.micro_batches * max(len(exchange.devices), 1)
         cuts = list(
             itertools.pairwise([count * j // pieces for j in range(pieces + 1)])
         )
@@ -239,6 +244,8 @@ def _own_rows(
 
 def supports(backend: Backend) -> bool:
     """Whether a backend has what a partitioned method exchanges."""
+    if isinstance(backend, LocalDevices):
+        return True
     if len(backend.local_replicas) != 1 or not backend.synchronous:
         return False
     exchanges = isinstance(backend, ShardCollectives) and backend.size > 1

@@ -92,7 +92,11 @@ class Partition:
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
         emission.attached = list(attached)
-        captured = [[outer] for outer, _ in self.function.graph.captures]
+        variables = {id(v.handle): v for v in self.function.graph.variables}
+        captured = [
+            exchange.copies(variables[id(outer)]) if id(outer) in variables else [outer]
+            for outer, _ in self.function.graph.captures
+        ]
         for value, layout, tensors in zip(
             self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
         ):

@@ -18,13 +18,12 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.partition.exchange import TimedExchange
+from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.report import ReturnedLayout
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
-from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import Rows, without_none
 from collective.training.traced import traced
 from collective.training.variables import (
@@ -74,6 +73,7 @@ class PartitionedStep:
             expected_rows=expected_rows,
             micro_batches=micro_batches,
             fixed_rows=keras_compat.fixed_rows(self.model),
+            tracing=devices.tracing(self.model, backend),
         )
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
@@ -88,12 +88,20 @@ class PartitionedStep:
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
         signature = without_none(spec), tf.TensorSpec([], tf.int64)
-        self._run = traced(self._run_replicas, input_signature=signature)
+        self._run = traced(self._run_process, input_signature=signature)
 
     @property
     def graph(self) -> tf.Graph:
         """The graph of the whole step, as Keras' own method made it."""
         return self._method.graph
+
+    def _attached(self, batch: Batch, number: tf.Tensor) -> Any:
+        """What is attached by the replicas of this process: its sum over them."""
+        found = []
+        for replica, own in devices.rows_of_replicas(self.backend, batch):
+            step = ReplicaStep(number, replica, own.rows_read)
+            found.append(self.attachments.contributions(step))
+        return tf.nest.map_structure(lambda *t: tf.add_n(t), *found)
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch; see ``Step.__call__``."""
@@ -118,6 +126,7 @@ class PartitionedStep:
         self.model.reset_metrics()
         if sums is not None and sums[self.layout.ROWS]:
             self.layout.restore(sums)
+        keras_compat.settle(self._metrics)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
@@ -135,18 +144,12 @@ class PartitionedStep:
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
 
-    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
-        return self.backend.run(self._replica_step, (batch, number))
-
-    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
-        """The step of one replica, inside ``Backend.run``; returns the report."""
-        backend = self.backend
+    def _run_process(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+        """The step of this process; returns the report."""
         number_to_check = None if self._expects_overflow else number
-        exchange = TimedExchange(backend, number_to_check)
-        replica = tf.cast(backend.replica(), tf.int64)
-        own = replica_rows(backend, batch, replica)
-        this_step = ReplicaStep(number, replica, own.rows_read)
-        attached = self.attachments.contributions(this_step)
+        exchange = devices.exchange_of(self.backend, number_to_check)
+        replica, own = devices.rows_of_process(self.backend, batch)
+        attached = self._attached(batch, number)
         (loss, logs), sums = self._method(
             own, batch.global_rows, replica, exchange, tf.nest.flatten(attached)
         )

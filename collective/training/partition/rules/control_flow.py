@@ -70,10 +70,11 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
+        inputs, widths = _widened(emission, body.inputs, now, inputs)
         kind = tensorflow_names.LoopBody
-        made_body = _function(emission, body, now, now, kind)
+        made_body = _function(emission, body, now, widths, now, kind)
         kind = tensorflow_names.LoopCondition
-        made_condition = _function(emission, condition, now, [WHOLE], kind)
+        made_condition = _function(emission, condition, now, widths, [WHOLE], kind)
         exchanges = emission.traffic.exchanges > count
         extras = _share_captures([made_body, made_condition])
         made_body.outputs += made_body.inputs[len(made_body.inputs) - len(extras) :]
@@ -85,7 +86,7 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             stateful=node.type == "While" or exchanges,
             parallel_iterations=1 if exchanges else parallel,
         )
-        return _unflat(outputs[1:], now, emission), outputs[0].op
+        return _unflat(outputs[1:], widths), outputs[0].op
 
     return Plan(now, now, joint=joint)
 
@@ -110,13 +111,15 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
+        (index, *_), *rest = inputs
+        rest, widths = _widened(emission, node.bodies[0].inputs, inside, rest)
         kind = tensorflow_names.Branch
         functions = [
-            _function(emission, body, inside, made, kind) for body in node.bodies
+            _function(emission, body, inside, widths, made, kind)
+            for body in node.bodies
         ]
         stateful = not node.type.startswith("Stateless")
         stateful = stateful or emission.traffic.exchanges > count
-        (index,), *rest = inputs
         if is_if:
             functions.reverse()  # the branch of false is number 0
             index = tf.cast(_truth(index), tf.int32)
@@ -125,7 +128,7 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         outputs, op = tensorflow_names.make_branches(
             index, given, functions, stateful=stateful
         )
-        return _unflat(outputs, made, emission), op
+        return _unflat(outputs, [emission.width(lay) for lay in made]), op
 
     return Plan([WHOLE, *inside], made, joint=joint)
 
@@ -248,13 +251,19 @@ def _function(
     emission: Emission,
     graph: Graph,
     layouts: Sequence[Layout],
+    widths: Sequence[int],
     wanted: Sequence[Layout],
     kind: Any,
 ) -> Any:
-    """A ``FuncGraph`` of a body, whose first input is the vector of the share."""
+    """A ``FuncGraph`` of a body, whose first input is the vector of the share.
+
+    Args:
+        layouts, widths: Of its inputs, and how many tensors each has.
+        wanted: The layouts of its outputs.
+    """
     is_body = kind is tensorflow_names.LoopBody
+    is_condition = kind is tensorflow_names.LoopCondition
     function = kind(tensorflow_names.new_name("partitioned"))
-    count = len(emission.share.own)
     with function.as_default():
         vector = tf.compat.v1.placeholder(tf.int64, emission.share.vector.shape)
         inner = Emission(
@@ -266,14 +275,14 @@ def _function(
             emission,
         )
         inputs = [vector]
-        for value, layout in zip(graph.inputs, layouts, strict=True):
-            tensors = [
-                _placeholder(value, layout)
-                for _ in range(1 if is_whole(layout) else count)
-            ]
+        for value, layout, width in zip(graph.inputs, layouts, widths, strict=True):
+            tensors = [_placeholder(value, layout) for _ in range(width)]
             inputs += tensors
             inner.put(value, layout, tensors)
-        results = [tf.identity(t) for t in _flat(inner.run(wanted))]
+        made = inner.run(wanted)
+        if not is_condition:
+            made, _ = _widened(emission, graph.outputs, wanted, made)
+        results = [tf.identity(t) for t in _flat(made)]
         function.inputs = inputs
         function.outputs = [tf.identity(vector), *results] if is_body else results
         function.structured_outputs = function.outputs
@@ -324,12 +333,32 @@ def _flat(lists: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
 
 
 def _unflat(
-    tensors: Sequence[tf.Tensor], layouts: Sequence[Layout], emission: Emission
+    tensors: Sequence[tf.Tensor], widths: Sequence[int]
 ) -> list[list[tf.Tensor]]:
-    """For each layout, a tensor for each replica, or one for all."""
+    """For each width so many tensors."""
     rest, found = list(tensors), []
-    for layout in layouts:
-        count = 1 if is_whole(layout) else len(emission.share.own)
-        found.append(rest[:count])
-        rest = rest[count:]
+    for width in widths:
+        found.append(rest[:width])
+        rest = rest[width:]
     return found
+
+
+def _widened(
+    emission: Emission,
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    given: Sequence[Any],
+) -> tuple[list[list[tf.Tensor]], list[int]]:
+    """The tensors of each value, as many as in every round; and how many.
+
+    Of a variable there are as many handles as it has copies.
+    """
+    widths = [
+        len(tensors) if value.dtype == tf.resource else emission.width(layout)
+        for value, layout, tensors in zip(values, layouts, given, strict=True)
+    ]
+    wide = [
+        tensors if len(tensors) == width else tensors * width
+        for tensors, width in zip(given, widths, strict=True)
+    ]
+    return wide, widths
