@@ -242,7 +242,7 @@ class ModelParallel(Backend):
 
 
 class LocalDevices(Backend):
-    """One process with a replica on each of its devices.
+    """A process with a replica on each of its devices.
 
     A partitioned step is one graph for all of them, outside of ``run``: it says itself what
     is made on which device.
@@ -250,14 +250,16 @@ class LocalDevices(Backend):
     Attributes:
         strategy: TensorFlow's, in whose scope the variables are made.
         devices: Their names, in the order of the replicas.
+        between: What sums between the processes; None: there is one.
     """
 
     strategy: Any
     devices: Sequence[str]
+    between: Backend | None = None
+    _current: int | None = None  # of ``on_each_device``
 
-    @abstractmethod
     def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """In a graph, outside of ``run``: the sum of each tensor over the devices.
+        """In a graph, outside of ``run``: sums by the strategy's own operations.
 
         Args:
             columns: Of each device the tensors on it, of equal shapes on all.
@@ -265,14 +267,33 @@ class LocalDevices(Backend):
         Returns:
             For each tensor, the sums on all devices; or one for all of them.
         """
+        import tensorflow as tf
+        from tensorflow.python.distribute.values import PerReplica
 
-    @abstractmethod
+        rows = [PerReplica(parts) for parts in zip(*columns, strict=True)]
+        where = self.strategy.extended.parameter_devices
+        pairs = [(row, row if self.own_copies else where[0]) for row in rows]
+        sums = self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        return [list(getattr(total, "values", (total,))) for total in sums]
+
     def on_each_device(self) -> Iterator[int]:
-        """Outside of ``run``, one replica after the other.
+        """Outside of ``run``: the number of each replica of this process.
 
         What is made meanwhile is made on its device, and reads its copy of a variable;
         ``replica`` is its number.
         """
+        import tensorflow as tf
+        from tensorflow.python.distribute.distribute_lib import UpdateContext
+
+        for place, device in enumerate(self.devices):
+            self._current = self.local_replicas[place]
+            with UpdateContext(place), tf.device(device):
+                yield self._current
+        self._current = None
+
+    def replica(self) -> Any:
+        """As ``Backend``; also in ``on_each_device``."""
+        return super().replica() if self._current is None else self._current
 
 
 class ShardCollectives(Backend):

@@ -99,7 +99,7 @@ class StrategyBackend(Backend):
         context.merge_call(write, args=(values,))
 
 
-class LocalStrategyBackend(OneProcess, StrategyBackend, LocalDevices):
+class LocalStrategyBackend(LocalDevices, OneProcess, StrategyBackend):
     """A strategy of one process over its own devices. Subclasses make it."""
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -109,32 +109,6 @@ class LocalStrategyBackend(OneProcess, StrategyBackend, LocalDevices):
         self.replicas = self.strategy.num_replicas_in_sync
         self.local_replicas = range(self.replicas)
         self.devices = self.strategy.extended.worker_devices
-        self._current: int | None = None  # of ``on_each_device``
-
-    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """By the strategy's own operations between devices."""
-        import tensorflow as tf
-        from tensorflow.python.distribute.values import PerReplica
-
-        rows = [PerReplica(parts) for parts in zip(*columns, strict=True)]
-        where = self.strategy.extended.parameter_devices
-        pairs = [(row, row if self.own_copies else where[0]) for row in rows]
-        sums = self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
-        return [list(getattr(total, "values", (total,))) for total in sums]
-
-    def on_each_device(self) -> Iterator[int]:
-        """By the context in which a strategy updates the copies of a variable."""
-        import tensorflow as tf
-        from tensorflow.python.distribute.distribute_lib import UpdateContext
-
-        for self._current, device in enumerate(self.devices):
-            with UpdateContext(self._current), tf.device(device):
-                yield self._current
-        self._current = None
-
-    def replica(self) -> Any:
-        """As ``StrategyBackend``; also in ``on_each_device``."""
-        return super().replica() if self._current is None else self._current
 
     @abstractmethod
     def _strategy(self) -> Any:

@@ -185,9 +185,6 @@ NOT_BUILT = _pairs(
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
-        "own_step with no_own_copies": (
-            "it may write any variable, on each replica another value"
-        ),
         "own_step with asynchronous": "a worker would have to run the whole step",
         "virtual_replicas with sync_batch_norm, whole_layers": (
             "a rank computes its pieces one after the other, and the layer needs the rows "

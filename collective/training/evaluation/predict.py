@@ -369,7 +369,7 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     def compute(batch: Batch) -> Any:
         if not method:
             with tf.init_scope():
-                around = devices.tracing(found(), backend)
+                around = devices.on_first(found(), backend)
                 method.append(PartitionedMethod(step, spec, tracing=around))
         replica, own = devices.rows_of_process(backend, batch)
         exchange = devices.exchange_of(backend)

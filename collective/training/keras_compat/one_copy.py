@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from tensorflow.python.distribute.distribute_lib import UpdateContext
+from tensorflow.python.distribute import distribute_lib
 
 from collective.replacements import replacing
 
@@ -134,9 +134,14 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
     """Inside, all variables of a strategy are those of the first device; plain.
 
     That of a ``tf.Variable``, too: it is the context in which a strategy updates one copy.
+    No scope of the strategy is entered inside.
     """
-    with one_copy(model, strategy), UpdateContext(0):
-        yield
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        with one_copy(model, strategy), distribute_lib.UpdateContext(0):
+            yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
 
 
 def container(variable: tf.Variable) -> Any:
@@ -154,21 +159,21 @@ def copies(variable: tf.Variable) -> list[Any]:
     """The copies that a step reads and writes, of the one on the first device.
 
     What a strategy sums over the copies where it is read, as variables of metrics, is
-    that of the first; the others are zero (``settle``).
+    that of the first; the others are zero (``follow_first``).
     """
     around = container(variable)
     values = list(getattr(around, "values", (variable,)))
     return values[:1] if _is_summed(around) else values
 
 
-def settle(variables: Sequence[tf.Variable]) -> None:
-    """Has the first copy of what is summed over copies hold all of it."""
+def follow_first(variables: Sequence[tf.Variable]) -> None:
+    """Gives the other copies what they have beside the first, which was written."""
     for variable in variables:
-        if _is_summed(variable):
-            first, *others = variable.values
-            first.assign(tf.convert_to_tensor(variable))
-            for other in others:
-                other.assign(tf.zeros_like(other))
+        around = container(variable)
+        first, *others = getattr(around, "values", (variable,))
+        for other in others:
+            value = first.read_value()
+            other.assign(tf.zeros_like(value) if _is_summed(around) else value)
 
 
 def _is_summed(variable: Any) -> bool:

@@ -19,14 +19,21 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.partition.exchange import REDUCE, TimedExchange
+from collective.training.input.plan import share
+from collective.training.partition.exchange import (
+    REDUCE,
+    BackendExchange,
+    Exchange,
+    OneProcess,
+    TimedExchange,
+)
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
 
 
-def tracing(model: keras.Model, backend: Backend) -> Any:
-    """Around the trace of a method: variables are those of the first device."""
+def on_first(model: keras.Model, backend: Backend) -> Any:
+    """Inside, variables are those of the first device, and no strategy is there."""
     if isinstance(backend, LocalDevices):
         return keras_compat.first_copy(model, backend.strategy)
     return contextlib.nullcontext()
@@ -34,10 +41,12 @@ def tracing(model: keras.Model, backend: Backend) -> Any:
 
 def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
     """The number of its first replica, int64 scalar, and all rows of this process."""
-    if isinstance(backend, LocalDevices):
-        return tf.constant(0, tf.int64), process_rows(batch, 0)
-    replica = tf.cast(backend.replica(), tf.int64)
-    return replica, replica_rows(backend, batch, replica)
+    if not isinstance(backend, LocalDevices):
+        replica = tf.cast(backend.replica(), tf.int64)
+        return replica, replica_rows(backend, batch, replica)
+    replica = tf.constant(backend.local_replicas[0], tf.int64)
+    first, _ = share(batch.global_rows, replica, backend.replicas)
+    return replica, process_rows(batch, first)
 
 
 def rows_of_replicas(
@@ -60,71 +69,100 @@ def exchange_of(backend: Backend, number: tf.Tensor | None = None) -> TimedExcha
 
 
 class DeviceExchange(TimedExchange):
-    """Between the devices of the only process; arguments as of ``TimedExchange``."""
+    """Between the devices of each process, and between processes; as ``TimedExchange``."""
 
     def __init__(self, backend: LocalDevices, number: tf.Tensor | None = None):
         super().__init__(backend, number)
         self._local = backend
         self.devices = backend.devices
         self.copies_variables = backend.own_copies
+        between = backend.between
+        self._processes: Exchange = (
+            OneProcess() if between is None else BackendExchange(between)
+        )
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handles of a variable on each device, or the one of all."""
         return [copy.handle for copy in keras_compat.copies(variable)]
 
     def reduce(self, kind: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors: there is no other process."""
-        return list(tensors)
+        """Over the processes."""
+        return self._processes.reduce(kind, tensors)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
-        return tensor
+        """As ``Exchange``, of what the devices of this process have together."""
+        return self._processes.gather(tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
-        return tensor
+        """As ``Exchange``."""
+        return self._processes.broadcast(tensor)
 
     def reduce_devices(
-        self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
+        self,
+        kind: str,
+        columns: Sequence[Sequence[tf.Tensor]],
+        more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
         """As ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
-            return self._reduced(kind, columns)
+            return self._reduced(kind, columns, more)
         if self._start is None:
             with tf.control_dependencies([t for column in columns for t in column]):
                 self._start = now()
-        totals = self._reduced(kind, columns)
-        if kind == "sum" and self._number is not None:
-            places = tf.stack([self._first_not_finite(column) for column in columns])
-            with tf.control_dependencies(
-                finite.check(places, self._number, self._backend)
-            ):
-                totals = [self._again(total) for total in totals]
+        if kind != "sum" or self._number is None:
+            totals = self._reduced(kind, columns, more)
+        else:
+            more = [*more, self._located_on_devices(columns)]
+            *totals, (places,) = self._reduced(kind, columns, more)
+            check = finite.check(places, self._number, self._backend)
             self._number = None
+            with tf.control_dependencies(check):
+                totals = [self._again(total) for total in totals]
         with tf.control_dependencies([t for total in totals for t in total]):
             self._stop = now()
         return totals
 
+    def _located_on_devices(self, columns: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+        """As ``_located``, of all replicas of this process."""
+        numbers = self._local.local_replicas
+        return tf.add_n(
+            [
+                tf.one_hot(number, self._local.most_replicas)
+                * self._first_not_finite(column)
+                for number, column in zip(numbers, columns, strict=True)
+            ]
+        )
+
     def _reduced(
+        self,
+        kind: str,
+        columns: Sequence[Sequence[tf.Tensor]],
+        more: Sequence[tf.Tensor],
+    ) -> list[list[tf.Tensor]]:
+        totals = [*self._between_devices(kind, columns), *([t] for t in more)]
+        if self._local.between is None:
+            return totals
+        return [[t] for t in self.reduce(kind, [total[0] for total in totals])]
+
+    def _between_devices(
         self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
     ) -> list[list[tf.Tensor]]:
+        if len(columns) == 1:
+            return [[tensor] for tensor in columns[0]]
+        rows = list(zip(*columns, strict=True))
         if kind != "sum":
-            rows = zip(*columns, strict=True)
             return [[REDUCE[kind](tf.stack(row), axis=0)] for row in rows]
         totals: dict[int, list[tf.Tensor]] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in columns[0]):
-            places = [i for i, t in enumerate(columns[0]) if t.dtype == dtype]
-            mine = [[column[i] for i in places] for column in columns]
-            totals |= zip(places, self._summed(dtype, mine), strict=True)
-        return [totals[place] for place in sorted(totals)]
-
-    def _summed(
-        self, dtype: tf.DType, columns: Sequence[Sequence[tf.Tensor]]
-    ) -> list[list[tf.Tensor]]:
-        """The sums of tensors of one dtype, as ``reduce_devices``."""
-        if dtype.is_floating and len(columns) > 1:
-            return self._local.sum_devices(columns)
-        return [[tf.add_n(row)] for row in zip(*columns, strict=True)]
+        for dtype in dict.fromkeys(row[0].dtype for row in rows):
+            places = [i for i, row in enumerate(rows) if row[0].dtype == dtype]
+            if dtype.is_floating:
+                sums = self._local.sum_devices(
+                    [[column[i] for i in places] for column in columns]
+                )
+            else:
+                sums = [[tf.add_n(rows[i])] for i in places]
+            totals |= zip(places, sums, strict=True)
+        return [totals[place] for place in range(len(rows))]
 
     def _again(self, total: list[tf.Tensor]) -> list[tf.Tensor]:
         """The same tensors, behind what they have to wait for."""

@@ -395,8 +395,7 @@ class Emission:
             mine = slice(device * size, (device + 1) * size)
             with tf.device(name):
                 columns.append([_combined(kind, of_one[mine]) for of_one in parts])
-        totals = self.exchange.reduce_devices(kind, columns)
-        return [*totals, *([tensor] for tensor in more)]
+        return self.exchange.reduce_devices(kind, columns, more)
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""

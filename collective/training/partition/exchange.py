@@ -62,9 +62,17 @@ class Exchange(Protocol):
         ...
 
     def reduce_devices(
-        self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
+        self,
+        kind: str,
+        columns: Sequence[Sequence[tf.Tensor]],
+        more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """As ``reduce``, of tensors of each device; the sums on each, or one for all."""
+        """As ``reduce``: a list for each tensor, with one for all or for each device.
+
+        Args:
+            columns: Of each device its tensors.
+            more: Tensors of this process.
+        """
         ...
 
 
@@ -79,9 +87,12 @@ class OnOneDevice:
         return [variable.handle]
 
     def reduce_devices(
-        self, kind: str, columns: Sequence[Sequence[tf.Tensor]]
+        self,
+        kind: str,
+        columns: Sequence[Sequence[tf.Tensor]],
+        more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """Of nothing."""
+        """Never called: there is one device."""
         raise NotImplementedError
 
 

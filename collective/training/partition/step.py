@@ -73,7 +73,7 @@ class PartitionedStep:
             expected_rows=expected_rows,
             micro_batches=micro_batches,
             fixed_rows=keras_compat.fixed_rows(self.model),
-            tracing=devices.tracing(self.model, backend),
+            tracing=devices.on_first(self.model, backend),
         )
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
@@ -123,10 +123,11 @@ class PartitionedStep:
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or continue."""
-        self.model.reset_metrics()
-        if sums is not None and sums[self.layout.ROWS]:
-            self.layout.restore(sums)
-        keras_compat.settle(self._metrics)
+        with devices.on_first(self.model, self.backend):
+            self.model.reset_metrics()
+            if sums is not None and sums[self.layout.ROWS]:
+                self.layout.restore(sums)
+        keras_compat.follow_first(self._metrics)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
@@ -154,7 +155,10 @@ class PartitionedStep:
             own, batch.global_rows, replica, exchange, tf.nest.flatten(attached)
         )
         with tf.control_dependencies([loss, *logs.values()]):
-            metrics = [tf.identity(variable) for variable in self._metrics]
+            metrics = [
+                keras_compat.copies(variable)[0].read_value()
+                for variable in self._metrics
+            ]
             start, stop = exchange.span()
         attached = tf.nest.pack_sequence_as(attached, sums)
         return self.layout.pack_returned(
