@@ -14,6 +14,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     SummedInGraph           none                    horovod, tf-multiworker
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
+    LocalDevices            devices                 tf-mirrored, tf-central-storage, tf-tpu
 
 An option given to a backend without the class is an error before anything starts
 (``collective.backends.registry``).
@@ -25,7 +26,7 @@ import contextlib
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -238,6 +239,61 @@ class ModelParallel(Backend):
         import tensorflow as tf
 
         return tf.device("/cpu:0")
+
+
+class LocalDevices(Backend):
+    """A process with a replica on each of its devices.
+
+    A partitioned step is one graph for all of them, outside of ``run``: it says itself what
+    is made on which device.
+
+    Attributes:
+        strategy: TensorFlow's, in whose scope the variables are made.
+        devices: Their names, in the order of the replicas.
+        between: What sums between the processes; None: there is one.
+    """
+
+    strategy: Any
+    devices: Sequence[str]
+    between: Backend | None = None
+    _current: int | None = None  # of ``on_each_device``
+
+    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """In a graph, outside of ``run``: sums by the strategy's own operations.
+
+        Args:
+            columns: Of each device the tensors on it, of equal shapes on all.
+
+        Returns:
+            For each tensor, the sums on all devices; or one for all of them.
+        """
+        import tensorflow as tf
+        from tensorflow.python.distribute.values import PerReplica
+
+        rows = [PerReplica(parts) for parts in zip(*columns, strict=True)]
+        where = self.strategy.extended.parameter_devices
+        pairs = [(row, row if self.own_copies else where[0]) for row in rows]
+        sums = self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+        return [list(getattr(total, "values", (total,))) for total in sums]
+
+    def on_each_device(self) -> Iterator[int]:
+        """Outside of ``run``: the number of each replica of this process.
+
+        What is made meanwhile is made on its device, and reads its copy of a variable;
+        ``replica`` is its number.
+        """
+        import tensorflow as tf
+        from tensorflow.python.distribute.distribute_lib import UpdateContext
+
+        for place, device in enumerate(self.devices):
+            self._current = self.local_replicas[place]
+            with UpdateContext(place), tf.device(device):
+                yield self._current
+        self._current = None
+
+    def replica(self) -> Any:
+        """As ``Backend``; also in ``on_each_device``."""
+        return super().replica() if self._current is None else self._current
 
 
 class ShardCollectives(Backend):

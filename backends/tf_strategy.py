@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from collective.backends.base import Availability, Backend, OneProcess
+from collective.backends.capabilities import LocalDevices
 from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.environment import Environment
@@ -98,7 +99,7 @@ class StrategyBackend(Backend):
         context.merge_call(write, args=(values,))
 
 
-class LocalStrategyBackend(OneProcess, StrategyBackend):
+class LocalStrategyBackend(LocalDevices, OneProcess, StrategyBackend):
     """A strategy of one process over its own devices. Subclasses make it."""
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -107,6 +108,7 @@ class LocalStrategyBackend(OneProcess, StrategyBackend):
         self.strategy = self._strategy()
         self.replicas = self.strategy.num_replicas_in_sync
         self.local_replicas = range(self.replicas)
+        self.devices = self.strategy.extended.worker_devices
 
     @abstractmethod
     def _strategy(self) -> Any:

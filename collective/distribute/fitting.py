@@ -14,15 +14,14 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import LocalDevices
 from collective.backends.tf_strategy import StrategyBackend
 from collective.distribute.exchange import SUM
 from collective.errors import UsageError
 
 
-class _InStrategy(Backend):
+class _InStrategy(LocalDevices):
     """Methods of a backend whose steps run as the one replica of this process."""
-
-    strategy: Any
 
     scope = StrategyBackend.scope
     run = StrategyBackend.run
@@ -40,7 +39,11 @@ class _InStrategy(Backend):
 class _OnDevices(_InStrategy):
     """Methods of a backend with a replica on each of several devices of a process."""
 
-    replica = StrategyBackend.replica
+    def replica(self) -> Any:
+        """As ``StrategyBackend``, or as ``LocalDevices``."""
+        if self._current is not None:
+            return self._current
+        return StrategyBackend.replica(self)  # type: ignore[arg-type]
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
@@ -70,6 +73,8 @@ def backend_of(strategy: Any) -> Backend:
     found = copy.copy(backend)
     found.__class__ = type(kind.__name__, (methods, kind), {"__doc__": kind.__doc__})
     found.strategy = strategy
+    found.devices = extended.worker_devices
+    found.between = backend if backend.replicas > 1 else None
     if several:
         found.replicas = backend.size * devices
         found.local_replicas = range(

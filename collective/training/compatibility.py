@@ -179,9 +179,6 @@ NOT_BUILT = _pairs(
         "own_step with tensor_parallel": (
             "a norm that it takes of gradients would be that of this rank's parts"
         ),
-        "own_step with no_own_copies": (
-            "it may write any variable, on each replica another value"
-        ),
         "own_step with asynchronous": "a worker would have to run the whole step",
         "virtual_replicas with model_parallel": "the pieces run on one device",
         "model_parallel with shard_optimizer, tensor_parallel": (

@@ -92,7 +92,8 @@ def captured_variables(graph: Any) -> list[tf.Variable]:
     """
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     known = [by_handle.pop(id(outer), None) for outer, _ in graph.captures]
-    return [*(v for v in known if v is not None), *by_handle.values()]
+    found = [*(v for v in known if v is not None), *by_handle.values()]
+    return [keras_compat.container(variable) for variable in found]
 
 
 def register_outside_variables(

@@ -37,12 +37,11 @@ from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
-from collective.training.partition.exchange import BackendExchange
+from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.whole import WholePrediction
 from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
-from collective.training.step.inputs import replica_rows
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
 from collective.training.undone_writes import undo_writes
@@ -257,13 +256,13 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     def compute(batch: Batch) -> Any:
         if not method:
             with tf.init_scope():
-                method.append(PartitionedMethod(step, spec))
-        replica = tf.cast(backend.replica(), tf.int64)
-        own = replica_rows(backend, batch, replica)
-        exchange = BackendExchange(backend)
+                around = devices.on_first(found(), backend)
+                method.append(PartitionedMethod(step, spec, tracing=around))
+        replica, own = devices.rows_of_process(backend, batch)
+        exchange = devices.exchange_of(backend)
         return method[0].rows(own, batch.global_rows, replica, exchange)
 
-    return traced(lambda batch: backend.run(compute, (batch,)), input_signature=(spec,))
+    return traced(compute, input_signature=(spec,))
 
 
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:

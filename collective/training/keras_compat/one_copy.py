@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.distribute import distribute_lib
 
 from collective.replacements import replacing
 
@@ -102,7 +103,7 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
         return value if parts is None else parts[0]
 
     def initialize_in_scope(self: Any, value: Any) -> None:
-        with strategy.scope():
+        with tf.init_scope(), strategy.scope():
             initialize(self, value)
 
     def set_of(name: str) -> Any:
@@ -126,3 +127,58 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
             new = not hasattr(owner, name)
             stack.enter_context(replacing(owner, name, value, new))
         yield
+
+
+@contextlib.contextmanager
+def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
+    """Inside, all variables of a strategy are those of the first device; plain.
+
+    That of a ``tf.Variable``, too: it is the context in which a strategy updates one copy.
+    No scope of the strategy is entered inside.
+    """
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        with one_copy(model, strategy), distribute_lib.UpdateContext(0):
+            yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+def container(variable: tf.Variable) -> Any:
+    """What a strategy has made around the copies of a variable; else the variable."""
+    owners = variable, getattr(variable, "handle", None)
+    for owner in owners:
+        for name in ("_distributed_container", "_aggregating_container"):
+            found = vars(owner).get(name) if hasattr(owner, "__dict__") else None
+            if found is not None:
+                return found()
+    return variable
+
+
+def copies(variable: tf.Variable) -> list[Any]:
+    """The copies that a step reads and writes, of the one on the first device.
+
+    What a strategy sums over the copies where it is read, as variables of metrics, is
+    that of the first; the others are zero (``follow_first``).
+    """
+    around = container(variable)
+    values = list(getattr(around, "values", (variable,)))
+    return values[:1] if _is_summed(around) else values
+
+
+def follow_first(variables: Sequence[tf.Variable]) -> None:
+    """Gives the other copies what they have beside the first, which was written."""
+    for variable in variables:
+        around = container(variable)
+        first, *others = getattr(around, "values", (variable,))
+        for other in others:
+            value = first.read_value()
+            other.assign(tf.zeros_like(value) if _is_summed(around) else value)
+
+
+def _is_summed(variable: Any) -> bool:
+    return (
+        hasattr(variable, "values")
+        and variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )

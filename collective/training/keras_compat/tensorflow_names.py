@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def copy_operation(
                 graph._add_function_recursive(known)
     values.update(attributes or {})
     dtypes = [t.dtype for t in op.outputs]
-    with graph.device(op.device or None):
+    with graph.device(op.device) if op.device else contextlib.nullcontext():
         return graph._create_op_internal(
             op.type, list(inputs), dtypes, attrs=values, op_def=op.op_def
         )

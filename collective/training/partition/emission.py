@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.buckets import by_dtype
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import pieces
-from collective.training.partition.exchange import Exchange
+from collective.training.partition.exchange import Exchange, Gradients
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
@@ -235,10 +235,10 @@ class Emission:
         if isinstance(layout, Sharded):
             return [self._slice_of(value, layout) for _ in self._each()]
         assert layout == SUM, layout
-        zeros = tf.zeros_like(whole[0])
         return [
-            tf.where(self.share.is_lead[self.replica], whole[0], zeros)
-            for _ in self._each()
+            tf.where(self.share.is_lead[i], mine, tf.zeros_like(mine))
+            for i in self._each()
+            for mine in [self._of_replica(whole)]
         ]
 
     def _is_known(self, value: Value) -> bool:
@@ -316,7 +316,7 @@ class Emission:
             cheap = node.plan.share(self, layout)
             if cheap is not None:
                 return cheap
-        return sliced(self, self._forms[value, WHOLE][0], layout)
+        return sliced(self, self._of_replica(self._forms[value, WHOLE]), layout)
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
         """The whole value, where it is at hand."""
@@ -326,11 +326,32 @@ class Emission:
         return None if found is None else found[0]
 
     def _each(self) -> Iterator[int]:
-        """One replica after the other."""
+        """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
             self.replica = replica
-            yield replica
+            with self._on_device():
+                yield replica
         self.replica = 0
+
+    def _on_device(self) -> Any:
+        """Around what is made for this replica."""
+        if not self.exchange.devices:
+            return nullcontext()
+        return self._known.on(self._of_replica(self.exchange.devices))
+
+    def _of_replica(self, parts: Sequence[Any]) -> Any:
+        """What the replica that is made now has of one thing for all, or of several.
+
+        Args:
+            parts: For each replica, or for each device; or one for all.
+        """
+        return parts[self.replica * len(parts) // len(self.share.own)]
+
+    def width(self, layout: Layout) -> int:
+        """How many tensors a value has that goes into a loop or branch."""
+        if is_whole(layout):
+            return len(self.exchange.devices) if self.exchange.copies_variables else 1
+        return len(self.share.own)
 
     # --- exchanges ------------------------------------------------------------------
 
@@ -359,24 +380,20 @@ class Emission:
                 if value.variable is not None
             }
             with self._in_order():
-                results = self.exchange.reduce(
-                    kind,
-                    [*parts, *([t] for t in more)],
-                    gradients,
-                    [self._forms[value, SUM] for value in owned],
-                )
+                results = self._reduced(kind, parts, more, gradients, owned)
             totals = results[: len(parts)]
             owned_parts = results[len(parts) + len(more) :]
             if more:
-                self.attached = results[len(parts) : len(parts) + len(more)]
+                sums = results[len(parts) : len(parts) + len(more)]
+                self.attached = [total[0] for total in sums]
                 self._is_attached_sent = True
             self.traffic.sums.append([*owned, *values])
             self.traffic.scattered += owned
-            self._note(results)
+            self._note([tensor for total in results for tensor in total])
             for value, total in zip(values, totals, strict=True):
-                self.put(value, WHOLE, [total])
+                self.put(value, WHOLE, total)
             for value, part in zip(owned, owned_parts, strict=True):
-                self.put(value, OWNED, [part])
+                self.put(value, OWNED, part)
         for value, layout in pending.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
@@ -405,6 +422,31 @@ class Emission:
 
     def _scatters(self, value: Value, layout: Layout) -> bool:
         return layout == OWNED and value.layout == SUM
+
+    def _reduced(
+        self,
+        kind: str,
+        parts: list[list[tf.Tensor]],
+        more: list[tf.Tensor],
+        gradients: Gradients,
+        owned: Sequence[Value],
+    ) -> list[list[tf.Tensor]]:
+        """The sums of parts, of ``more``, and pieces: one for all, or for each device."""
+        devices = self.exchange.devices
+        if not devices:
+            results = self.exchange.reduce(
+                kind,
+                [*parts, *([t] for t in more)],
+                gradients,
+                [self._forms[value, SUM] for value in owned],
+            )
+            return [[result] for result in results]
+        size = len(self.share.own) // len(devices)
+        columns = [
+            [of_one[place * size : (place + 1) * size] for of_one in parts]
+            for place in range(len(devices))
+        ]
+        return self.exchange.reduce_devices(kind, columns, more)
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -490,17 +532,18 @@ class Emission:
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
             return True
-        once = plan.is_single
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
+        times = _times(node, inputs) if plan.is_single else len(self.share.own)
+        step = len(self.share.own) // times
         for replica in self._each():
-            if once and replica:
+            if replica % step:
                 continue
-            mine = [
-                None if part is None else part[replica if len(part) > 1 else 0]
-                for part in inputs
-            ]
-            with tf.control_dependencies(before) if before else nullcontext():
+            mine = [None if part is None else self._of_replica(part) for part in inputs]
+            with (
+                tf.control_dependencies(before) if before else nullcontext(),
+                self._anywhere(times, node, inputs),
+            ):
                 tensors, ops = self._emitted(node, plan, mine)
             made += ops
             for of_output, tensor in zip(outputs, tensors, strict=True):
@@ -508,9 +551,22 @@ class Emission:
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
         ):
-            self.put(value, layout, tensors[:1] if is_single(layout) else tensors)
+            few = is_single(layout) and not plan.is_single
+            self.put(value, layout, tensors[:1] if few else tensors)
         self._made[node.number] = made
         return True
+
+    def _anywhere(self, times: int, node: Node, inputs: Sequence[Any]) -> Any:
+        """Around what is not bound to the device of a replica: TensorFlow places it."""
+        is_shared = any(
+            value.dtype == tf.resource and len(part) == 1
+            for value, part in zip(node.inputs, inputs, strict=True)
+            if part
+        )
+        is_bound = self.exchange.devices and times > 1 and not is_shared
+        return (
+            nullcontext() if is_bound or not self.exchange.devices else tf.device(None)
+        )
 
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]
@@ -538,6 +594,21 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
+
+
+def _times(node: Node, inputs: Sequence[list[tf.Tensor] | None]) -> int:
+    """How often a whole node is made: once, or on each device.
+
+    What differs each time is made once; a variable is written where it has a copy.
+    """
+    variables = [
+        len(part)
+        for value, part in zip(node.inputs, inputs, strict=True)
+        if part and value.dtype == tf.resource
+    ]
+    if node.is_stateful and not variables:
+        return 1
+    return max(variables or [len(part) for part in inputs if part], default=1)
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

@@ -21,9 +21,10 @@ from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
 from collective.training.virtual.pieces import VirtualReplicas
-from collective.training.virtual.tree import Tree, as_bits
+from collective.training.virtual.tree import OneReplica, Tree, as_bits
 
-_REDUCE = {
+#: By the kind of a partial value: the operation that makes it whole.
+REDUCE = {
     "sum": tf.reduce_sum,
     "max": tf.reduce_max,
     "min": tf.reduce_min,
@@ -42,7 +43,16 @@ NONE: Gradients = {}
 
 
 class Exchange(Protocol):
-    """What an emitted graph asks of the other ranks, inside of the graph."""
+    """What an emitted graph asks of the other ranks, inside of the graph.
+
+    Attributes:
+        devices: Of this process, where it has several: its replicas are shared out over
+            them, in order.
+        copies_variables: Whether each device has a copy of every variable.
+    """
+
+    devices: Sequence[str]
+    copies_variables: bool
 
     @property
     def place(self) -> tuple[int, int]:
@@ -77,8 +87,46 @@ class Exchange(Protocol):
         """Rank 0's tensor, of the same shape and dtype on every rank."""
         ...
 
+    def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """The handles of a variable on each device, or the one of all."""
+        ...
 
-class OneProcess:
+    def reduce_devices(
+        self,
+        kind: str,
+        columns: Sequence[Values],
+        more: Sequence[tf.Tensor] = (),
+    ) -> list[list[tf.Tensor]]:
+        """As ``reduce``: a list for each tensor, with one for all or for each device.
+
+        Args:
+            columns: Of each device its part of each value, for each of its replicas.
+            more: Tensors of this process.
+        """
+        ...
+
+
+class OnOneDevice:
+    """Of an exchange: all replicas of a process are on the same device."""
+
+    devices: Sequence[str] = ()
+    copies_variables = False
+
+    def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """The handle of the variable."""
+        return [variable.handle]
+
+    def reduce_devices(
+        self,
+        kind: str,
+        columns: Sequence[Values],
+        more: Sequence[tf.Tensor] = (),
+    ) -> list[list[tf.Tensor]]:
+        """Never called: there is one device."""
+        raise NotImplementedError
+
+
+class OneProcess(OnOneDevice):
     """An exchange with nobody: all replicas are in this process."""
 
     place = 0, 1
@@ -103,7 +151,7 @@ class OneProcess:
         return tensor
 
 
-class BackendExchange:
+class BackendExchange(OnOneDevice):
     """Sums by a backend; everything else is made of sums, or of its gather.
 
     Args:
@@ -130,7 +178,7 @@ class BackendExchange:
         """As ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
             gathered = (self.gather(tf.stack(parts)) for parts in values)
-            return [_REDUCE[kind](whole, axis=0) for whole in gathered]
+            return [REDUCE[kind](whole, axis=0) for whole in gathered]
         results = self._sums(values, gradients)
         if not scattered:
             return results
@@ -149,10 +197,15 @@ class BackendExchange:
             else:
                 rounded = [i for i, place in enumerate(places) if place in gradients]
                 local = [combined("sum", parts) for parts in sent]
-                sums = sum_tensors(self._backend, local, rounded)
+                sums = self._all_reduce(local, rounded)
             for i, summed in zip(places, sums, strict=True):
                 results[i] = _arrived(summed, values[i][0].dtype)
         return [results[i] for i in range(len(values))]
+
+    def _all_reduce(
+        self, tensors: list[tf.Tensor], rounded: list[int]
+    ) -> list[tf.Tensor]:
+        return sum_tensors(self._backend, tensors, rounded)
 
     def _scatter(self, values: Values) -> list[tf.Tensor]:
         """This rank's pieces of the sums: half the bytes of the sums."""
@@ -275,13 +328,7 @@ class TimedExchange(BackendExchange):
 
     def _located(self, values: Values) -> tf.Tensor:
         """In this replica's place, which of its values is the first that is not finite."""
-        numbers = [
-            tf.add_n([tf.reduce_sum(t) for t in parts])
-            if parts[0].dtype.is_floating
-            else tf.zeros([])
-            for parts in values
-        ]
-        return finite.at_replica(finite.first(numbers), self._backend)
+        return finite.at_replica(first_not_finite(values), self._backend)
 
     def finish(self) -> None:
         """Writes what it keeps for the next step, once the step can be applied."""
@@ -298,7 +345,38 @@ def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum (maximum, ...) of the tensors of several replicas."""
     if len(parts) == 1:
         return parts[0]
-    return tf.add_n(parts) if kind == "sum" else _REDUCE[kind](tf.stack(parts), 0)
+    return tf.add_n(parts) if kind == "sum" else REDUCE[kind](tf.stack(parts), 0)
+
+
+class OneOrderedProcess(BackendExchange):
+    """An exchange with nobody, in which sums over pieces have an order."""
+
+    def __init__(self, virtual: VirtualReplicas):
+        self.tree = Tree(virtual, OneReplica())
+
+    def _all_reduce(
+        self, tensors: list[tf.Tensor], rounded: list[int]
+    ) -> list[tf.Tensor]:
+        return tensors
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tensor
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tensor
+
+
+def first_not_finite(values: Values) -> tf.Tensor:
+    """Which of some values is the first that is not finite, from 1; 0 for none."""
+    numbers = [
+        tf.add_n([tf.reduce_sum(t) for t in parts])
+        if parts[0].dtype.is_floating
+        else tf.zeros([])
+        for parts in values
+    ]
+    return finite.first(numbers)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

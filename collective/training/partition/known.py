@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,17 @@ class Known:
         self._symbol = symbol
         self._graph = tf.compat.v1.get_default_graph()
         self._made: dict[Hashable, tf.Tensor] = {}
+        self._device = ""  # constants are made again on each
+
+    @contextlib.contextmanager
+    def on(self, device: str) -> Iterator[None]:
+        """Inside, what is made is made on a device."""
+        before, self._device = self._device, device
+        try:
+            with tf.device(device):
+                yield
+        finally:
+            self._device = before
 
     def constant(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
         """A constant; equal ones are one."""
@@ -73,6 +85,7 @@ class Known:
 
     def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """What was made before; else it is made in the graph that this belongs to."""
+        key = self._device, key
         if key not in self._made:
             # A rule may ask inside of a branch, whose tensors nothing outside can read.
             with self._graph.as_default(), tf.control_dependencies(None):

@@ -11,12 +11,13 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.backends.capabilities import ShardCollectives
+from collective.backends.capabilities import LocalDevices, ShardCollectives
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
@@ -47,6 +48,7 @@ class PartitionedMethod:
         whole_gradients: Whether gradients of variables are summed as such, and not what
             is computed of them.
         slots: Variables of which each rank stores a piece.
+        tracing: What is entered while the function is traced.
     """
 
     def __init__(
@@ -59,13 +61,15 @@ class PartitionedMethod:
         fixed_rows: int | None = None,
         whole_gradients: bool = False,
         slots: ShardedSlots | None = None,
+        tracing: AbstractContextManager[Any] | None = None,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
         noted: list[tuple[Any, tf.Tensor]] = []
         stands_in = contextlib.nullcontext() if slots is None else slots.stood_in()
-        with keras_compat.record_gradients(noted), stands_in:
+        around = tracing or contextlib.nullcontext()
+        with around, keras_compat.record_gradients(noted), stands_in:
             self.source = traced(function).get_concrete_function(*rows)
         # Those that are computed in the graph itself, not in a loop or branch.
         self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
@@ -235,6 +239,8 @@ class PartitionedMethod:
                 for start, stop in exchange.tree.bounds(total)
             ]
         count = self.micro_batches
+        if exchange.tree is None:
+            count *= max(len(exchange.devices), 1)
         found: list[tuple[tf.Tensor, tf.Tensor]] = []
         for begin, rows in pieces:
             ends = [begin + rows * j // count for j in range(count + 1)]
@@ -267,6 +273,8 @@ def _own_rows(
 
 def supports(backend: Backend) -> bool:
     """Whether a backend has what a partitioned method exchanges."""
+    if isinstance(backend, LocalDevices):
+        return True
     if len(backend.local_replicas) != 1 or not backend.synchronous:
         return False
     exchanges = isinstance(backend, ShardCollectives) and backend.size > 1

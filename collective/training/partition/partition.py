@@ -106,8 +106,11 @@ class Partition:
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
         emission.attached = list(attached)
+        variables = {id(v.handle): v for v in self.function.graph.variables}
         captured = [
-            [self._owned.get(id(outer), outer)]
+            exchange.copies(variables[id(outer)])
+            if id(outer) in variables and id(outer) not in self._owned
+            else [self._owned.get(id(outer), outer)]
             for outer, _ in self.function.graph.captures
         ]
         for value, layout, tensors in zip(

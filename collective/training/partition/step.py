@@ -18,19 +18,18 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compression.exchange import HookExchange
-from collective.training.input.leaves import slice_rows
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.parallel import equal
 from collective.training.parallel.variables import cut_variables
-from collective.training.partition.exchange import TimedExchange
+from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
 from collective.training.sharding.slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
-from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
+from collective.training.step.inputs import ReplicaRows, process_rows
 from collective.training.step.report import Layout, flat_logs
 from collective.training.step.rows import Rows, packed, without_none
 from collective.training.traced import traced
@@ -83,6 +82,7 @@ class PartitionedStep:
             fixed_rows=keras_compat.fixed_rows(self.model),
             whole_gradients=bool(backend.rounds_to or prepared.hook),
             slots=slots,
+            tracing=devices.on_first(self.model, backend),
         )
         # Of a training with a communication hook: what it keeps.
         self._hook = prepared.hook if method == "train_step" else None
@@ -114,6 +114,14 @@ class PartitionedStep:
         """The graph of the whole step, as Keras' own method made it."""
         return self._method.graph
 
+    def _attached(self, batch: Batch, number: tf.Tensor) -> Any:
+        """What is attached by the replicas of this process: its sum over them."""
+        found = []
+        for replica, own in devices.rows_of_replicas(self.backend, batch):
+            step = ReplicaStep(number, replica, own.rows_read)
+            found.append(self.attachments.contributions(step))
+        return tf.nest.map_structure(lambda *t: tf.add_n(t), *found)
+
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch; see ``Step.__call__``."""
         self.attachments.prepare()
@@ -134,9 +142,11 @@ class PartitionedStep:
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
-        self.model.reset_metrics()
-        if last is not None and last[self.layout.ROWS]:
-            self.layout.restore(last)
+        with devices.on_first(self.model, self.backend):
+            self.model.reset_metrics()
+            if last is not None and last[self.layout.ROWS]:
+                self.layout.restore(last)
+        keras_compat.follow_first(self._metrics)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
@@ -163,58 +173,47 @@ class PartitionedStep:
         if self.virtual is not None:
             key = self.backend.local_replicas, self.backend.replicas
         if key not in self._runs:
-            self._runs[key] = traced(
-                self._run_replicas, input_signature=self._signature
-            )
+            self._runs[key] = traced(self._run_process, input_signature=self._signature)
         return self._runs[key]
 
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
 
-    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
-        return self.backend.run(self._replica_step, (batch, number))
-
-    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
-        """The step of one replica, inside ``Backend.run``; returns the report."""
-        backend = self.backend
+    def _run_process(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+        """The step of this process; returns the report."""
         number_to_check = None if self._expects_overflow else number
-        exchange = TimedExchange(backend, number_to_check, self.virtual)
+        exchange = devices.exchange_of(self.backend, number_to_check, self.virtual)
         if self._hook is not None:
-            exchange = HookExchange(backend, number_to_check, self._hook)
-        replica = tf.cast(backend.replica(), tf.int64)
-        own = self._rows(batch, replica, exchange)
-        this_step = ReplicaStep(number, replica, own.rows_read)
-        attached = self.attachments.contributions(this_step)
+            exchange = HookExchange(self.backend, number_to_check, self._hook)
+        replica, own = self._rows(batch)
+        attached = self._attached(batch, number)
         (loss, logs), sums = self._method(
             own, batch.global_rows, replica, exchange, tf.nest.flatten(attached)
         )
         with tf.control_dependencies([loss, *logs.values()]):
-            metrics = [tf.identity(variable) for variable in self._metrics]
+            metrics = [
+                keras_compat.copies(variable)[0].read_value()
+                for variable in self._metrics
+            ]
             start, stop = exchange.span()
             exchange.finish()
         attached = tf.nest.pack_sequence_as(attached, sums)
-        if backend.tensor is not None:
-            attached = self.attachments.of_ranks(attached, backend.tensor)
+        group = self.backend.tensor
+        if group is not None:
+            attached = self.attachments.of_ranks(attached, group)
         return self.layout.pack(
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],
         )
 
-    def _rows(
-        self, batch: Batch, replica: tf.Tensor, exchange: TimedExchange
-    ) -> ReplicaRows:
-        """Those of this replica, of which its process may have several."""
-        if self.virtual is None or exchange.tree is None:
-            return replica_rows(self.backend, batch, replica)
-        total = batch.global_rows
-        first, _ = share(total, self.virtual.held(self.backend)[0], self.virtual.count)
-        if len(self.backend.local_replicas) == 1:
-            return process_rows(batch, first)
-        bounds = exchange.tree.bounds(total)
-        start, stop = bounds[0][0], bounds[-1][1]
-        rows = Rows(batch.x, batch.y, batch.sample_weight)
-        rows, read = slice_rows((rows, batch.rows_read), start - first, stop - first)
-        return ReplicaRows(rows, stop - start, read, start)
+    def _rows(self, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
+        """The number of the first replica of this process, and all of its rows."""
+        if self.virtual is None:
+            return devices.rows_of_process(self.backend, batch)
+        replica = tf.constant(self.backend.local_replicas[0], tf.int64)
+        held, count = self.virtual.held(self.backend), self.virtual.count
+        first, _ = share(batch.global_rows, held[0], count)
+        return replica, process_rows(batch, first)
 
 
 def with_loss(prepared: PreparedModel, method: str) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.capabilities import LocalDevices
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.plan import share
@@ -41,7 +42,7 @@ def distribute_loops(job: Job) -> None:
     Raises:
         UsageError: The backend is not one replica in each process.
     """
-    if not supports(job.backend):
+    if not supports(job.backend) or isinstance(job.backend, LocalDevices):
         raise UsageError(
             f"--loops needs a backend with one replica in each process, and "
             f"{job.backend.name!r} has a strategy of its own",

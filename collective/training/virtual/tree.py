@@ -30,12 +30,18 @@ BITS = {4: tf.int32, 8: tf.int64}
 _SHARDED_FROM = 4096
 
 
+class OneReplica:
+    """As a backend: a process with all pieces."""
+
+    replicas, local_replicas = 1, range(1)
+
+
 class Tree:
     """Sums over the pieces of a job, inside ``Backend.run``."""
 
-    def __init__(self, virtual: VirtualReplicas, backend: Backend):
-        self._virtual, self._backend = virtual, backend
-        self._replica = number = replica_number(backend)
+    def __init__(self, virtual: VirtualReplicas, backend: Backend | OneReplica):
+        self._virtual, self._backend = virtual, cast("Backend", backend)
+        self._replica = number = replica_number(self._backend)
         self._by_replica = virtual.all_subtrees(backend.replicas)
         self._pieces = virtual.pieces(range(number, number + 1), backend.replicas)
 

@@ -28,7 +28,6 @@ from collective.training.partition.propagation import (
     NeedsWholeLists,
     Plan,
     Rows,
-    is_single,
     is_whole,
     propagate,
     rule,
@@ -72,10 +71,13 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
+        inputs, widths = _widened(emission, body.inputs, now, inputs)
         kind = tensorflow_names.LoopBody
-        made_body = _function(emission, body, inputs, now, now, kind)
+        made_body = _function(emission, body, inputs, now, widths, now, kind)
         kind = tensorflow_names.LoopCondition
-        made_condition = _function(emission, condition, inputs, now, [WHOLE], kind)
+        made_condition = _function(
+            emission, condition, inputs, now, widths, [WHOLE], kind
+        )
         exchanges = emission.traffic.exchanges > count
         extras = _share_captures([made_body, made_condition])
         made_body.outputs += made_body.inputs[len(made_body.inputs) - len(extras) :]
@@ -87,7 +89,7 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             stateful=node.type == "While" or exchanges,
             parallel_iterations=1 if exchanges else parallel,
         )
-        return _unflat(outputs[1:], now, emission), outputs[0].op
+        return _unflat(outputs[1:], widths), outputs[0].op
 
     return Plan(now, now, joint=joint)
 
@@ -112,10 +114,13 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
         count = emission.traffic.exchanges
+        (index, *_), *rest = inputs
+        rest, widths = _widened(emission, node.bodies[0].inputs, inside, rest)
         kind = tensorflow_names.Branch
         (index,), *rest = inputs
         functions = [
-            _function(emission, body, rest, inside, made, kind) for body in node.bodies
+            _function(emission, body, rest, inside, widths, made, kind)
+            for body in node.bodies
         ]
         stateful = not node.type.startswith("Stateless")
         stateful = stateful or emission.traffic.exchanges > count
@@ -127,7 +132,7 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         outputs, op = tensorflow_names.make_branches(
             index, given, functions, stateful=stateful
         )
-        return _unflat(outputs, made, emission), op
+        return _unflat(outputs, [emission.width(lay) for lay in made]), op
 
     return Plan([WHOLE, *inside], made, joint=joint)
 
@@ -251,13 +256,19 @@ def _function(
     graph: Graph,
     given: Sequence[list[tf.Tensor]],
     layouts: Sequence[Layout],
+    widths: Sequence[int],
     wanted: Sequence[Layout],
     kind: Any,
 ) -> Any:
-    """A ``FuncGraph`` of a body, whose first input is the vector of the share."""
+    """A ``FuncGraph`` of a body, whose first input is the vector of the share.
+
+    Args:
+        layouts, widths: Of its inputs, and how many tensors each has.
+        wanted: The layouts of its outputs.
+    """
     is_body = kind is tensorflow_names.LoopBody
+    is_condition = kind is tensorflow_names.LoopCondition
     function = kind(tensorflow_names.new_name("partitioned"))
-    count = len(emission.share.own)
     with function.as_default():
         vector = tf.compat.v1.placeholder(tf.int64, emission.share.vector.shape)
         inner = Emission(
@@ -269,14 +280,16 @@ def _function(
             emission,
         )
         inputs = [vector]
-        for value, layout, outer in zip(graph.inputs, layouts, given, strict=True):
-            tensors = [
-                _placeholder(value, layout, outer[0])
-                for _ in range(1 if is_single(layout) else count)
-            ]
+        for value, layout, width, outer in zip(
+            graph.inputs, layouts, widths, given, strict=True
+        ):
+            tensors = [_placeholder(value, layout, outer[0]) for _ in range(width)]
             inputs += tensors
             inner.put(value, layout, tensors)
-        results = [tf.identity(t) for t in _flat(inner.run(wanted))]
+        made = inner.run(wanted)
+        if not is_condition:
+            made, _ = _widened(emission, graph.outputs, wanted, made)
+        results = [tf.identity(t) for t in _flat(made)]
         function.inputs = inputs
         function.outputs = [tf.identity(vector), *results] if is_body else results
         function.structured_outputs = function.outputs
@@ -332,12 +345,32 @@ def _flat(lists: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
 
 
 def _unflat(
-    tensors: Sequence[tf.Tensor], layouts: Sequence[Layout], emission: Emission
+    tensors: Sequence[tf.Tensor], widths: Sequence[int]
 ) -> list[list[tf.Tensor]]:
-    """For each layout, a tensor for each replica, or one for all."""
+    """For each width so many tensors."""
     rest, found = list(tensors), []
-    for layout in layouts:
-        count = 1 if is_single(layout) else len(emission.share.own)
-        found.append(rest[:count])
-        rest = rest[count:]
+    for width in widths:
+        found.append(rest[:width])
+        rest = rest[width:]
     return found
+
+
+def _widened(
+    emission: Emission,
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    given: Sequence[Any],
+) -> tuple[list[list[tf.Tensor]], list[int]]:
+    """The tensors of each value, as many as in every round; and how many.
+
+    Of a variable there are as many handles as it has copies.
+    """
+    widths = [
+        len(tensors) if value.dtype == tf.resource else emission.width(layout)
+        for value, layout, tensors in zip(values, layouts, given, strict=True)
+    ]
+    wide = [
+        tensors if len(tensors) == width else tensors * width
+        for tensors, width in zip(given, widths, strict=True)
+    ]
+    return wide, widths

@@ -1,0 +1,208 @@
+"""The devices of one process: each makes its rows' part, and has a copy of what is whole.
+
+The emitted graph is one for all devices, outside of the strategy's replicas: so it may sum
+in a loop or a branch, too. What is whole is made on each device where variables have a copy
+there, else once. Between devices TensorFlow sends what an operation needs; sums are the
+strategy's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import LocalDevices
+from collective.training import keras_compat
+from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
+from collective.training.partition.exchange import (
+    NONE,
+    REDUCE,
+    BackendExchange,
+    Exchange,
+    Gradients,
+    OneOrderedProcess,
+    OneProcess,
+    TimedExchange,
+    Values,
+    combined,
+    first_not_finite,
+)
+from collective.training.step import finite
+from collective.training.step.clock import now
+from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
+from collective.training.virtual.pieces import VirtualReplicas
+
+
+def on_first(model: keras.Model, backend: Backend) -> Any:
+    """Inside, variables are those of the first device, and no strategy is there."""
+    if isinstance(backend, LocalDevices):
+        return keras_compat.first_copy(model, backend.strategy)
+    return contextlib.nullcontext()
+
+
+def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
+    """The number of its first replica, int64 scalar, and all rows of this process."""
+    if not isinstance(backend, LocalDevices):
+        replica = tf.cast(backend.replica(), tf.int64)
+        return replica, replica_rows(backend, batch, replica)
+    replica = tf.constant(backend.local_replicas[0], tf.int64)
+    first, _ = share(batch.global_rows, replica, backend.replicas)
+    return replica, process_rows(batch, first)
+
+
+def rows_of_replicas(
+    backend: Backend, batch: Batch
+) -> Iterator[tuple[tf.Tensor, ReplicaRows]]:
+    """The same of each replica of this process, one after the other, on its device."""
+    if not isinstance(backend, LocalDevices):
+        yield rows_of_process(backend, batch)
+        return
+    for number in backend.on_each_device():
+        replica = tf.constant(number, tf.int64)
+        yield replica, replica_rows(backend, batch, replica)
+
+
+def exchange_of(
+    backend: Backend,
+    number: tf.Tensor | None = None,
+    virtual: VirtualReplicas | None = None,
+) -> TimedExchange:
+    """The exchange of a step on a backend; see ``TimedExchange``."""
+    if isinstance(backend, LocalDevices):
+        return DeviceExchange(backend, number, virtual)
+    return TimedExchange(backend, number, virtual)
+
+
+class DeviceExchange(TimedExchange):
+    """Between the devices of each process, and between processes; as ``TimedExchange``."""
+
+    def __init__(
+        self,
+        backend: LocalDevices,
+        number: tf.Tensor | None = None,
+        virtual: VirtualReplicas | None = None,
+    ):
+        super().__init__(backend, number)
+        self._local = backend
+        self.devices = backend.devices
+        self.copies_variables = backend.own_copies
+        between = backend.between
+        self._processes: Exchange
+        if between is not None:
+            self._processes = BackendExchange(between, virtual)
+        elif virtual is not None:
+            self._processes = OneOrderedProcess(virtual)
+        else:
+            self._processes = OneProcess()
+        self.tree = getattr(self._processes, "tree", None)
+
+    def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """The handles of a variable on each device, or the one of all."""
+        return [copy.handle for copy in keras_compat.copies(variable)]
+
+    def reduce(
+        self,
+        kind: str,
+        values: Values,
+        gradients: Gradients = NONE,
+        scattered: Values = (),
+    ) -> list[tf.Tensor]:
+        """Over the processes."""
+        return self._processes.reduce(kind, values, gradients, scattered)
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """As ``Exchange``, of what the devices of this process have together."""
+        return self._processes.gather(tensor)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        """As ``Exchange``."""
+        return self._processes.broadcast(tensor)
+
+    def reduce_devices(
+        self,
+        kind: str,
+        columns: Sequence[Values],
+        more: Sequence[tf.Tensor] = (),
+    ) -> list[list[tf.Tensor]]:
+        """As ``Exchange``."""
+        if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
+            return self._reduced(kind, columns, more)
+        if self._start is None:
+            with tf.control_dependencies(tf.nest.flatten(columns)):
+                self._start = now()
+        if kind != "sum" or self._number is None:
+            totals = self._reduced(kind, columns, more)
+        else:
+            more = [*more, self._located_on_devices(columns)]
+            *totals, (places,) = self._reduced(kind, columns, more)
+            check = finite.check(places, self._number, self._backend)
+            self._number = None
+            with tf.control_dependencies(check):
+                totals = [self._again(total) for total in totals]
+        with tf.control_dependencies([t for total in totals for t in total]):
+            self._stop = now()
+        return totals
+
+    def _located_on_devices(self, columns: Sequence[Values]) -> tf.Tensor:
+        """As ``_located``, of all replicas of this process."""
+        numbers = self._local.local_replicas
+        return tf.add_n(
+            [
+                tf.one_hot(number, self._local.most_replicas) * first_not_finite(column)
+                for number, column in zip(numbers, columns, strict=True)
+            ]
+        )
+
+    def _reduced(
+        self, kind: str, columns: Sequence[Values], more: Sequence[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        if self.tree is not None:  # in the order of pieces, wherever they are
+            of_pieces = [
+                [part for parts in of_one for part in parts]
+                for of_one in zip(*columns, strict=True)
+            ]
+            return [[t] for t in self.reduce(kind, [*of_pieces, *([t] for t in more)])]
+        totals = [*self._between_devices(kind, columns), *([t] for t in more)]
+        if self._local.between is None:
+            return totals
+        return [[t] for t in self.reduce(kind, [[total[0]] for total in totals])]
+
+    def _between_devices(
+        self, kind: str, columns: Sequence[Values]
+    ) -> list[list[tf.Tensor]]:
+        combined_on = []
+        for device, column in zip(self.devices, columns, strict=True):
+            with tf.device(device):
+                combined_on.append([combined(kind, parts) for parts in column])
+        if len(combined_on) == 1:
+            return [[tensor] for tensor in combined_on[0]]
+        rows = list(zip(*combined_on, strict=True))
+        if kind != "sum":
+            return [[REDUCE[kind](tf.stack(row), axis=0)] for row in rows]
+        totals: dict[int, list[tf.Tensor]] = {}
+        for dtype in dict.fromkeys(row[0].dtype for row in rows):
+            places = [i for i, row in enumerate(rows) if row[0].dtype == dtype]
+            if dtype.is_floating:
+                sums = self._local.sum_devices(
+                    [[column[i] for i in places] for column in combined_on]
+                )
+            else:
+                sums = [[tf.add_n(rows[i])] for i in places]
+            totals |= zip(places, sums, strict=True)
+        return [totals[place] for place in range(len(rows))]
+
+    def _again(self, total: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The same tensors, behind what they have to wait for."""
+        if len(total) == 1:
+            return [tf.identity(total[0])]
+        found = []
+        for device, tensor in zip(self.devices, total, strict=True):
+            with tf.device(device):
+                found.append(tf.identity(tensor))
+        return found
