@@ -15,6 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.keras_compat.tensorflow_names import copy_operation
+from collective.training.partition.copies import (
+    placed_by_tensorflow,
+    reduced,
+    times_made,
+)
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known
@@ -31,15 +36,6 @@ from collective.training.partition.propagation import Plan, is_whole
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, gathered, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
-
-_COMBINE = {
-    "sum": tf.add_n,
-    "max": lambda parts: tf.reduce_max(tf.stack(parts), 0),
-    "min": lambda parts: tf.reduce_min(tf.stack(parts), 0),
-    "prod": lambda parts: tf.reduce_prod(tf.stack(parts), 0),
-    "any": lambda parts: tf.reduce_any(tf.stack(parts), 0),
-    "all": lambda parts: tf.reduce_all(tf.stack(parts), 0),
-}
 
 
 class Traffic:
@@ -365,7 +361,7 @@ class Emission:
             parts = [self._forms[value, Partial(kind)] for value in values]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
             with self._in_order():
-                totals = self._reduced(kind, parts, more)
+                totals = reduced(self.exchange, kind, parts, more)
             if more:
                 sums = [total[0] for total in totals[len(parts) :]]
                 self.attached, self._is_attached_sent = sums, True
@@ -381,21 +377,6 @@ class Emission:
                 self.traffic.gathers.append(value)
                 self._note([whole])
                 self.put(value, WHOLE, [whole])
-
-    def _reduced(
-        self, kind: str, parts: list[list[tf.Tensor]], more: list[tf.Tensor]
-    ) -> list[list[tf.Tensor]]:
-        """The sums of parts and of ``more``: one of each for all, or for each device."""
-        if not self.exchange.devices:
-            sums = [_combined(kind, of_one) for of_one in parts]
-            totals = self.exchange.reduce(kind, [*sums, *more])
-            return [[total] for total in totals]
-        columns, size = [], len(self.share.own) // len(self.exchange.devices)
-        for device, name in enumerate(self.exchange.devices):
-            mine = slice(device * size, (device + 1) * size)
-            with tf.device(name):
-                columns.append([_combined(kind, of_one[mine]) for of_one in parts])
-        return self.exchange.reduce_devices(kind, columns, more)
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -483,7 +464,7 @@ class Emission:
             return True
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
-        times = _times(node, inputs) if plan.is_whole else len(self.share.own)
+        times = times_made(node, inputs) if plan.is_whole else len(self.share.own)
         step = len(self.share.own) // times
         for replica in self._each():
             if replica % step:
@@ -491,7 +472,7 @@ class Emission:
             mine = [None if part is None else self._of_replica(part) for part in inputs]
             with (
                 tf.control_dependencies(before) if before else nullcontext(),
-                self._anywhere(times, node, inputs),
+                placed_by_tensorflow(self.exchange, times, node, inputs),
             ):
                 tensors, ops = self._emitted(node, plan, mine)
             made += ops
@@ -504,16 +485,6 @@ class Emission:
             self.put(value, layout, tensors[:1] if few else tensors)
         self._made[node.number] = made
         return True
-
-    def _anywhere(self, times: int, node: Node, inputs: Sequence[Any]) -> Any:
-        """Around what is not bound to the device of a replica: TensorFlow places it."""
-        is_shared = any(
-            value.dtype == tf.resource and len(part) == 1
-            for value, part in zip(node.inputs, inputs, strict=True)
-            if part
-        )
-        is_bound = self.exchange.devices and times > 1 and not is_shared
-        return nullcontext() if is_bound or not self.exchange.devices else tf.device(None)
 
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]
@@ -541,26 +512,6 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
-
-
-def _combined(kind: str, parts: list[tf.Tensor]) -> tf.Tensor:
-    """The sum (maximum, ...) of the parts of one process."""
-    return parts[0] if len(parts) == 1 else _COMBINE[kind](parts)
-
-
-def _times(node: Node, inputs: Sequence[list[tf.Tensor] | None]) -> int:
-    """How often a whole node is made: once, or on each device.
-
-    What differs each time is made once; a variable is written where it has a copy.
-    """
-    variables = [
-        len(part)
-        for value, part in zip(node.inputs, inputs, strict=True)
-        if part and value.dtype == tf.resource
-    ]
-    if node.is_stateful and not variables:
-        return 1
-    return max(variables or [len(part) for part in inputs if part], default=1)
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:
