@@ -53,6 +53,10 @@ class _OnDevices(_InStrategy):
         context = tf.distribute.get_replica_context()
         return list(context.all_reduce(SUM, [tf.identity(t) for t in tensors]))
 
+    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Over the devices alone: the strategy's own would be over the processes, too."""
+        return [[tf.add_n(parts)] for parts in zip(*columns, strict=True)]
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
             "what was asked for needs one replica in each process, and the strategy has "

@@ -146,8 +146,9 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 def container(variable: tf.Variable) -> Any:
     """What a strategy has made around the copies of a variable; else the variable."""
-    owners = variable, getattr(variable, "handle", None)
-    for owner in owners:
+    if hasattr(variable, "values"):
+        return variable
+    for owner in (variable, getattr(variable, "handle", None)):
         for name in ("_distributed_container", "_aggregating_container"):
             found = vars(owner).get(name) if hasattr(owner, "__dict__") else None
             if found is not None:

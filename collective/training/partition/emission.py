@@ -17,7 +17,12 @@ import tensorflow as tf
 from collective.buckets import by_dtype
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import pieces
-from collective.training.partition.exchange import Exchange, Gradients
+from collective.training.partition.copies import (
+    placed_by_tensorflow,
+    reduced,
+    times_made,
+)
+from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
@@ -380,7 +385,13 @@ class Emission:
                 if value.variable is not None
             }
             with self._in_order():
-                results = self._reduced(kind, parts, more, gradients, owned)
+                results = reduced(
+                    self.exchange,
+                    kind,
+                    [*parts, *([t] for t in more)],
+                    gradients,
+                    [self._forms[value, SUM] for value in owned],
+                )
             totals = results[: len(parts)]
             owned_parts = results[len(parts) + len(more) :]
             if more:
@@ -422,31 +433,6 @@ class Emission:
 
     def _scatters(self, value: Value, layout: Layout) -> bool:
         return layout == OWNED and value.layout == SUM
-
-    def _reduced(
-        self,
-        kind: str,
-        parts: list[list[tf.Tensor]],
-        more: list[tf.Tensor],
-        gradients: Gradients,
-        owned: Sequence[Value],
-    ) -> list[list[tf.Tensor]]:
-        """The sums of parts, of ``more``, and pieces: one for all, or for each device."""
-        devices = self.exchange.devices
-        if not devices:
-            results = self.exchange.reduce(
-                kind,
-                [*parts, *([t] for t in more)],
-                gradients,
-                [self._forms[value, SUM] for value in owned],
-            )
-            return [[result] for result in results]
-        size = len(self.share.own) // len(devices)
-        columns = [
-            [of_one[place * size : (place + 1) * size] for of_one in parts]
-            for place in range(len(devices))
-        ]
-        return self.exchange.reduce_devices(kind, columns, more)
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -534,7 +520,7 @@ class Emission:
             return True
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
-        times = _times(node, inputs) if plan.is_single else len(self.share.own)
+        times = times_made(node, inputs) if plan.is_single else len(self.share.own)
         step = len(self.share.own) // times
         for replica in self._each():
             if replica % step:
@@ -542,7 +528,7 @@ class Emission:
             mine = [None if part is None else self._of_replica(part) for part in inputs]
             with (
                 tf.control_dependencies(before) if before else nullcontext(),
-                self._anywhere(times, node, inputs),
+                placed_by_tensorflow(self.exchange, times, node, inputs),
             ):
                 tensors, ops = self._emitted(node, plan, mine)
             made += ops
@@ -555,18 +541,6 @@ class Emission:
             self.put(value, layout, tensors[:1] if few else tensors)
         self._made[node.number] = made
         return True
-
-    def _anywhere(self, times: int, node: Node, inputs: Sequence[Any]) -> Any:
-        """Around what is not bound to the device of a replica: TensorFlow places it."""
-        is_shared = any(
-            value.dtype == tf.resource and len(part) == 1
-            for value, part in zip(node.inputs, inputs, strict=True)
-            if part
-        )
-        is_bound = self.exchange.devices and times > 1 and not is_shared
-        return (
-            nullcontext() if is_bound or not self.exchange.devices else tf.device(None)
-        )
 
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]
@@ -594,21 +568,6 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
-
-
-def _times(node: Node, inputs: Sequence[list[tf.Tensor] | None]) -> int:
-    """How often a whole node is made: once, or on each device.
-
-    What differs each time is made once; a variable is written where it has a copy.
-    """
-    variables = [
-        len(part)
-        for value, part in zip(node.inputs, inputs, strict=True)
-        if part and value.dtype == tf.resource
-    ]
-    if node.is_stateful and not variables:
-        return 1
-    return max(variables or [len(part) for part in inputs if part], default=1)
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

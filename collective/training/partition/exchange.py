@@ -49,10 +49,12 @@ class Exchange(Protocol):
         devices: Of this process, where it has several: its replicas are shared out over
             them, in order.
         copies_variables: Whether each device has a copy of every variable.
+        tree: The order of sums over pieces; None: they are added in any.
     """
 
     devices: Sequence[str]
     copies_variables: bool
+    tree: Tree | None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -111,6 +113,7 @@ class OnOneDevice:
 
     devices: Sequence[str] = ()
     copies_variables = False
+    tree: Tree | None = None
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handle of the variable."""

@@ -1,0 +1,94 @@
+"""What several replicas and devices of one process have of one thing.
+
+A value that is whole is one tensor for all devices, or has a copy on each: where variables
+have copies, what is computed of them has, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from collective.training.partition.exchange import NONE, Exchange, Gradients, Values
+from collective.training.partition.graph import Node
+
+Inputs: TypeAlias = Sequence[list[tf.Tensor] | None]
+"""Of each input of a node its tensors; None of one that is not used."""
+
+
+def reduced(
+    exchange: Exchange,
+    kind: str,
+    values: Values,
+    gradients: Gradients = NONE,
+    scattered: Values = (),
+) -> list[list[tf.Tensor]]:
+    """The sums (maxima, ...) of partial values: of each one for all, or for each device.
+
+    Args:
+        values: Of each, the parts of the replicas of this process, or one for all.
+        gradients, scattered: As of ``Exchange.reduce``.
+    """
+    devices = len(exchange.devices)
+    if not devices:
+        sums = exchange.reduce(kind, values, gradients, scattered)
+        return [[total] for total in sums]
+    shared = [len(parts) == 1 and devices > 1 for parts in values]
+    alone = [
+        parts[0] for parts, is_shared in zip(values, shared, strict=True) if is_shared
+    ]
+    split = [
+        parts for parts, is_shared in zip(values, shared, strict=True) if not is_shared
+    ]
+    columns = [
+        [_of_device(parts, number, devices) for parts in split]
+        for number in range(devices)
+    ]
+    totals = exchange.reduce_devices(kind, columns, alone)
+    of_split, of_alone = iter(totals[: len(split)]), iter(totals[len(split) :])
+    return [next(of_alone if is_shared else of_split) for is_shared in shared]
+
+
+def _of_device(
+    parts: Sequence[tf.Tensor], device: int, devices: int
+) -> Sequence[tf.Tensor]:
+    """The parts of the replicas on one device."""
+    size = len(parts) // devices
+    return parts[device * size : (device + 1) * size]
+
+
+def times_made(node: Node, inputs: Inputs) -> int:
+    """How often a whole node is made: once, or on each device.
+
+    What differs each time is made once; a variable is written where it has a copy.
+    """
+    variables = _widths_of_variables(node, inputs)
+    if node.is_stateful and not variables:
+        return 1
+    return max(variables or [len(part) for part in inputs if part], default=1)
+
+
+def placed_by_tensorflow(
+    exchange: Exchange, times: int, node: Node, inputs: Inputs
+) -> contextlib.AbstractContextManager[Any]:
+    """Around a node that is bound to no device, or to that of a variable without copies.
+
+    Args:
+        times: How often it is made.
+    """
+    is_bound = times > 1 and 1 not in _widths_of_variables(node, inputs)
+    if is_bound or not exchange.devices:
+        return contextlib.nullcontext()
+    return tf.device(None)
+
+
+def _widths_of_variables(node: Node, inputs: Inputs) -> list[int]:
+    """Of each variable that a node uses, how many copies there are."""
+    return [
+        len(part)
+        for value, part in zip(node.inputs, inputs, strict=True)
+        if part and value.dtype == tf.resource
+    ]
