@@ -220,7 +220,8 @@ class PartitionedMethod:
                 (start - own.first, stop - start)
                 for start, stop in exchange.tree.bounds(total)
             ]
-        count, found = self.micro_batches, []
+        count = self.micro_batches
+        found: list[tuple[tf.Tensor, tf.Tensor]] = []
         for begin, rows in pieces:
             ends = [begin + rows * j // count for j in range(count + 1)]
             found += itertools.pairwise(ends)
