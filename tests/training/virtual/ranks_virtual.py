@@ -193,6 +193,11 @@ def train(
     )
 
 
+def said(name: str, result: training.Result) -> str:
+    """The line to compare."""
+    return f"{name}: sha256 {result.state_sha256} loss {result.losses[-1]:.9g}"
+
+
 def main(backend: str, names: str, virtual: str, steps: str, *switches: str) -> None:
     kind, _, devices = backend.partition(":")
     options = backends.Options(threads=1, devices=int(devices) if devices else None)
@@ -202,8 +207,7 @@ def main(backend: str, names: str, virtual: str, steps: str, *switches: str) -> 
         keras.utils.clear_session(free_memory=False)
         result = train(made, name, int(virtual), int(steps), **more)
         if made.rank == 0:
-            found = f"{result.state_sha256} loss {result.losses[-1]:.9g}"
-            print(f"{name}: sha256 {found}", flush=True)
+            print(said(name, result), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,18 @@ from tests import launch
 from tests.training import small
 from tests.training.virtual import ranks_virtual
 
-SCRIPT = launch.ROOT / "tests/training/virtual/ranks_virtual.py"
+HERE = launch.ROOT / "tests/training/virtual"
 
 
 def on_ranks(backend: str, ranks: int, *arguments: object) -> list[str]:
     """What rank 0 prints of each model; one process for ``single`` and ``tf-mirrored``."""
     start = launch.command(backend, ranks) if backend in launch.LAUNCHERS else []
     name = f"{backend}:{ranks}" if backend == "tf-mirrored" else backend
-    command = [*start, sys.executable, str(SCRIPT), name, *map(str, arguments)]
+    script = [str(HERE / "ranks_virtual.py"), name, *map(str, arguments)]
+    return printed_by([*start, sys.executable, *script])
+
+
+def printed_by(command: list[str]) -> list[str]:
     code, printed = launch.run(command, launch.environment(forked=True), 500)
     found = re.findall(r"\w+: sha256 \w{64} loss \S+", printed)
     assert code == 0 and found, printed
@@ -36,6 +40,16 @@ def test_ranks_have_the_bits_of_one_process():
     wanted = on_ranks("single", 1, models, 5, 10)
     assert len(wanted) == len(ranks_virtual.MODELS)
     assert on_ranks("native", 3, models, 5, 10) == wanted
+
+
+@pytest.mark.launches
+@launch.NEEDS_CORE
+def test_a_rank_that_dies_changes_no_bit():
+    start = launch.command("native", 3)
+    place = start.index("-np")
+    start[place:place] = ["--min-np", "1"]
+    ended = printed_by([*start, sys.executable, str(HERE / "ranks_dying.py")])
+    assert ended == on_ranks("single", 1, "own_step", 5, 8)
 
 
 @pytest.mark.launches
