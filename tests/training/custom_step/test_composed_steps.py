@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 
-import numpy as np
 import pytest
 
 from collective.errors import UsageError
@@ -20,9 +19,6 @@ from tests.training.custom_step.test_own_steps import assert_as_keras, by_keras,
 HERE = "tests/training/custom_step/test_composed_steps.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
-ON_RANKS = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
-#: Those with one optimizer, that of ``model.compile``.
-SHARDED = ["clips_itself", "of_keras_guide", "masks_and_weights"]
 
 
 @pytest.fixture
@@ -34,23 +30,6 @@ def backend(backends_by_name):
 def of_keras(name):
     """As ``by_keras``, which trains each program once."""
     return by_keras(PROGRAMS[name])
-
-
-@ON_RANKS
-@pytest.mark.parametrize("name", SHARDED)
-def test_its_optimizer_is_sharded(name, backend):
-    wanted, history = of_keras(name)
-    result = train(backend, PROGRAMS[name], shard_optimizer=True)
-    assert_as_keras(result, wanted, history)
-    sizes = [int(np.prod(v.shape)) for v in result.model.optimizer._trainable_variables]
-    whole = [int(np.prod(v.shape)) for v in result.model.trainable_variables]
-    assert sizes == [-(-size // backend.replicas) for size in whole]
-
-
-@ON_RANKS
-def test_a_second_optimizer_is_not_sharded(backend):
-    with pytest.raises(UsageError, match="which is not that of"):
-        train(backend, PROGRAMS["gan"], shard_optimizer=True)
 
 
 #: With metrics, gradients that the step clips or scales, noise that is drawn by rows, state.
@@ -139,4 +118,4 @@ def test_some_composed_steps_on_ranks(tmp_path):
 @pytest.mark.parametrize("name, ranks", [("native", 2), ("native", 3), ("mpi", 2)])
 def test_composed_steps_on_ranks(name, ranks, tmp_path):
     ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=600)
-    assert ended.passed(skips=True) == len(SHARDED) + 1 + 3 * len(CUT) + 2
+    assert ended.passed(skips=True) == 3 * len(CUT) + 2

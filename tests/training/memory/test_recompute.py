@@ -77,22 +77,15 @@ ALSO = (
 )
 NAMES = ("masked", "regularised", "two-inputs-two-outputs", "jit")
 CHOSEN = [*(c for c in CASES if c.name in NAMES), *ALSO]
-SHARDED = ("everything", "clipnorm", "empty-replica")  # its optimizer, too, on ranks
 ON_RANKS = [*CHOSEN, *(c for c in CASES if c.name in ("clipnorm", "empty-replica"))]
 
 if launch.launched():
 
-    @pytest.mark.parametrize(
-        "case, shard",
-        [(case, case.name in SHARDED) for case in ON_RANKS],
-        ids=lambda value: getattr(value, "name", None),
-    )
-    def test_trains_what_one_process_trains(case, shard, backends_by_name, reference):
+    @pytest.mark.parametrize("case", ON_RANKS, ids=lambda case: case.name)
+    def test_trains_what_one_process_trains(case, backends_by_name, reference):
         backend = backends_by_name(os.environ[launch.BACKEND])
         wanted = reference(case, "float64", backend.replicas)
-        got = train(case, backend, "float64", shard=shard, recompute=True)
-        if shard and backend.rank:  # parts are gathered on rank 0
-            wanted = {k: v for k, v in wanted.items() if k in got}
+        got = train(case, backend, "float64", recompute=True)
         assert differences(got, wanted, "float64") == []
 
 
