@@ -124,7 +124,7 @@ def fit(
         recompute: Whether activations are computed again instead of kept, to save
             memory; see ``collective.training.variants.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
-            see ``collective.training.variants.memory.sharded_optimizer``.
+            see ``collective.training.sharding.slots``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
             it, and all outputs say so; see ``collective.training.hooks``.

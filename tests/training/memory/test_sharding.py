@@ -167,6 +167,19 @@ if launch.launched():
         for optimizer in optimizers_of(result.model):
             assert all(parts.shape_of(v) for v in optimizer.variables if v.ndim)
 
+    def test_a_callback_saves_whole_slots(backend, tmp_path):
+        file = tmp_path / "model.keras"
+        saves = keras.callbacks.ModelCheckpoint(file)
+        model = small.train(
+            backend, callbacks=[saves], epochs=1, shard_optimizer=True
+        ).model
+        wanted = whole(model)
+        if not backend.rank:
+            saved = keras.models.load_model(file)
+            kept = [np.array(v) for v in (*saved.weights, *saved.optimizer.variables)]
+            for got, value in zip(kept, wanted, strict=True):
+                np.testing.assert_array_equal(got, value)
+
     def test_gradients_are_summed_in_pieces(backend, monkeypatch, caplog):
         monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
         with caplog.at_level("INFO", logger="collective"):
@@ -201,7 +214,7 @@ def test_on_ranks(name, ranks, tmp_path, backends_by_name):
     wanted = trained(single, tmp_path / "wanted", ALL)
     np.save(tmp_path / "by-one.npy", wanted)
     ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=280)
-    assert ended.passed() == len(OPTIMIZERS) + len(OWN_STEPS) + 4 + OF_ONE_PROCESS
+    assert ended.passed() == len(OPTIMIZERS) + len(OWN_STEPS) + 5 + OF_ONE_PROCESS
     assert_close(trained(single, tmp_path / f"by-{name}", ALL), wanted)
 
 

@@ -1,6 +1,4 @@
-"""Training with less memory: recomputed activations and a sharded optimizer.
+"""Training with less memory: ``recompute`` computes blocks of layers twice.
 
-``recompute`` computes blocks of layers twice. ``sharded_optimizer`` gives each rank a
-shard of the optimizer's state; ``partitioned`` has what it shares with tensor
-parallelism, and ``shards`` how variables are cut and gathered.
+``partitioned`` has the update of variables that tensor parallelism cuts.
 """

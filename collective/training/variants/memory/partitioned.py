@@ -1,8 +1,7 @@
 """Variables of which each rank has a shard: gathered, cut, updated, and clipped by norm.
 
-``collective.training.variants.memory.sharded_optimizer`` cuts the optimizer's variables,
-``collective.training.variants.parallel`` those of large layers. Keras' optimizer updates a shard
-as if it were a whole variable. That is right where the optimizer treats each element
+``collective.training.variants.parallel`` cuts those of large layers. Keras' optimizer updates a
+shard as if it were a whole variable. That is right where the optimizer treats each element
 alone. Where it does not (norms to clip by, the search for overflow of loss scaling), the
 numbers are summed over the ranks here.
 """
