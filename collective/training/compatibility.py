@@ -187,7 +187,6 @@ NOT_BUILT = _pairs(
         "shard_optimizer with tensor_parallel": (
             "variables that are cut already would be cut again"
         ),
-        "shard_optimizer with look_ups": "rows of a table are not rows of a flat shard",
         "shard_optimizer with devices": (
             "a strategy makes each variable of the optimizer whole on every device; a "
             "rank with one device has shards of its own"

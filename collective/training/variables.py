@@ -109,7 +109,8 @@ def register_outside_variables(
         UsageError: The forward pass assigns such a variable, on several replicas.
     """
     model = prepared.model
-    own = [*prepared.trainable, *prepared.state, *model.optimizer.variables]
+    own = [*prepared.trainable, *prepared.state]
+    own += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     own += keras_compat.metric_variables(model)
     known = {id(keras_compat.tf_variable(v)) for v in own}
     rates = tf.function(

@@ -410,7 +410,6 @@ def train(
     backend: Any,
     precision: str,
     accumulate: int | None = None,
-    shard: bool = False,
     check_every: int = 0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
@@ -421,18 +420,16 @@ def train(
         backend: What sums.
         precision: ``float64`` or ``float32``.
         accumulate: Micro-batches, where not those of the case.
-        shard: Whether the optimizer's state is sharded.
         check_every: Steps between comparisons of the replicas.
         options: More of ``FitOptions``.
 
     Returns:
-        Losses, logs, and every variable of model and optimizer; those of which each
-        rank has a part on rank 0 alone.
+        Losses, logs, and every variable of model and optimizer.
     """
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(precision)
     spec = spec_of(case.batch(0))
-    model = built(case.model, backend, spec, shard)
+    model = built(case.model, backend, spec)
     prepared = get_prepared(model)
     words = {"accumulate": accumulate or case.accumulate, "seed": 3} | options
     step = make_step(
@@ -446,18 +443,13 @@ def train(
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
     for name, value in step.layout.logs(reports[-1].numpy()).items():
         result[f"log {name}"] = np.array(value)
-    partition = prepared.partition
-    whole = partition.gather() if partition else {}
     for kind, variables in (
         ("trainable", model.trainable_variables),
         ("state", model.non_trainable_variables),
         ("optimizer", model.optimizer.variables),
     ):
         for i, variable in enumerate(variables):
-            if backend.rank and partition and partition.shape_of(variable):
-                continue
-            value = whole.get(id(variable), variable)
-            result[f"{kind} {i} {variable.path}"] = np.array(value)
+            result[f"{kind} {i} {variable.path}"] = np.array(variable)
     return result
 
 

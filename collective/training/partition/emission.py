@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.buckets import by_dtype
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import pieces
 from collective.training.partition.copies import (
@@ -35,31 +34,12 @@ from collective.training.partition.layouts import (
     Shape,
     Sharded,
 )
+from collective.training.partition.listed import list_as
 from collective.training.partition.propagation import Plan, is_single, is_whole
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, gathered, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
-
-
-class Traffic:
-    """What the replicas of an emitted graph exchange."""
-
-    def __init__(self) -> None:
-        self.sums: list[list[Value]] = []  # value by value, message by message
-        self.gathers: list[Value] = []
-        self.in_groups = 0  # collectives of the program itself, in a tensor group
-        # What each rank has a piece of, and all need whole.
-        self.joins: list[Value] = []
-        # What is summed for its pieces alone.
-        self.scattered: list[Value] = []
-        # Whether variables are written, and whether that is before the last exchange.
-        self.writes = self.writes_early = False
-
-    @property
-    def exchanges(self) -> int:
-        """How often something is exchanged."""
-        there = len(self.sums) + len(self.gathers) + len(self.joins)
-        return there + self.in_groups
+from collective.training.partition.traffic import Traffic as Traffic
 
 
 class Emission:
@@ -97,6 +77,8 @@ class Emission:
         self._pending: dict[Value, Layout] = {}
         self._exchanged: list[tf.Operation] = []  # all exchanges so far
         self._is_attached_sent = False
+        # Written as they come, for they are all weights: few are in memory at a time.
+        self._joined: set[Value] = set()
         count = range(len(share.own))
         self._own = [Symbol(f"own rows {i}") for i in count]
         self._first = [Symbol(f"first row {i}") for i in count]
@@ -219,7 +201,7 @@ class Emission:
     def _converted(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
         have = value.layout
         if isinstance(have, Listed):
-            return self._list_as(self._forms[value, have], have, layout)
+            return list_as(self, self._forms[value, have], have, layout)
         node = value.node
         if layout == WHOLE:
             if self._is_known(value):
@@ -238,11 +220,11 @@ class Emission:
         if layout == OWNED:
             return [pieces.cut(whole[0], *self.exchange.place)]
         if isinstance(layout, Sharded):
-            return [self._slice_of(value, layout) for _ in self._each()]
+            return [self._slice_of(value, layout) for _ in self.each()]
         assert layout == SUM, layout
         return [
             tf.where(self.share.is_lead[i], mine, tf.zeros_like(mine))
-            for i in self._each()
+            for i in self.each()
             for mine in [self._of_replica(whole)]
         ]
 
@@ -268,41 +250,6 @@ class Emission:
             return self.vector(value.sizes, value.dtype)
         flat = [size for row in value.sizes for size in row]
         return tf.reshape(self.vector(flat, value.dtype), value.shape)
-
-    def _list_as(
-        self, tensors: list[tf.Tensor], have: Listed, layout: Layout
-    ) -> list[tf.Tensor]:
-        """A list whose elements lie otherwise; rules ask for no list of shares whole."""
-        if layout == WHOLE and is_whole(have):
-            return tensors
-        assert isinstance(layout, Listed)
-        if have.element == layout.element or is_whole(layout):
-            assert is_whole(have) or have.element == layout.element, (have, layout)
-            return tensors
-        if have.element is None:
-            return tensors * len(self.share.own)
-        assert have.element == WHOLE and have.shape is not None, (have, layout)
-        if not isinstance(layout.element, Sharded):
-            whole, none = tensors[0], tf.zeros_like(tensors[0])
-            return [
-                tf.cond(self.share.is_lead[i], lambda: whole, lambda: none)
-                for i in range(len(self.share.own))
-            ]
-        stacked = tf.raw_ops.TensorListStack(
-            input_handle=tensors[0],
-            element_shape=self.vector(have.shape, tf.int32),
-            element_dtype=layout.dtype,
-        )
-        stacked.set_shape([None] * (1 + len(have.shape)))
-        parts = []
-        for _ in self._each():
-            part = sliced(self, stacked, layout.element.moved(layout.element.axis + 1))
-            parts.append(
-                tf.raw_ops.TensorListFromTensor(
-                    tensor=part, element_shape=tf.shape(part)[1:]
-                )
-            )
-        return parts
 
     def _remade(self, node: Node, value: Value) -> list[tf.Tensor] | None:
         """All outputs of a node whole; nobody else is asked."""
@@ -330,7 +277,7 @@ class Emission:
         found = self.get(value, WHOLE)
         return None if found is None else found[0]
 
-    def _each(self) -> Iterator[int]:
+    def each(self) -> Iterator[int]:
         """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
             self.replica = replica
@@ -370,7 +317,7 @@ class Emission:
                 by_kind.setdefault(layout.kind, []).append(value)
         if self.attached and not self._is_attached_sent:
             by_kind.setdefault("sum", [])
-        scattered = [v for v, layout in pending.items() if self._scatters(v, layout)]
+        scattered = [v for v in pending if (v.layout, pending[v]) == (SUM, OWNED)]
         if scattered:
             by_kind.setdefault("sum", [])
         for kind, values in by_kind.items():
@@ -412,27 +359,16 @@ class Emission:
                 self.traffic.gathers.append(value)
                 self._note([whole])
                 self.put(value, WHOLE, [whole])
-        self._join([v for v, layout in pending.items() if v.layout == layout == OWNED])
-
-    def _join(self, values: Sequence[Value]) -> None:
-        """Gathers what each rank has a piece of, together where it is small."""
-        own = [self._forms[value, OWNED][0] for value in values]
-        _, parts = self.exchange.place
-        for group in by_dtype(own, alone=pieces.LARGE // parts):
-            sent = own[group[0]]
-            if len(group) > 1:
-                sent = tf.concat([own[i] for i in group], 0)
+        owned = [v for v, layout in pending.items() if v.layout == layout == OWNED]
+        if owned:
+            own = [self._forms[value, OWNED][0] for value in owned]
             with self._in_order():
-                gathered_pieces = self.exchange.gather(sent)
-            shapes = [values[i].shape for i in group]
-            wholes = pieces.joined(gathered_pieces, shapes, parts)
+                wholes = self.exchange.join(own, [value.shape for value in owned])
+            self.traffic.joins += owned
+            self._joined.update(owned)
             self._note(wholes)
-            for i, whole in zip(group, wholes, strict=True):
-                self.traffic.joins.append(values[i])
-                self.put(values[i], WHOLE, [whole])
-
-    def _scatters(self, value: Value, layout: Layout) -> bool:
-        return layout == OWNED and value.layout == SUM
+            for value, whole in zip(owned, wholes, strict=True):
+                self.put(value, WHOLE, [whole])
 
     def _in_order(self) -> Any:
         """Exchanges run one after the other: in the same order on every rank."""
@@ -513,7 +449,8 @@ class Emission:
             return False
         before = [op for n in node.control for op in self._made.get(n.number, ())]
         if is_write(node):
-            before += self._exchanged[-1:]
+            if not self._joined.intersection(node.inputs):
+                before += self._exchanged[-1:]
             self.traffic.writes = True
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
@@ -522,7 +459,7 @@ class Emission:
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
         times = times_made(node, inputs) if plan.is_single else len(self.share.own)
         step = len(self.share.own) // times
-        for replica in self._each():
+        for replica in self.each():
             if replica % step:
                 continue
             mine = [None if part is None else self._of_replica(part) for part in inputs]

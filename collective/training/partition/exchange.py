@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
-from collective.buckets import by_dtype
 from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
 from collective.training.exchange import join
@@ -85,6 +84,10 @@ class Exchange(Protocol):
         """The tensors of all ranks along the first axis, in the order of the ranks."""
         ...
 
+    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+        """The tensors of these shapes of which each rank has its piece."""
+        ...
+
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """Rank 0's tensor, of the same shape and dtype on every rank."""
         ...
@@ -148,6 +151,10 @@ class OneProcess(OnOneDevice):
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
         return tensor
+
+    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+        """The pieces, which are whole."""
+        return [tf.reshape(t, shape) for t, shape in zip(own, shapes, strict=True)]
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -219,7 +226,8 @@ class BackendExchange(OnOneDevice):
         tensors = [combined("sum", of_one) for of_one in values]
         found = list(tensors)
         before: list[tf.Tensor] = []
-        for group in by_dtype(tensors, alone=pieces.LARGE):
+        elements = [tensor.shape.num_elements() for tensor in tensors]
+        for group in pieces.groups(tensors, elements):
             dtype = tensors[group[0]].dtype
             rows = [
                 pieces.as_rows(_carried(tensors[i], _carrier(dtype)), parts)
@@ -246,6 +254,20 @@ class BackendExchange(OnOneDevice):
             return _arrived(self._backend.gather_rows(sent), tensor.dtype)
         bits = self._backend.gather_rows(as_bits(sent))  # which may be made of sums
         return _arrived(tf.bitcast(bits, carrier), tensor.dtype)
+
+    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+        """As ``Exchange``. Small ones travel together."""
+        found, parts = list(own), self.place[1]
+        before: list[tf.Tensor] = []
+        elements = [tf.TensorShape(shape).num_elements() or 0 for shape in shapes]
+        for group in pieces.groups(own, elements):
+            with tf.control_dependencies(before):
+                gathered = self.gather(join([own[i] for i in group]))
+            before = [gathered]
+            wholes = pieces.joined(gathered, [shapes[i] for i in group], parts)
+            for i, whole in zip(group, wholes, strict=True):
+                found[i] = whole
+        return found
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """As ``Exchange``: every other rank adds zeros to the bits."""

@@ -32,6 +32,19 @@ def cut(tensor: Any, part: int, parts: int) -> tf.Tensor:
     return tf.reshape(tensor, [-1])[start:stop]
 
 
+def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[int]]:
+    """Which of some tensors travel together, by their places: small ones of a dtype.
+
+    Args:
+        elements: Of each tensor, as it is whole: the same on every rank.
+    """
+    found: dict[Any, list[int]] = {}
+    for place, (tensor, count) in enumerate(zip(tensors, elements, strict=True)):
+        key = tensor.dtype if count < LARGE else place
+        found.setdefault(key, []).append(place)
+    return list(found.values())
+
+
 def joined(gathered: tf.Tensor, shapes: Sequence[Any], parts: int) -> list[tf.Tensor]:
     """The whole tensors, of which all ranks sent their pieces one behind the other.
 

@@ -154,12 +154,11 @@ class PartitionedStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        optimizer, slots = self.model.optimizer, self._slots
-        whole: Any = contextlib.nullcontext()
-        if slots is not None and keras_compat.core_optimizer(optimizer).use_ema:
-            whole = slots.whole(lambda: slots.gather(everywhere=True))
+        slots, whole = self._slots, contextlib.ExitStack()
         with whole:
-            keras_compat.finish(optimizer, self.model.trainable_variables)
+            if slots is not None:  # gathered if it reads one: averages of the weights
+                whole.enter_context(slots.whole(lambda: slots.gather(everywhere=True)))
+            keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
 
     @property
     def paths(self) -> list[str]:

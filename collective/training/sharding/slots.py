@@ -105,6 +105,11 @@ def sharded(
             keras_compat.replace_value(variable, shard.cut(variable.value))
 
     def record() -> ShardedSlots:
+        made = [v for optimizer in optimizers for v in optimizer.variables]
+        with backend.scope():
+            for variable in made:
+                if id(variable) not in cut:  # of an optimizer within an optimizer
+                    leave_piece(variable)
         return ShardedSlots(optimizers, backend, cut)
 
     before = [

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from tests.training.custom_step import test_own_steps as own_steps
+from tests.training.custom_step.own_steps import PROGRAMS
 
 from collective.backends import Options
 from collective.backends.single import SingleBackend
@@ -20,6 +22,7 @@ from collective.environment import Environment
 from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.prepared import get_partition
+from collective.training.variables import optimizers_of
 from tests import launch
 from tests.training import small
 
@@ -28,6 +31,9 @@ HERE = "tests/training/memory/test_sharding.py"
 EARLY, ALL = 9, 14  # steps, in the second and in the third epoch
 KINDS = keras.optimizers
 AVERAGED = {"use_ema": True, "ema_momentum": 0.8}
+
+
+OWN_STEPS = ("clips_itself", "gan")  # the second with two optimizers
 
 
 class Odd(keras.Optimizer):
@@ -152,6 +158,28 @@ if launch.launched():
     def test_beside_look_ups_and_layers_with_state(pieces, backend):
         assert_same(backend, of_everything, of_everything_rows(), accumulate=pieces)
 
+    @pytest.mark.parametrize("name", OWN_STEPS)
+    def test_all_optimizers_of_an_own_step(name, backend):
+        wanted, history = own_steps.by_keras(PROGRAMS[name])
+        result = own_steps.train(backend, PROGRAMS[name], shard_optimizer=True)
+        own_steps.assert_as_keras(result, wanted, history)
+        parts = get_partition(result.model)
+        for optimizer in optimizers_of(result.model):
+            assert all(parts.shape_of(v) for v in optimizer.variables if v.ndim)
+
+    def test_a_callback_saves_whole_slots(backend, tmp_path):
+        file = tmp_path / "model.keras"
+        saves = keras.callbacks.ModelCheckpoint(file)
+        model = small.train(
+            backend, callbacks=[saves], epochs=1, shard_optimizer=True
+        ).model
+        wanted = whole(model)
+        if not backend.rank:
+            saved = keras.models.load_model(file)
+            kept = [np.array(v) for v in (*saved.weights, *saved.optimizer.variables)]
+            for got, value in zip(kept, wanted, strict=True):
+                np.testing.assert_array_equal(got, value)
+
     def test_gradients_are_summed_in_pieces(backend, monkeypatch, caplog):
         monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
         with caplog.at_level("INFO", logger="collective"):
@@ -186,7 +214,7 @@ def test_on_ranks(name, ranks, tmp_path, backends_by_name):
     wanted = trained(single, tmp_path / "wanted", ALL)
     np.save(tmp_path / "by-one.npy", wanted)
     ended = launch.launch(name, ranks, [HERE], tmp_path, seconds=280)
-    assert ended.passed() == len(OPTIMIZERS) + 4 + OF_ONE_PROCESS
+    assert ended.passed() == len(OPTIMIZERS) + len(OWN_STEPS) + 5 + OF_ONE_PROCESS
     assert_close(trained(single, tmp_path / f"by-{name}", ALL), wanted)
 
 

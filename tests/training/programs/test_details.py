@@ -183,6 +183,20 @@ def test_several_optimizers_train_what_keras_trains(name, backends_by_name):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 
 
+def test_weights_set_by_layers_beside_a_sharded_optimizer(backend):
+    keras.config.set_floatx("float32")
+
+    def make():
+        keras.utils.set_random_seed(2)
+        return PROGRAMS["float8"].make()
+
+    wanted, got = (
+        train(make, backend, shard_optimizer=shard).model for shard in (False, True)
+    )
+    for one, other in zip(got.get_weights(), wanted.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])
 def test_look_ups_of_the_same_row_are_seen_one_by_one(kind):
     """Adam of Keras squares the gradient of each look-up; SGD is the same for both."""

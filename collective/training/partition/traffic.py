@@ -1,0 +1,25 @@
+"""What a step exchanges, noted while it is made."""
+
+from __future__ import annotations
+
+from collective.training.partition.graph import Value
+
+
+class Traffic:
+    """What the replicas of an emitted graph exchange."""
+
+    def __init__(self) -> None:
+        self.sums: list[list[Value]] = []  # value by value, message by message
+        self.gathers: list[Value] = []
+        # What each rank has a piece of, and all need whole.
+        self.joins: list[Value] = []
+        # What is summed for its pieces alone.
+        self.scattered: list[Value] = []
+        self.in_groups = 0  # collectives of the program itself, in a tensor group
+        # Whether variables are written, and whether that is before the last exchange.
+        self.writes = self.writes_early = False
+
+    @property
+    def exchanges(self) -> int:
+        """How often something is exchanged."""
+        return len(self.sums) + len(self.gathers) + len(self.joins) + self.in_groups
