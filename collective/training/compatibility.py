@@ -31,34 +31,10 @@ FEATURES = {
         "train it by Keras' own fit with the drop-in: import collective.tensorflow.keras "
         "as hvd; hvd.init(); optimizer = hvd.DistributedOptimizer(optimizer)",
     ),
-    "cut_step": Feature(
-        "a train_step of the model's own in micro-batches or pieces",
-        "drop --accumulate and --virtual-replicas",
-    ),
-    "gathering_pieces": Feature(
-        "--virtual-replicas of a train_step of the model's own, of a loss of the whole "
-        "batch, or with embedding_gradients='keras'",
-        "drop --virtual-replicas",
-    ),
     "per_replica": Feature(
         "per_replica (replicas with batches of their own)", "drop per_replica"
     ),
     "virtual_replicas": Feature("--virtual-replicas", "drop --virtual-replicas"),
-    "coupled": Feature(
-        "a loss or metric of the whole batch",
-        "a loss and metrics that are sums or means over rows",
-    ),
-    "whole_layers": Feature(
-        "a layer that couples the rows of a batch",
-        "layers that treat each row by itself",
-    ),
-    "look_ups": Feature(
-        "gradients of single look-ups (embedding_gradients='keras')",
-        "embedding_gradients='combined'",
-    ),
-    "sync_batch_norm": Feature(
-        "synchronized batch normalization", "drop sync_batch_norm and synchronized=True"
-    ),
     "shard_optimizer": Feature("--shard-optimizer", "drop --shard-optimizer"),
     "accumulate": Feature("--accumulate", "drop --accumulate"),
     "tensor_parallel": Feature("--tensor-parallel", "drop --tensor-parallel"),
@@ -86,10 +62,6 @@ FEATURES = {
     "devices": Feature(
         "several replicas in one process (backend {backend!r})", ONE_EACH
     ),
-    "no_own_copies": Feature(
-        "replicas that cannot each write a variable (backend {backend!r})",
-        f"tf-mirrored, or {ONE_EACH}",
-    ),
     "asynchronous": Feature(
         "workers that train on batches of their own (backend {backend!r})", ONE_EACH
     ),
@@ -114,7 +86,7 @@ def _pairs(table: Mapping[str, str]) -> Pairs:
 
 IMPOSSIBLE = _pairs(
     {
-        "asynchronous with virtual_replicas, coupled, look_ups, sync_batch_norm": (
+        "asynchronous with virtual_replicas": (
             "there is no global batch, for each worker has batches of its own"
         ),
         "asynchronous with shard_optimizer": (
@@ -136,10 +108,6 @@ IMPOSSIBLE = _pairs(
         "transport with virtual_replicas": (
             "each rank rounds the sum of its own pieces, so the bits depend on how many "
             "ranks there are"
-        ),
-        "accumulate with sync_batch_norm, whole_layers": (
-            "the layer needs the rows of all micro-batches before the next layer can run, "
-            "so the activations of none of them could be freed"
         ),
         "shard_optimizer with elastic": (
             "a rank that dies takes its shard of the optimizer with it"
@@ -163,17 +131,13 @@ IMPOSSIBLE = _pairs(
 
 NOT_BUILT = _pairs(
     {
-        "own_step with coupled": (
-            "a train_step sees the rows of its rank; it is refused by the check before "
-            "the first step"
-        ),
         "per_replica with accumulate": (
             "micro-batches are computed one after the other, and each sees a part of the rows"
         ),
         "per_replica with devices, tensor_parallel, model_parallel": (
             "a replica runs the whole step by itself, in a process of its own"
         ),
-        "per_replica with shard_optimizer, recompute, jit_compile, hook": (
+        "per_replica with shard_optimizer, hook": (
             "Keras' own step runs as it is, and gradients are averaged where it applies them"
         ),
         "own_step with tensor_parallel": (
@@ -215,31 +179,11 @@ NOT_BUILT = _pairs(
     }
 )
 
-# Of the step of parts alone: the partitioned step cuts any step into pieces.
-OF_PARTS = _pairs(
-    {
-        "cut_step with look_ups": (
-            "those of each part would have to be kept beside the sums over parts, until "
-            "the update"
-        ),
-        "gathering_pieces with devices": (
-            "a rank gathers for all pieces that it holds, in one place"
-        ),
-        "virtual_replicas with sync_batch_norm, whole_layers": (
-            "a rank computes its pieces one after the other, and the layer needs the rows "
-            "of all of them before the next layer can run: they would have to run side by "
-            "side"
-        ),
-    }
-)
-
-
 def of_backend(backend: Backend) -> set[str]:
     """The features that a training has by its backend."""
     found = {
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,
-        "no_own_copies": not backend.own_copies and len(backend.local_replicas) > 1,
         "elastic": backend.elastic,
         "tensor_parallel": backend.tensor is not None,
         "model_parallel": bool(backend.stages),
@@ -250,15 +194,8 @@ def of_backend(backend: Backend) -> set[str]:
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """The pairs among features that do not work together, and why."""
-    present, tables = set(features), [IMPOSSIBLE, NOT_BUILT]
-    if "step_of_parts" in present:
-        tables.append(OF_PARTS)
-        if "own_step" in present and present & {"accumulate", "virtual_replicas"}:
-            present.add("cut_step")
-        gathers = {"own_step", "coupled", "look_ups"}
-        if "virtual_replicas" in present and present & gathers:
-            present.add("gathering_pieces")
-    for table in tables:
+    present = set(features)
+    for table in (IMPOSSIBLE, NOT_BUILT):
         for pair, why in table.items():
             if pair <= present:
                 one, other = sorted(pair, key=list(FEATURES).index)
@@ -283,7 +220,7 @@ def check(features: Iterable[str], backend: Backend) -> None:
 def refusal(one: str, other: str, backend: str = "") -> UsageError:
     """The error for two features that do not work together."""
     pair = frozenset((one, other))
-    why = {**IMPOSSIBLE, **NOT_BUILT, **OF_PARTS}[pair]
+    why = {**IMPOSSIBLE, **NOT_BUILT}[pair]
     first, second = FEATURES[one], FEATURES[other]
     title = f"{first.title} does not work with {second.title}"
     return UsageError(
