@@ -78,9 +78,9 @@ def copy_operation(
         )
 
 
-def open_shapes(count: int) -> attr_value_pb2.AttrValue:
-    """Shapes of which nothing is known, as an attribute of an operation."""
-    shapes = [tf.TensorShape(None).as_proto()] * count
+def one_open_shape() -> attr_value_pb2.AttrValue:
+    """A list of one shape of which nothing is known, as an attribute of an operation."""
+    shapes = [tf.TensorShape(None).as_proto()]
     return attr_value_pb2.AttrValue(
         list=attr_value_pb2.AttrValue.ListValue(shape=shapes)
     )

@@ -311,4 +311,4 @@ def _range(node: Node) -> Any:
     start, limit, delta = map(sizes_in, node.inputs)
     if start is None or limit is None or delta is None:
         return None
-    return [(quotient(limit - start, delta),)]
+    return (quotient(limit - start, delta),)

@@ -35,7 +35,11 @@ def test_cases(backend, ranks, tmp_path):
 
 
 BEGIN = """
+import os
 import sys
+from collective.environment import detect
+if detect().rank:  # whoever gives up first ends the job: rank 0, whose report names it
+    os.environ["COLLECTIVE_TIMEOUT"] = "60"
 import keras
 import tensorflow as tf
 from collective.distribute import Strategy
@@ -97,9 +101,7 @@ def test_what_one_rank_does_ends_by_name(backend, text, named, tmp_path):
         words, launch.environment(forked=True, COLLECTIVE_TIMEOUT="12"), 120
     )
     assert code not in (0, None), output
-    # Both ranks give up in the same instant, and the first one to end ends the job: if
-    # that is rank 1, its report is what is left, and says what rank 0 waits in.
-    assert named in output or "rank 0 waits for rank 1" in output
+    assert named in output
 
 
 CHECKPOINTS = """

@@ -38,7 +38,12 @@ def empty(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _filled(have: Layout, value: Value, layout: Layout, rows: Rows) -> Listed:
-    """The layout of a list into which a value was put."""
+    """The layout of a list into which a value was put.
+
+    Elements are shares, sums or whole: a partial value of another kind is made whole.
+    """
+    if rows.whole_lists or (isinstance(layout, Partial) and layout.kind != "sum"):
+        layout = WHOLE
     sizes = sizes_in(value)
     flat = sizes if isinstance(sizes, tuple) else (sizes,)
     if not all(isinstance(size, int) or _is_rows(size, rows) for size in flat):
@@ -53,12 +58,9 @@ def _with_item(
     node: Node, layouts: list[Layout], place: int, rows: Rows
 ) -> Plan | None:
     have = layouts[0]
-    item = layouts[place]
     if not isinstance(have, Listed):
         return whole(node)  # a list of which nothing is known
-    if rows.whole_lists or (isinstance(item, Partial) and item.kind != "sum"):
-        item = WHOLE
-    made = _filled(have, node.inputs[place], item, rows)
+    made = _filled(have, node.inputs[place], layouts[place], rows)
     wanted: list[Layout] = [have, *[WHOLE] * (len(layouts) - 1)]
     wanted[place] = made.element or WHOLE
     return Plan(wanted, [made])
@@ -174,41 +176,36 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 @rule("TensorListScatter", "TensorListScatterV2")
 def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The places of the first axis as elements, in another order."""
-    layouts, x = summed(layouts), node.inputs[0]
-    if x.shape is None or layouts[1] != WHOLE:
+    layouts = summed(layouts)
+    if node.inputs[0].shape is None or layouts[1] != WHOLE:
         return None
-    element = _element_of(layouts[0], rows)
+    return _of_places(node, layouts, rows, 2)
+
+
+def _of_places(node: Node, layouts: list[Layout], rows: Rows, at: int) -> Plan:
+    """The places of the first axis as elements, whose shape is operand ``at``."""
+    x = node.inputs[0]
+    element: Layout = WHOLE
+    if isinstance(layouts[0], Sharded) and layouts[0].axis and not rows.whole_lists:
+        element = layouts[0].moved(layouts[0].axis - 1)
     taken = WHOLE if element == WHOLE else layouts[0]
+    assert x.shape is not None
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
-        shape = tf.shape(inputs[0], node.inputs[2].dtype)[1:]
-        return list(emission.copy(node, [*inputs[:2], shape, *inputs[3:]]))
+        shape = tf.shape(inputs[0], node.inputs[at].dtype)[1:]
+        return list(emission.copy(node, [*inputs[:at], shape, *inputs[at + 1 :]]))
 
     rest = [WHOLE] * (len(layouts) - 1)
     return Plan([taken, *rest], [Listed(element, x.shape[1:], x.dtype)], emit)
 
 
-def _element_of(layout: Layout, rows: Rows) -> Layout:
-    """The layout of what stands at each place of the first axis."""
-    if rows.whole_lists or not isinstance(layout, Sharded) or not layout.axis:
-        return WHOLE
-    return layout.moved(layout.axis - 1)
-
-
 @rule("TensorListFromTensor")
 def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The places of the first axis as elements."""
-    layout, x = summed(layouts)[0], node.inputs[0]
+    x = node.inputs[0]
     if x.shape is None:
         return Plan([WHOLE, WHOLE], [Listed(WHOLE, None, x.dtype)])
-    element = _element_of(layout, rows)
-    layout = WHOLE if element == WHOLE else layout
-
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
-        shape = tf.shape(inputs[0], node.inputs[1].dtype)[1:]
-        return list(emission.copy(node, [inputs[0], shape]))
-
-    return Plan([layout, WHOLE], [Listed(element, x.shape[1:], x.dtype)], emit)
+    return _of_places(node, summed(layouts), rows, 1)
 
 
 @rule("TensorListLength")
@@ -262,10 +259,8 @@ def optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """What a branch leaves for its gradient: like a list of one element."""
     if len(layouts) != 1:
         return whole(node)
-    (value,), (layout,) = node.inputs, layouts
-    if rows.whole_lists or (isinstance(layout, Partial) and layout.kind != "sum"):
-        layout = WHOLE
-    return Plan([layout], [_filled(EMPTY, value, layout, rows)])
+    made = _filled(EMPTY, node.inputs[0], layouts[0], rows)
+    return Plan([made.element or WHOLE], [made])
 
 
 @rule("OptionalGetValue")
@@ -277,7 +272,7 @@ def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     (value,) = node.outputs
     _learn_shape(value, have.shape)
     value.sizes = have.sizes
-    open_ = tensorflow_names.open_shapes(1)
+    open_ = tensorflow_names.one_open_shape()
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         return list(emission.copy(node, inputs, output_shapes=open_))
