@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
@@ -219,9 +219,7 @@ class Assembly:
             log.warning(report.warning(prepared.hook.hook, prepared.trainable))
         asked = self.options.jit_compile
         if prepared.model.jit_compile if asked is None else asked:
-            (log.warning if asked else log.info)(
-                "jit_compile: XLA does not compile the step; it runs as TensorFlow's graph"
-            )
+            _say_not_compiled(log.warning if asked else log.info)
 
     def is_partitioned(self, prepared: PreparedModel, data: TrainingData) -> bool:
         """Whether Keras' own step is partitioned; else its parts are made again."""
@@ -249,6 +247,12 @@ class Assembly:
             plan,
             ", ".join(type(observer).__name__ for observer in observers),
         )
+
+
+@cache
+def _say_not_compiled(say: Callable[[str], None]) -> None:
+    """Once in a process, which may train many models."""
+    say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")
 
 
 def make_step(

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition.exchange import Exchange
-from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.graph import Graph, Node, Value, variables_of
 from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
     SUM,
@@ -344,13 +344,10 @@ class Emission:
             parts = [self._forms[value, Partial(kind)] for value in values]
             sums = [p[0] if len(p) == 1 else _COMBINE[kind](p) for p in parts]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
-            gradients = {
-                i: value.variable
-                for i, value in enumerate(values)
-                if value.variable is not None
-            }
             with self._in_order():
-                totals = self.exchange.reduce(kind, [*sums, *more], gradients)
+                totals = self.exchange.reduce(
+                    kind, [*sums, *more], variables_of(values)
+                )
             if more:
                 self.attached, self._is_attached_sent = totals[len(sums) :], True
                 totals = totals[: len(sums)]
