@@ -89,16 +89,10 @@ class FitOptions:
         None,
         action="store_true",
     )
-    sync_batch_norm: bool | str = _option(
-        "training",
-        "whether batch normalization has the statistics of all replicas' rows\n"
-        "(default: where that is possible)",
-        "auto",
-        action=argparse.BooleanOptionalAction,
-    )
     per_replica: bool | str = _option(
         "training",
-        "a train_step of the model's own has each replica's rows as a batch of their own",
+        "each replica trains on its rows as on a batch of their own; not what one\n"
+        "process trains",
         False,
     )
     verify: bool | str = _option(
@@ -166,24 +160,9 @@ WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.t
 SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
-#: Options of earlier versions: what does the same now.
-REMOVED = {
-    "whole_batch": "leave it out: a model may couple the rows of its batches",
-    "embedding_gradients": "leave it out: the optimizer sees what it sees in model.fit",
-    "recompute": "keras.remat(function) in the call of a layer, which works here as in Keras",
-}
-
-
-def check_removed(name: str) -> None:
-    """Refuses an option of earlier versions, and says what replaced it."""
-    if name in REMOVED:
-        raise UsageError(f"there is no option {name!r} any more", hint=REMOVED[name])
-
-
 def check_names(names: Iterable[str]) -> None:
     """Refuses what is no option of ``collective.fit`` beside Keras' own arguments."""
     for name in names:
-        check_removed(name)
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
             raise UsageError(
@@ -215,20 +194,8 @@ def settings(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-class _Removed(argparse.Action):
-    """An option of earlier versions."""
-
-    def __call__(
-        self, parser: Any, namespace: Any, values: Any, option: Any = ""
-    ) -> None:
-        check_removed(option.lstrip("-").replace("-", "_"))
-
-
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
     """Adds the options of one group to a parser."""
-    for name in REMOVED if group == "training" else ():
-        flag = f"--{name.replace('_', '-')}"
-        add(flag, nargs=0, action=_Removed, help=argparse.SUPPRESS)
     for field in dataclasses.fields(FitOptions):
         about = field.metadata
         name = field.name.replace("_", "-")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
@@ -104,9 +105,7 @@ class Assembly:
             log.warning(report.warning(prepared.hook.hook, prepared.trainable))
         asked = self.options.jit_compile
         if prepared.model.jit_compile if asked is None else asked:
-            (log.warning if asked else log.info)(
-                "jit_compile: XLA does not compile the step; it runs as TensorFlow's graph"
-            )
+            _say_not_compiled(log.warning if asked else log.info)
 
     def log(self, observers: Sequence[Observer]) -> None:
         """Says in the log what was chosen."""
@@ -123,6 +122,12 @@ class Assembly:
 
 
 AnyStep = PartitionedStep | WholeStep | OwnRowsStep
+
+
+@cache
+def _say_not_compiled(say: Callable[[str], None]) -> None:
+    """Once in a process, which may train many models."""
+    say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")
 
 
 def make_step(

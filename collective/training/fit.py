@@ -64,7 +64,6 @@ def fit(
     jit_compile: bool | None = None,
     shard_optimizer: bool = False,
     hook: str | Any = None,
-    sync_batch_norm: bool | str = "auto",
     per_replica: bool | str = False,
     verify: bool | str = False,
     seed: int | None = None,
@@ -121,15 +120,11 @@ def fit(
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
             it, and all outputs say so; see ``collective.training.compression``.
-        sync_batch_norm: Whether layers of batch normalization have the statistics of
-            the whole global batch, so that N replicas train what one does; ``auto``:
-            where that is possible, with a warning where it is not. See
-            ``collective.training.variants.coupled.batch_norm``.
-        per_replica: For a ``train_step`` of the model's own: True: each replica's rows
-            are a batch of their own, as for steps that couple rows; ``batch``: each
-            replica has whole batches of the data, as for steps that know how many rows
-            a batch has. Gradients, metrics and state are averaged by rows; N replicas
-            train another model than one. See ``collective.training.own_batches``.
+        per_replica: True: each replica's rows are a batch of their own, as with
+            tf.distribute; ``batch``: each replica has whole batches of the data, as for
+            steps that know how many rows a batch has. Gradients, metrics and state are
+            averaged by rows; N replicas train another model than one. See
+            ``collective.training.own_batches``.
         verify: True or ``run``: the first 10 steps are made by Keras, too, on rank 0, and
             what differs is shown; ``run:K``: the first K.
         seed: None: order and random layers follow from the seeds of the script and of

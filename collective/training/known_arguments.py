@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from collective import fit_options
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -20,7 +18,6 @@ def known_arguments(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         for name in named.keys() - set(known):
-            fit_options.check_removed(name)
             close = difflib.get_close_matches(name, known, 1)
             meant = f"\nHINT: did you mean {close[0]}?" if close else ""
             raise TypeError(

@@ -283,7 +283,6 @@ class Case:
         data: Makes the rows of a global batch.
         rows: Sizes of the global batches, taken in turn.
         accumulate: Micro-batches of an update.
-        jit_compile: Whether XLA compiles the gradient.
         replicas_matter: True when the result depends on the number of replicas by
             nature (batch statistics, masks): compared at equal numbers only.
     """
@@ -293,7 +292,6 @@ class Case:
     data: Callable[[np.random.Generator, int, int], Rows] = labelled
     rows: tuple[int, ...] = (10, 10, 7)
     accumulate: int = 1
-    jit_compile: bool = False
     replicas_matter: bool = False
 
     def batch(self, step: int) -> Rows:
@@ -342,7 +340,6 @@ CASES = (
     Case("subclassed", subclassed),
     Case("loss-scaling", mlp(loss_scaled), overflowing, rows=(10,)),
     Case("auc", classifier, binary, rows=(10, 7, 3)),
-    Case("jit", mlp(adam), jit_compile=True),
     Case("batchnorm", normalised, rows=(12, 9), replicas_matter=True),
     Case(
         "batchnorm-accumulate",
@@ -436,7 +433,7 @@ def train(
         prepared,
         backend,
         spec,
-        FitOptions(jit_compile=case.jit_compile, **words),
+        FitOptions(**words),
         attachments=alarm(model, backend, check_every),
     )
     reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]

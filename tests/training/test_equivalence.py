@@ -33,13 +33,13 @@ NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
 COMPARED = [c for c in CASES if launch.launched() or not c.replicas_matter]
 # Of backends that share most with another, all cases by make test-equivalence only.
 SOME = {
-    "single": {"accumulate", "auc", "jit", "loss-scaling", "masked", "weighted-mean"},
+    "single": {"accumulate", "auc", "loss-scaling", "masked", "weighted-mean"},
     "tf-one-device": {"accumulate-empty-replica"},
     "tf-central-storage:2": {"accumulate-empty-replica", "adamw-ema", "loss-scaling"},
     "tf-central-storage:4": set(),
     "tf-mirrored:4": {"accumulate-empty-replica", "adamw-ema", "weighted-mean"},
 }
-IN_FLOAT32 = {"adam", "jit", "masked", "sgd"}
+IN_FLOAT32 = {"adam", "masked", "sgd"}
 
 
 def on(name, case, precision):

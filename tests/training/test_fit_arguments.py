@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
+from collective.training import assemble
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
@@ -101,6 +102,14 @@ def test_arguments_mean_what_they_mean_in_keras(backend, name):
 )
 def test_arguments_of_compile(backend, words):
     both(backend, (X, Y), model(**words), epochs=2, batch_size=10)
+
+
+def test_a_step_that_xla_does_not_compile_says_so_once(backend, caplog):
+    assemble._say_not_compiled.cache_clear()
+    for _ in range(2):
+        collective.fit(model()(), X, Y, backend=backend, verbose=0, jit_compile=True)
+    said = [r for r in caplog.records if "XLA does not compile" in r.getMessage()]
+    assert len(said) == (backend.rank == 0)
 
 
 class Reshuffled(keras.utils.PyDataset):

@@ -84,8 +84,8 @@ class HookState:
                 )
             if not times[index] and self.backend.rank == 0:
                 log.warning(
-                    "hook %r: the gradient of %r is not compressed: no tape of the step "
-                    "itself computes it",
+                    "hook %r: the gradient of %r is not compressed: it comes as single "
+                    "look-ups, in a loop or branch, or not at all",
                     *(self.hook, path),
                 )
 

@@ -22,7 +22,7 @@ from collective.training.partition.copies import (
     times_made,
 )
 from collective.training.partition.exchange import Exchange
-from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.graph import Graph, Node, Value, variables_of
 from collective.training.partition.known import Known
 from collective.training.partition.layouts import (
     OWNED,
@@ -326,17 +326,12 @@ class Emission:
             parts = [self._forms[value, Partial(kind)] for value in values]
             more = [] if kind != "sum" or self._is_attached_sent else self.attached
             owned = [] if kind != "sum" else scattered
-            gradients = {
-                i: value.variable
-                for i, value in enumerate(values)
-                if value.variable is not None
-            }
             with self._in_order():
                 results = reduced(
                     self.exchange,
                     kind,
                     [*parts, *([t] for t in more)],
-                    gradients,
+                    variables_of(values),
                     [self._forms[value, SUM] for value in owned],
                 )
             totals = results[: len(parts)]

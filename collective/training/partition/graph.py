@@ -114,6 +114,12 @@ class Value:
         return f"{self.source.name} {self.shape} {self.layout}"
 
 
+def variables_of(values: Sequence[Value]) -> dict[int, Any]:
+    """By the place of a value: the variable whose gradient it is."""
+    pairs = ((i, value.variable) for i, value in enumerate(values))
+    return {i: variable for i, variable in pairs if variable is not None}
+
+
 def sizes_in(value: Value) -> Any:
     """The sizes that a value holds, of integers: see ``Value.sizes``; None if unknown."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:

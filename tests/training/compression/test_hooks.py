@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from rich.console import Console
 
 from collective.errors import UsageError
@@ -85,6 +86,47 @@ def test_a_hook_of_the_users_own(backend):
     assert count.numpy() == ALL
 
 
+class TakesGradients(keras.Model):
+    """Takes those of its loss so many times in a step."""
+
+    times = 1
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        for _ in range(self.times):
+            gradients = tape.gradient(loss, variables)
+        gradients = [tf.clip_by_norm(gradient, 0.1) for gradient in gradients]
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss}
+
+
+def with_own_step(backend, times=1, **more):
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(2)
+    given = keras.Input((linear.FEATURES,))
+    model = TakesGradients(given, keras.layers.Dense(linear.OUTPUTS)(given))
+    model.times = times
+    model.compile("adam", "mse")
+    words = {"model": model, "data": linear.data()[:2], "steps": ALL} | more
+    return small.train(backend, **words)
+
+
+@pytest.mark.on_ranks
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_train_step_of_the_models_own(accumulate, backend):
+    result = with_own_step(backend, hook=Everything(), accumulate=accumulate)
+    ((count,),) = get_hook(result.model).shared.values()
+    assert count.numpy() == ALL
+    wanted = with_own_step(backend, hook=None)
+    for got, value in zip(
+        small.state(result.model), small.state(wanted.model), strict=True
+    ):
+        np.testing.assert_allclose(got, value, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize(
     "name, ranks",
@@ -98,7 +140,7 @@ def test_a_hook_of_the_users_own(backend):
 )
 def test_on_ranks(name, ranks, tmp_path, backends_by_name):
     ended = launch.launch(name, ranks, [HERE], tmp_path)
-    assert ended.passed() == 4
+    assert ended.passed() == 6
     # One process continues with what all ranks together had not sent.
     more = Checkpoint(tmp_path / f"by-{name}", resume=True)
     single = backends_by_name("single")
@@ -145,6 +187,10 @@ if not launch.launched():
         np.testing.assert_allclose(
             np.load(tmp_path / "losses.npy"), wanted.losses, rtol=1e-9
         )
+
+    def test_two_gradients_of_a_variable_are_refused(backend):
+        with pytest.raises(UsageError, match="a step computes 2 gradients of"):
+            with_own_step(backend, times=2, hook=linear.HOOK)
 
     def test_it_learns_what_the_whole_gradients_teach(backend):
         """With error feedback, rank 1 finds the optimum of 120 numbers."""

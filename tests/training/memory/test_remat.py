@@ -81,13 +81,3 @@ def test_trains_what_keras_trains(accumulate, backends_by_name):
 @pytest.mark.launches
 def test_on_ranks(tmp_path):
     assert launch.launch("native", 2, [HERE], tmp_path).passed() == 3
-
-
-def test_the_option_says_what_took_its_place(backends_by_name, capsys):
-    with pytest.raises(UsageError, match="no option 'recompute'") as caught:
-        collective.fit(make(), *data(), backend="single", recompute=True)
-    assert "keras.remat" in caught.value.hint
-    with pytest.raises(UsageError, match="no option 'recompute'"):
-        collective.fit_options.settings(["recompute=True"])
-    with pytest.raises(UsageError, match="no option 'recompute'"):
-        train.parser().parse_args(["--recompute"])

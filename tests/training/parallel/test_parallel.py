@@ -238,7 +238,6 @@ if launch.launched():
         "no layer of model": {"model": small.model()},
         "treat each element": {"model": lambda: model(keras.optimizers.Lamb())},
         "built with whole": {"model": lambda: built(model())},
-        "jit_compile=True does not work with --tensor-parallel": {"jit_compile": True},
         "cut already": {"shard_optimizer": True},
         "units, which": {"model": lambda: of(ColumnParallelDense(7))},
         "inputs, which": {"model": lambda: of(RowParallelDense(3), 7)},

@@ -104,7 +104,6 @@ def test_devices_have_the_bits_of_one(replicas, backends_by_name, clean_keras):
     "precision, options",
     [
         ("float32", {"accumulate": 2}),
-        pytest.param("float32", {"jit_compile": True}, marks=pytest.mark.matrix),
         pytest.param("mixed_bfloat16", {}, marks=pytest.mark.matrix),
         pytest.param("mixed_float16", {}, marks=pytest.mark.matrix),
         pytest.param("float64", {}, marks=pytest.mark.matrix),
