@@ -41,6 +41,7 @@ from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
+from collective.training.parallel import equal
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.prepare import runs_eagerly
@@ -370,6 +371,9 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
         if not method:
             with tf.init_scope():
                 method.append(PartitionedMethod(step, spec))
+            if backend.tensor is not None:
+                prepared = get_prepared(found())
+                equal.check(method[0].partition, "predict_step", prepared)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         exchange = BackendExchange(backend)

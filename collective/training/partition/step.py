@@ -19,7 +19,6 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.parallel import equal
-from collective.training.parallel.variables import cut_variables
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.report import ReturnedLayout
@@ -78,8 +77,7 @@ class PartitionedStep:
             fixed_rows=keras_compat.fixed_rows(self.model),
         )
         if backend.tensor is not None:
-            what = f"{method} of model {self.model.name!r}"
-            equal.check(self._method.partition, what, cut_variables(prepared))
+            equal.check(self._method.partition, method, prepared)
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = ReturnedLayout(self.model, shapes)
