@@ -37,6 +37,7 @@ from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.opening import open_backend, open_inputs
+from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.whole import WholePrediction
@@ -258,6 +259,9 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
             with tf.init_scope():
                 around = devices.on_first(found(), backend)
                 method.append(PartitionedMethod(step, spec, tracing=around))
+            if backend.tensor is not None:
+                prepared = get_prepared(found())
+                equal.check(method[0].partition, "predict_step", prepared)
         replica, own = devices.rows_of_process(backend, batch)
         exchange = devices.exchange_of(backend)
         return method[0].rows(own, batch.global_rows, replica, exchange)

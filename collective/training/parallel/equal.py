@@ -8,16 +8,19 @@ shard, say, is another one on each rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from collective.backends.tensor_group import is_group
 from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.parallel.variables import shards_of
 from collective.training.partition.explain import place_of
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.partition import Partition
 from collective.training.partition.schedule import is_write
+from collective.training.prepared import PreparedModel
 
 _COLLECTIVES = ("CollectiveAllReduce", "CollectiveAllGather", "CollectiveBroadcast")
 _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
@@ -25,18 +28,18 @@ _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _MOST_LOOKED_AT = 500  # nodes, for a line of the user's code
 
 
-def check(partition: Partition, what: str, cut: Iterable[tf.Variable]) -> None:
+def check(partition: Partition, method: str, prepared: PreparedModel) -> None:
     """Refuses what would part the ranks of a replica; every rank finds the same.
 
     Args:
-        what: The name of the function, for the error.
-        cut: The variables of which each rank has a shard.
+        method: Of the model, that was traced.
 
     Raises:
         UsageError: Naming what is written or returned, and the line that computes it.
     """
     captures = [outer for outer, _ in partition.function.graph.captures]
-    graph, handles = partition.graph, {id(variable.handle) for variable in cut}
+    handles = {id(variable.handle) for variable in cut_variables(prepared)}
+    graph = partition.graph
     first = len(graph.inputs) - len(captures)
     differs = [False] * first + [id(outer) in handles for outer in captures]
     known = {id(v.handle): v.name for v in partition.function.graph.variables}
@@ -49,11 +52,21 @@ def check(partition: Partition, what: str, cut: Iterable[tf.Variable]) -> None:
             found.append((value.node, "its result"))
     for node, name in found[:1]:
         raise UsageError(
-            f"{what} writes or returns what differs between the ranks that hold one "
-            f"replica together: {name}, at {spread.place(node)}",
+            f"{method} of model {prepared.model.name!r} writes or returns what differs "
+            f"between the ranks that hold one replica together: {name}, at {spread.place(node)}",
             hint="compute it without the weights of layers in parts, of which each rank has "
             "its own; norms to clip by: clipnorm or global_clipnorm of the optimizer",
         )
+
+
+def cut_variables(prepared: PreparedModel) -> list[tf.Variable]:
+    """Those of a model and its optimizer of which each rank has a shard."""
+    shards, parts = shards_of(prepared.model), prepared.partition
+    found = [v for v in prepared.model.variables if id(v) in shards]
+    if parts is not None:
+        slots = prepared.model.optimizer.variables
+        found += [v for v in slots if parts.shape_of(v) is not None]
+    return [keras_compat.tf_variable(v) for v in found]
 
 
 class _Spread:

@@ -22,7 +22,6 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.prepared import PreparedModel
 from collective.training.sharding.shards import Shard
 from collective.training.sharding.whole import ShardedVariables
 
@@ -88,16 +87,6 @@ def shards_of(layer: keras.layers.Layer) -> dict[int, Shard]:
     for found in split_layers(layer):
         shards |= found.shards
     return shards
-
-
-def cut_variables(prepared: PreparedModel) -> list[tf.Variable]:
-    """Those of a model and its optimizer of which each rank has a shard."""
-    shards, parts = shards_of(prepared.model), prepared.partition
-    found = [v for v in prepared.model.variables if id(v) in shards]
-    if parts is not None:
-        slots = prepared.model.optimizer.variables
-        found += [v for v in slots if parts.shape_of(v) is not None]
-    return [keras_compat.tf_variable(v) for v in found]
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from collective.training.compression.exchange import HookExchange
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.parallel import equal
-from collective.training.parallel.variables import cut_variables
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
@@ -89,8 +88,7 @@ class PartitionedStep:
         if self._hook is not None:
             self._hook.check(self._method.gradients)
         if backend.tensor is not None:
-            what = f"{method} of model {self.model.name!r}"
-            equal.check(self._method.partition, what, cut_variables(prepared))
+            equal.check(self._method.partition, method, prepared)
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = Layout(self.model, shapes)
