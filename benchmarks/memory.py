@@ -106,7 +106,6 @@ def embedding() -> tuple[Any, tuple[np.ndarray, ...]]:
 
     def make() -> Any:
         import keras
-
         from collective.training.variants import parallel
 
         layers = [keras.Input((LENGTH,), dtype="int32")]

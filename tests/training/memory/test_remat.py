@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import collective
-from collective import train
-from collective.errors import UsageError
 from tests import launch
 from tests.training.small import on_rank_zero
 
