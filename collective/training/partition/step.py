@@ -231,6 +231,7 @@ def with_loss(prepared: PreparedModel, method: str) -> Any:
         }
         scalars = [value for value in found.values() if value.shape.rank == 0]
         loss = next(iter([*losses, *scalars[:1]]), tf.zeros([]))
-        return tf.identity(loss), {n: tf.identity(v) for n, v in found.items()}
+        # Without a reduction it is one of each row; Keras shows their mean.
+        return tf.reduce_mean(loss), {n: tf.identity(v) for n, v in found.items()}
 
     return step

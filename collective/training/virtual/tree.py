@@ -57,9 +57,9 @@ class Tree:
                 this replica, or for every micro-batch of them; or a single one that
                 counts as the first piece's.
         """
-        subtrees = [self._of_subtrees(parts) for parts in values]
+        subtrees = [self.of_subtrees(parts) for parts in values]
         if self._backend.replicas == 1:
-            return [self._finish(sums) for sums in subtrees]
+            return [self.finish(sums) for sums in subtrees]
         if [len(nodes) for nodes in self._by_replica] == [1, 1]:
             # a + b is b + a.
             return sum_tensors(self._backend, [sums[0] for sums in subtrees], [])
@@ -80,7 +80,7 @@ class Tree:
                     totals[i] = self._gathered_total(tf.stack(sums))
         return [totals[i] for i in range(len(subtrees))]
 
-    def _of_subtrees(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def of_subtrees(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of this replica's subtrees."""
         pieces = self._pieces
         if len(parts) == 1:
@@ -101,7 +101,7 @@ class Tree:
             return self._sum_of(first, sums)
         return self._sum_of(first, sums) + self._sum_of(second, sums)
 
-    def _finish(self, sums: Sequence[tf.Tensor]) -> tf.Tensor:
+    def finish(self, sums: Sequence[tf.Tensor]) -> tf.Tensor:
         """The sum of all pieces, from those of each replica's subtrees in order."""
         nodes = [node for nodes in self._by_replica for node in nodes]
         return self._sum_of(self._virtual.root, dict(zip(nodes, sums, strict=True)))
@@ -121,7 +121,7 @@ class Tree:
         after = sum(map(len, self._by_replica[self._replica + 1 :]))
         slots = tf.pad(as_bits(rows), [[before, after], [0, 0]])
         (gathered,) = self._backend.all_reduce([slots])
-        return self._finish(tf.unstack(tf.bitcast(gathered, rows.dtype)))
+        return self.finish(tf.unstack(tf.bitcast(gathered, rows.dtype)))
 
     def _by_shards(self, rows: tf.Tensor) -> tf.Tensor:
         """Of every subtree a shard on each replica; the tree; the shards together."""
@@ -135,7 +135,7 @@ class Tree:
         by_shard = tf.transpose(by_shard, [1, 0, 2])
         counts = [len(nodes) for nodes in self._by_replica]
         received = backend.all_to_all(by_shard, counts)
-        shard = self._finish(tf.unstack(received, num=sum(counts)))
+        shard = self.finish(tf.unstack(received, num=sum(counts)))
         return tf.reshape(backend.all_gather(shard), [-1])[:length]
 
     def _gathered_total(self, own: tf.Tensor) -> tf.Tensor:
@@ -143,7 +143,7 @@ class Tree:
         backend = cast("ShardCollectives", self._backend)
         rows = backend.gather_rows(as_bits(own))
         count = sum(map(len, self._by_replica))
-        return self._finish(tf.unstack(tf.bitcast(rows, own.dtype), num=count))
+        return self.finish(tf.unstack(tf.bitcast(rows, own.dtype), num=count))
 
 
 def as_bits(tensor: tf.Tensor) -> tf.Tensor:

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from tests.training.custom_step import test_own_steps as own_steps
-from tests.training.custom_step.own_steps import PROGRAMS
 
 from collective.backends import Options
 from collective.backends.single import SingleBackend
@@ -25,6 +23,8 @@ from collective.training.prepared import get_partition
 from collective.training.variables import optimizers_of
 from tests import launch
 from tests.training import small
+from tests.training.programs import test_own_steps as own_steps
+from tests.training.programs.own_steps import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/memory/test_sharding.py"

@@ -36,7 +36,7 @@ class Case:
         call: The method that is compared.
         words: Its arguments beside the data.
         callbacks: Makes those of one training of a model.
-        tolerance: Relative to the largest entry of each tensor.
+        tolerance: Relative to the largest entry of each tensor, or to one.
     """
 
     make: Callable[[], keras.Model]
@@ -151,7 +151,8 @@ def differences(
         if got[name].dtype.kind in "iub":
             error = 0.0 if np.array_equal(got[name], reference) else np.inf
         else:
-            scale = np.abs(reference).max(initial=0) or 1
+            # Absolute below one: of a sum that cancels, nothing is left but rounding.
+            scale = max(np.abs(reference).max(initial=0), 1.0)
             error = np.abs(got[name] - reference).max(initial=0) / scale
         if not error <= case.tolerance:
             found.append(f"{name}: {error:.2g} of {reference!r}, got {got[name]!r}")

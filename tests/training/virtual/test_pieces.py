@@ -1,11 +1,13 @@
 """Which pieces a replica holds, and the tree over them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from collective.training.variants.virtual.tree import Piece, finish, sum_subtrees
 
-from collective.training.virtual.pieces import Node, VirtualReplicas
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.virtual.tree import Tree
 
 COUNTS = (1, 2, 3, 5, 6, 8, 13)
 
@@ -67,24 +69,12 @@ def test_the_sum_has_the_same_bits_for_any_number_of_replicas(count):
     if count > 3:
         assert (np.add.accumulate(values)[-1] != wanted).any()
 
-    @tf.function
-    def summed(values: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        totals = []
-        for total in range(1, count + 1):
-            sums: dict[Node, list[tf.Tensor]] = {}
-            for replica, subtrees in enumerate(virtual.all_subtrees(total)):
-                own, mark, _ = sum_subtrees(
-                    lambda piece: Piece([values[piece]], tf.cast(piece, tf.float32)),
-                    virtual.pieces(range(replica, replica + 1), total),
-                    subtrees,
-                    [tf.TensorSpec([500], tf.float32)],
-                )
-                assert set(own) == set(subtrees)
-                sums |= own
-            totals += finish(virtual, sums, number >= 0)
-        return tf.stack(totals), mark
-
-    totals, mark = summed(tf.constant(values), tf.constant(3))
-    assert mark == count - 1
-    for total in totals.numpy():
-        np.testing.assert_array_equal(total.view("int32"), wanted.view("int32"))
+    for total in range(1, count + 1):
+        sums = []
+        for replica in range(total):
+            local = range(replica, replica + 1)
+            tree = Tree(virtual, SimpleNamespace(replicas=total, local_replicas=local))
+            own = virtual.pieces(local, total)
+            sums += tree.of_subtrees([tf.constant(values[piece]) for piece in own])
+        found = tree.finish(sums).numpy()
+        np.testing.assert_array_equal(found.view("int32"), wanted.view("int32"))

@@ -13,7 +13,7 @@ import collective
 from tests import launch
 from tests.training.small import on_rank_zero
 
-HERE = "tests/training/test_text.py"
+HERE = "tests/training/test_text_inputs.py"
 BATCH = 8  # of 21 rows: two batches, and one of five
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]

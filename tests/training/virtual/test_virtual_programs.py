@@ -21,7 +21,7 @@ from tests.training.programs import hard, program
 from tests.training.programs.table import CASES, Case, differences, outcome
 from tests.training.small import on_rank_zero
 
-HERE = "tests/training/virtual/test_programs.py"
+HERE = "tests/training/virtual/test_virtual_programs.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 MATRIX = pytest.mark.matrix
 

@@ -19,7 +19,7 @@ from tests import launch
 from tests.training.programs.hard import PROGRAMS, dense
 from tests.training.programs.program import CLASSES, FEATURES, numbers
 
-HERE = "tests/training/programs/test_details.py"
+HERE = "tests/training/programs/test_program_details.py"
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

@@ -15,7 +15,7 @@ from tests import launch
 from tests.training.programs.table import CASES, differences, outcome
 from tests.training.small import on_rank_zero
 
-HERE = "tests/training/programs/test_programs.py"
+HERE = "tests/training/programs/test_equal_to_stock.py"
 MATRIX = pytest.mark.matrix
 NAME = os.environ.get(launch.BACKEND, "single")
 # In one process, the step is Keras' own: a few show it.
