@@ -192,6 +192,10 @@ class Backend(ABC):
         except Exception as error:
             raise explain(error) from None
 
+    def explained(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, an error of what the backend runs on says what has happened."""
+        return contextlib.nullcontext()
+
     def replica(self) -> Any:
         """Inside ``run``: the number of this replica in the job, an int or tensor."""
         return self.local_replicas[0]

@@ -14,6 +14,7 @@ the job: a launcher ends all ranks as soon as one has ended.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -22,13 +23,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
-
-import numpy as np
 
 from collective.backends import world
 from collective.backends.base import Availability, Backend, python
@@ -42,7 +41,6 @@ from collective.errors import CollectiveError, UsageError
 from collective.log import log
 from collective.running_time import Deadline
 
-SHARD_BYTES = 256 << 10  # variables of two such shards or more are split [TensorFlow]
 AHEAD = 2  # batches handed out for each worker
 SECONDS = 10  # in which the rank of a server that died reports it
 TIMEOUT = 60  # seconds until all ranks have connected
@@ -108,12 +106,8 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 rpc_layer="grpc",
                 task_type="chief",
                 task_id=0,
-            ),
-            tf.distribute.experimental.partitioners.MinSizePartitioner(
-                SHARD_BYTES, max_shards=servers
-            ),
+            )
         )
-        _read_as_arrays()
         _leave_errors_to_the_steps()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
@@ -165,6 +159,17 @@ class ParameterServerBackend(StrategyBackend, Serving):
         self._under_way.append(scheduled)
         return scheduled
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Inside, an error says that a server has died."""
+        try:
+            yield
+        except Exception as error:
+            found = _explained(error, lambda error: error)
+            if found is error:
+                raise
+            raise found from None
+
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """A plain assignment: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
@@ -183,17 +188,6 @@ def _leave_errors_to_the_steps() -> None:
             report(error)
 
     threading.excepthook = hook
-
-
-def _read_as_arrays() -> None:
-    """Lets Keras read a partitioned variable as it reads any other."""
-    import tensorflow as tf
-    from tensorflow.python.distribute.sharded_variable import ShardedVariable
-
-    def whole(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(tf.convert_to_tensor(self), dtype)
-
-    ShardedVariable.__array__ = ShardedVariable.numpy = whole
 
 
 class _Scheduled:

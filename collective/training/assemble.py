@@ -32,14 +32,11 @@ from collective.training.virtual.pieces import VirtualReplicas
 class Assembly:
     """The choices of one training.
 
-    Args:
-        features: That it has besides, by their names in the table of compatibility.
-
     Raises:
-        UsageError: On every rank alike: two of them do not work together.
+        UsageError: On every rank alike: two features do not work together.
     """
 
-    def __init__(self, options: FitOptions, backend: Backend, features: set[str]):
+    def __init__(self, options: FitOptions, backend: Backend):
         self.options = options
         self.backend = backend
         self.features = options.features  # all that are known
@@ -49,7 +46,7 @@ class Assembly:
         self.hook = None if options.hook is None else named.make(options.hook)
         # The virtual replicas that share a batch; None: the backend's replicas.
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
-        self.require(features)
+        self.require(set())
 
     def require(self, features: set[str]) -> None:
         """Adds features, and refuses what does not work with the others."""
@@ -151,7 +148,7 @@ def make_step(
         is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
     """
     options = options or FitOptions()
-    if options.per_replica:
+    if options.per_replica or not backend.synchronous:
         return OwnRowsStep(
             *(prepared, backend, spec),
             method=method,

@@ -1,13 +1,13 @@
 """Which features of a training work together: one table, as data.
 
-A pair that is not in the table works. ``IMPOSSIBLE`` has the pairs that mathematics
-forbids, each with the sentence that says why; ``NOT_BUILT`` those that are not built,
-each with what it would take. From the table are made the errors (``check``), the page
-``docs/reference/compatibility.md``, and the test of all pairs.
+What is not refused here works. ``LAYOUTS`` has features of which a training has one,
+``PAIRS`` single pairs, each with the sentence that says why. From both are made the errors
+(``check``), the page ``docs/reference/compatibility.md``, and the test of all pairs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -45,16 +45,6 @@ FEATURES = {
         "an elastic job (--min-np)",
         "drop --min-np, and continue from a --checkpoint-dir",
     ),
-    "joins": Feature("ranks that join a running job (--max-np)", "drop --max-np"),
-    "checkpoint": Feature(
-        "a checkpoint (--checkpoint-dir)",
-        "keras.callbacks.BackupAndRestore, which works with any data",
-    ),
-    "ledger": Feature("--ledger", "drop --ledger"),
-    "batches": Feature(
-        "batches whose rows are not known beforehand",
-        "pass arrays; or dataset.unbatch() of known length, with global_batch_size=",
-    ),
     "loss_scale": Feature(
         "a LossScaleOptimizer (mixed_float16)", "--precision float32 or mixed_bfloat16"
     ),
@@ -66,14 +56,24 @@ FEATURES = {
         "workers that train on batches of their own (backend {backend!r})", ONE_EACH
     ),
     "hook": Feature("a communication hook (--hook)", "drop --hook"),
-    "unedited": Feature("an unedited script", "call collective.fit in the script"),
-    "loops": Feature("a training loop of the script's own (--loops)", "drop --loops"),
 }
 
-Pairs = Mapping[frozenset[str], str]
+#: Each says where rows, gradients or variables are: a training has one of them.
+LAYOUTS = (
+    "per_replica",
+    "virtual_replicas",
+    "shard_optimizer",
+    "tensor_parallel",
+    "model_parallel",
+    "hook",
+)
+ONE_LAYOUT = "each says where rows, gradients or variables are, and a training has one"
+#: What workers have that do not wait for each other: Keras' own step, and nothing else.
+OF_WORKERS = ("own_step",)
+NO_ORDER = "each worker makes Keras' own step of a batch of its own, in no order"
 
 
-def _pairs(table: Mapping[str, str]) -> Pairs:
+def _pairs(table: Mapping[str, str]) -> Mapping[frozenset[str], str]:
     """From ``"one with other, another": why``."""
     found = {}
     for names, why in table.items():
@@ -84,100 +84,39 @@ def _pairs(table: Mapping[str, str]) -> Pairs:
     return found
 
 
-IMPOSSIBLE = _pairs(
+PAIRS = _pairs(
     {
-        "asynchronous with virtual_replicas": (
-            "there is no global batch, for each worker has batches of its own"
+        "elastic with shard_optimizer, tensor_parallel": (
+            "a rank that dies takes its part of the variables with it"
         ),
-        "asynchronous with shard_optimizer": (
-            "its servers hold the optimizer's state in shards already"
+        "elastic with per_replica": (
+            "the trained model depends on the number of ranks, which may change"
         ),
-        "asynchronous with loss_scale": (
-            "a loss scale follows from the steps before, and these have no order"
-        ),
-        "asynchronous with unedited": (
-            "not every rank runs the script, and no two workers share a batch"
-        ),
-        "tensor_parallel with elastic": (
-            "a rank that dies takes its part of the layers with it"
-        ),
-        "tensor_parallel with virtual_replicas": (
-            "a layer in T parts adds T products, and T is a number of ranks, on which "
-            "the bits must not depend"
-        ),
+        "elastic with devices": "all replicas of one process die with it",
         "transport with virtual_replicas": (
             "each rank rounds the sum of its own pieces, so the bits depend on how many "
             "ranks there are"
         ),
-        "shard_optimizer with elastic": (
-            "a rank that dies takes its shard of the optimizer with it"
+        "hook with transport": (
+            "what rounding takes away would have to be part of what is left over"
         ),
-        "hook with virtual_replicas": (
-            "each replica keeps what it has not sent, so the bits depend on how many "
-            "replicas there are"
-        ),
-        "hook with asynchronous": (
-            "gradients are not summed over replicas, for each worker applies its own"
-        ),
-        "batches with ledger": (
-            "a ledger has the numbers of rows, and rows of such batches have none"
-        ),
-        "per_replica with virtual_replicas, elastic": (
-            "the trained model then depends on the number of ranks, which may change"
-        ),
-        "devices with elastic": "all replicas of one process die with it",
-    }
-)
-
-NOT_BUILT = _pairs(
-    {
-        "per_replica with accumulate": (
-            "micro-batches are computed one after the other, and each sees a part of the rows"
-        ),
-        "per_replica with devices, tensor_parallel, model_parallel": (
-            "a replica runs the whole step by itself, in a process of its own"
-        ),
-        "per_replica with shard_optimizer, hook": (
-            "Keras' own step runs as it is, and gradients are averaged where it applies them"
-        ),
-        "own_step with tensor_parallel": (
-            "a norm that it takes of gradients would be that of this rank's parts"
-        ),
-        "own_step with asynchronous": "a worker would have to run the whole step",
-        "virtual_replicas with model_parallel": "the pieces run on one device",
-        "model_parallel with shard_optimizer, tensor_parallel": (
-            "these work on a model that is on one device"
-        ),
-        "shard_optimizer with tensor_parallel": (
-            "variables that are cut already would be cut again"
-        ),
-        "shard_optimizer with devices": (
-            "a strategy makes each variable of the optimizer whole on every device; a "
-            "rank with one device has shards of its own"
-        ),
-        "hook with shard_optimizer, tensor_parallel": (
-            "a rank with shards of variables would need shards of what the hook keeps"
-        ),
-        "hook with model_parallel": (
-            "what the hook keeps would have to be on the devices of the layers"
-        ),
-        "hook with devices": ("each replica of a process would need errors of its own"),
         "hook with loss_scale": (
             "what is left over would change with the loss scale, and a step that "
             "overflows would have to leave it alone"
         ),
-        "hook with transport": (
-            "what rounding takes away would have to be part of what is left over"
+        "devices with per_replica, hook, shard_optimizer": (
+            "each process would need a step, or a state, for each of its replicas"
         ),
-        "unedited with joins": (
-            "a rank that joins would begin the script where the others are in its middle"
+        "per_replica with accumulate": (
+            "micro-batches are computed one after the other, and each sees a part of the "
+            "rows"
         ),
-        "loops with elastic": (
-            "what a step has changed in the script itself would have to be undone before "
-            "it is made again"
+        "own_step with tensor_parallel": (
+            "a norm that it takes of gradients would be that of this rank's parts"
         ),
     }
 )
+
 
 def of_backend(backend: Backend) -> set[str]:
     """The features that a training has by its backend."""
@@ -192,14 +131,20 @@ def of_backend(backend: Backend) -> set[str]:
     return {name for name, present in found.items() if present}
 
 
+def why_not(one: str, other: str) -> str | None:
+    """Why two features do not work together; None if they do."""
+    pair = {one, other}
+    if "asynchronous" in pair:
+        return None if pair & {*OF_WORKERS} else NO_ORDER
+    return ONE_LAYOUT if pair <= {*LAYOUTS} else PAIRS.get(frozenset(pair))
+
+
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """The pairs among features that do not work together, and why."""
-    present = set(features)
-    for table in (IMPOSSIBLE, NOT_BUILT):
-        for pair, why in table.items():
-            if pair <= present:
-                one, other = sorted(pair, key=list(FEATURES).index)
-                yield one, other, why
+    for pair in itertools.combinations([f for f in FEATURES if f in features], 2):
+        why = why_not(*pair)
+        if why is not None:
+            yield *pair, why
 
 
 def works(features: Iterable[str], backend: Backend) -> bool:
@@ -213,17 +158,10 @@ def check(features: Iterable[str], backend: Backend) -> None:
     Raises:
         UsageError: On every rank alike, for the first such pair.
     """
-    for one, other, _ in conflicts({*features, *of_backend(backend)}):
-        raise refusal(one, other, backend.name)
-
-
-def refusal(one: str, other: str, backend: str = "") -> UsageError:
-    """The error for two features that do not work together."""
-    pair = frozenset((one, other))
-    why = {**IMPOSSIBLE, **NOT_BUILT}[pair]
-    first, second = FEATURES[one], FEATURES[other]
-    title = f"{first.title} does not work with {second.title}"
-    return UsageError(
-        f"{title.format(backend=backend)}: {why}",
-        hint=f"{second.without}; or {first.without}",
-    )
+    for one, other, why in conflicts({*features, *of_backend(backend)}):
+        first, second = FEATURES[one], FEATURES[other]
+        title = f"{first.title} does not work with {second.title}"
+        raise UsageError(
+            f"{title.format(backend=backend.name)}: {why}",
+            hint=f"{second.without}; or {first.without}",
+        )

@@ -158,7 +158,12 @@ def _description(rank: int, error: BaseException) -> str:
 @contextlib.contextmanager
 def guarded(backend: Backend) -> Iterator[None]:
     """What surrounds each public call: errors are explained, and end all ranks."""
-    with ends_the_job(backend), arguments_named(), _explaining_memory():
+    with (
+        ends_the_job(backend),
+        arguments_named(),
+        backend.explained(),
+        _explaining_memory(),
+    ):
         yield
 
 

@@ -164,9 +164,7 @@ def fit(
         nonlocal model, epochs
         contexts = start.contexts
         contexts.enter_context(as_one_process(model))
-        kept = {"checkpoint": checkpoint, "ledger": ledger}
-        asked = {name for name, value in kept.items() if value is not None}
-        chosen = Assembly(options, backend, asked)
+        chosen = Assembly(options, backend)
         contexts.enter_context(chosen.numerics())
 
         # The data, and the model ready to train on them; the same on every rank.
@@ -178,7 +176,6 @@ def fit(
             whole_batches=per_replica == "batch" and backend.most_replicas > 1,
         )
         contexts.callback(read.close)
-        chosen.require(read.features)
         must_agree = {
             "epochs": epochs,
             "steps": steps,
@@ -198,7 +195,6 @@ def fit(
             features=chosen.features,
         )
         model = prepared.model
-        contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
         watch = finite.Watch(backend, terminate_on_nan, expects_nan(callbacks, backend))
         contexts.enter_context(watch.tracing())

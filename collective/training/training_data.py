@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training.input.batches import Batches
 from collective.training.input.data import (
     DataArguments,
@@ -53,6 +54,9 @@ class TrainingData:
         Args:
             with_rows_read: Whether batches have the numbers of their rows.
             whole_batches: Whether each replica has whole batches of its own.
+
+        Raises:
+            UsageError: Rows have no numbers.
         """
         given, steps = fit_data(arguments), arguments.steps_per_epoch
         if whole_batches:
@@ -69,6 +73,13 @@ class TrainingData:
                 shuffle=shuffle,
                 with_rows_read=with_rows_read,
                 with_checksums=backend.size > 1 and not backend.elastic,
+            )
+        elif with_rows_read:
+            raise UsageError(
+                "a ledger has the numbers of the rows of each step, and rows of batches "
+                "that are not known beforehand have none",
+                hint="drop --ledger; or pass arrays, or dataset.unbatch() of known "
+                "length, with global_batch_size=",
             )
         else:
             inputs = Batches(given.train, backend, steps, virtual)
@@ -99,11 +110,6 @@ class TrainingData:
     @property
     def _stacked(self) -> bool:
         return isinstance(self.inputs, Batches) and self.inputs.is_stacked
-
-    @property
-    def features(self) -> set[str]:
-        """By their names in the table of compatibility."""
-        return {"batches"} if isinstance(self.inputs, Batches) else set()
 
     def check(self, accumulate: int, must_agree: dict[str, Any]) -> int:
         """Compares the ranks' data, and that every piece gets a row; every rank calls it.

@@ -138,21 +138,26 @@ def modules(folder: str) -> str:
     return "\n".join(lines)
 
 
-def pairs(table: str) -> str:
-    """A table of the features that do not work together: IMPOSSIBLE or NOT_BUILT."""
-    code = importlib.import_module("collective.training.compatibility")
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for pair, why in getattr(code, table).items():
-        one, other = sorted(pair, key=list(code.FEATURES).index)
-        by_reason.setdefault((one, why), []).append(other)
+def pairs(module: str) -> str:
+    """A table of the features that do not work together, by a module."""
+    code = importlib.import_module(module)
 
     def title(name: str) -> str:
         return code.FEATURES[name].title.replace(" (backend {backend!r})", "")
 
+    layouts = "; ".join(map(title, code.LAYOUTS))
     rows = [
-        f"| {title(one)} | {'; '.join(map(title, others))} | {why} |"
-        for (one, why), others in by_reason.items()
+        f"| {layouts} | each other | {code.ONE_LAYOUT} |",
+        f"| {title('asynchronous')} | all but {'; '.join(map(title, code.OF_WORKERS))} "
+        f"| {code.NO_ORDER} |",
     ]
+    by_reason: dict[str, list[set[str]]] = {}
+    for pair, why in code.PAIRS.items():
+        by_reason.setdefault(why, []).append({*pair})
+    for why, found in by_reason.items():
+        one = max(set().union(*found), key=lambda name: sum(name in p for p in found))
+        others = "; ".join(title((pair - {one}).pop()) for pair in found)
+        rows.append(f"| {title(one)} | {others} | {why} |")
     return "\n".join(["| | does not work with | |", "|---|---|---|", *rows])
 
 

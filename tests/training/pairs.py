@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import ops
 
 import collective
+from collective.training.compatibility import FEATURES
 from collective.training.exchange import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
@@ -25,25 +26,18 @@ from tests.training.small import on_rank_zero
 from tests.training.test_equivalence import together
 
 NAME = os.environ.get(launch.BACKEND, "single")
-ROWS, BATCH, FEATURES, EPOCHS = 23, 8, 4, 2  # batches of 8, 8 and 7 rows
+ROWS, BATCH, COLUMNS, EPOCHS = 23, 8, 4, 2  # batches of 8, 8 and 7 rows
 OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "shard_optimizer": {"shard_optimizer": True},
     "virtual_replicas": {"virtual_replicas": 3},
-    "sync_batch_norm": {"sync_batch_norm": True},
-    "look_ups": {"embedding_gradients": "keras"},
     "hook": {"hook": Everything()},
 }
-#: Of the table, those that a training in these processes may have.
-TRAINED = {
-    *OPTIONS,
-    "own_step",
-    "coupled",
-    "loss_scale",
-    "checkpoint",
-    "ledger",
-    "batches",
-}
+#: Of the table, those that a training in these processes may have, in its order; and more.
+TRAINED = (
+    *[name for name in FEATURES if name in {*OPTIONS, "own_step", "loss_scale"}],
+    *("coupled", "normalized", "look_ups", "checkpoint", "ledger", "batches"),
+)
 
 
 def couples(y: Any, p: Any) -> Any:
@@ -69,12 +63,12 @@ class OwnStep(keras.Model):
 
 def make(features: set[str]) -> keras.Model:
     keras.utils.set_random_seed(5)
-    given = keras.Input((FEATURES,), dtype="int32" if "look_ups" in features else None)
+    given = keras.Input((COLUMNS,), dtype="int32" if "look_ups" in features else None)
     x = given
     if "look_ups" in features:
         x = keras.layers.Flatten()(keras.layers.Embedding(5, 3)(x))
     x = keras.layers.Dense(6, activation="tanh")(x)
-    if "sync_batch_norm" in features:
+    if "normalized" in features:
         x = keras.layers.BatchNormalization()(x)
     kind = OwnStep if "own_step" in features else keras.Model
     model = kind(given, keras.layers.Dense(2)(x))
@@ -89,7 +83,7 @@ def make(features: set[str]) -> keras.Model:
 
 def data(features: set[str]) -> tuple[Any, ...]:
     rng = np.random.default_rng(2)
-    x: np.ndarray = rng.normal(size=(ROWS, FEATURES))
+    x: np.ndarray = rng.normal(size=(ROWS, COLUMNS))
     if "look_ups" in features:
         x = rng.integers(0, 5, x.shape).astype("int32")
     y = rng.normal(size=(ROWS, 2))

@@ -14,7 +14,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
-from collective.training import fit
+from collective import fit
 from tests.training import pairs
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
@@ -35,11 +35,11 @@ REPLACED = (
     gen_random_ops,
     gen_stateless_random_ops_v2,
 )
-QUICK = ("coupled sync_batch_norm", "own_step sync_batch_norm")
+QUICK = ("coupled normalized", "own_step normalized")
 OTHERS = (
     "coupled",
     "look_ups",
-    "sync_batch_norm",
+    "normalized",
     "own_step",
     "coupled accumulate",
     "coupled look_ups",
@@ -84,7 +84,7 @@ def test_trains_what_keras_trains_and_leaves_it_alone(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("features", ["coupled", "look_ups", "sync_batch_norm"])
+@pytest.mark.parametrize("features", ["coupled", "look_ups", "normalized"])
 def test_one_copy_of_the_variables(features, backends_by_name, tmp_path):
     keras.config.set_floatx("float64")
     backend = backends_by_name("tf-central-storage:2")
@@ -128,7 +128,7 @@ def test_layers_keep_the_losses_of_each_replica(backends_by_name):
     backend = backends_by_name("tf-mirrored:2")
     with backend.scope():
         ours = make()
-    settings |= {"backend": backend, "sync_batch_norm": True}
+    settings |= {"backend": backend}
     got = fit(ours, x, y, **settings).history["loss"]
     np.testing.assert_allclose(got, wanted, rtol=1e-10)
     for mine, theirs in zip(ours.weights, stock.weights, strict=True):

@@ -14,7 +14,6 @@ from collective.errors import CollectiveError
 from collective.replacements import replacing
 from collective.training.keras_compat.optimizers import (
     core_optimizer,
-    flatten_partitioned,
 )
 
 # Whose functions by tf.function read no variables of a model.
@@ -48,13 +47,11 @@ def build(
     )
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     core = core_optimizer(model.optimizer)
-    build_core = core.build
     built = model.optimizer.built
     model.optimizer.built = built or not optimizer
     try:
         # What is traced without values would keep those that variables begin with.
-        whole = replacing(core, "build", lambda v: build_core(flatten_partitioned(v)))
-        with whole, _traced_anew():
+        with _traced_anew():
             model._symbolic_build(data_batch=batch)
     except Exception:
         model.optimizer.built = built or (optimizer and core.built)

@@ -66,25 +66,6 @@ def number_of(kind: type[Any]) -> Callable[[keras.Variable], Any]:
     return lambda variable: kind(tf.convert_to_tensor(variable.value).numpy())
 
 
-def variables_made_in(
-    scope: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> contextlib.AbstractContextManager[None]:
-    """Inside, also in a replica of a strategy, Keras' variables are made in a scope.
-
-    In a replica, no strategy makes a variable with a copy for each replica.
-    """
-    initialize = keras.Variable._initialize
-
-    def make(variable: Any, value: Any) -> None:
-        with tf.init_scope(), scope():
-            initialize(variable, value)
-
-    def initialize_in_scope(self: Any, value: Any) -> None:
-        outside_strategy(make, self, value)
-
-    return replacing(keras.Variable, "_initialize", initialize_in_scope)
-
-
 @contextlib.contextmanager
 def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
     """Inside, Keras' variables are those of this process' only device.

@@ -1,6 +1,6 @@
 """Keras' optimizers: given sums, built for shards, placed on devices.
 
-``switch_off_gradient_sum``, ``replace_clipping``, ``update_on_variable_devices`` and
+``clip_shards``, ``find_overflow``, ``update_on_variable_devices`` and
 ``count_atomically`` change the optimizer object for good.
 """
 
@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from collective.replacements import replacing
-from collective.tensorflow_ops.rows import added_in_order, dense, parts_ranks
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -41,27 +40,6 @@ def _is_multi(optimizer: keras.Optimizer) -> bool:
     return kind is not None and isinstance(optimizer, kind)
 
 
-def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
-    """Makes the optimizer use its gradients as they are.
-
-    Under a strategy Keras sums gradients itself, *after* clipping; ours are summed
-    before, so that clipping acts on the true gradient.
-    """
-    for single in single_optimizers(optimizer):
-        if not hasattr(single, "_all_reduce_sum_gradients"):
-            raise RuntimeError(
-                f"keras {keras.__version__} has no _all_reduce_sum_gradients to switch "
-                "off; gradients would be summed twice"
-            )
-        single._all_reduce_sum_gradients = lambda pairs: list(pairs)
-
-
-def switch_on_gradient_sum(optimizer: keras.Optimizer) -> None:
-    """Undoes ``switch_off_gradient_sum``: a plain ``model.fit`` sums gradients again."""
-    for single in single_optimizers(optimizer):
-        vars(single).pop("_all_reduce_sum_gradients", None)
-
-
 def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
     """The rates now: of schedules and of a user's functions, too."""
     return [
@@ -70,122 +48,23 @@ def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
     ]
 
 
-def flatten_partitioned(variables: Iterable[Any]) -> list[Any]:
-    """The variables; each that a TensorFlow strategy has partitioned as its pieces.
-
-    Keras' optimizers know no partitioned variables: each piece is a variable to them.
-    """
-    found: list[Any] = []
-    for variable in variables:
-        value = getattr(variable, "value", None)
-        found += getattr(value, "variables", [variable])
-    return found
-
-
-class _Interval(int):
-    """An interval that Keras takes for no interval."""
-
-    def __bool__(self) -> bool:
-        return False
-
-
 def apply(
     optimizer: keras.Optimizer,
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
-    assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
-    trainable: Sequence[keras.Variable] = (),
-) -> None:
-    """``optimizer.apply``, also where variables are partitioned.
+) -> Any:
+    """``optimizer.apply`` of gradients that are sums already.
 
-    With ``ema_overwrite_frequency``, Keras overwrites weights by their averages in a
-    branch, which no strategy allows. Here they are always written: between two
-    intervals, with the values they have.
-
-    Args:
-        trainable: All variables that the optimizer was built for.
+    Under a strategy Keras sums gradients itself, after clipping.
     """
-    singles = single_optimizers(optimizer)
-    for single in singles:
-        if single.ema_overwrite_frequency is not None:
-            single.ema_overwrite_frequency = _Interval(single.ema_overwrite_frequency)
-    if _is_multi(core_optimizer(optimizer)):  # which wants each of its variables
-        known = {id(v): g for g, v in zip(gradients, variables, strict=True)}
-        gradients, variables = [known.get(id(v)) for v in trainable], list(trainable)
-    _apply(optimizer, gradients, variables)
-    for single in singles:
-        _overwrite_by_averages(single, assign)
-
-
-@contextlib.contextmanager
-def rows_in_order(
-    optimizer: keras.Optimizer, gradients: Sequence[Any]
-) -> Iterator[None]:
-    """Inside, ranks that apply the same ``tf.IndexedSlices`` get the same variables.
-
-    Also on GPUs; see ``collective.tensorflow_ops.rows``. What an optimizer would scatter
-    into a variable is made dense first.
-    """
-    if not parts_ranks(gradients):
-        yield
-        return
     with contextlib.ExitStack() as inside:
-        inside.enter_context(added_in_order(gradients))
         for single in single_optimizers(optimizer):
-            for name in ("assign_add", "assign_sub"):
-                write = getattr(single, name)
-                inside.enter_context(
-                    replacing(single, name, lambda v, x, to=write: to(v, dense(x)))
+            inside.enter_context(
+                replacing(
+                    single, "_all_reduce_sum_gradients", lambda pairs: list(pairs)
                 )
-        yield
-
-
-def _overwrite_by_averages(
-    single: keras.Optimizer,
-    assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
-) -> None:
-    """What ``apply`` says of ``ema_overwrite_frequency``."""
-    every = single.ema_overwrite_frequency
-    if not single.use_ema or every is None:
-        return
-    steps = tf.convert_to_tensor(single.iterations)  # 0 where none was applied yet
-    due = tf.logical_and(steps > 0, steps % int(every) == 0)
-    written, values = [], []
-    for variable, average in zip(
-        single._trainable_variables, single._model_variables_moving_average, strict=True
-    ):
-        if average is not None:
-            value = tf.convert_to_tensor(average)
-            if variable.constraint is not None:
-                value = variable.constraint(value)
-            ours = isinstance(variable, keras.Variable)
-            written.append(variable.value if ours else variable)
-            values.append(tf.where(due, value, tf.convert_to_tensor(variable)))
-    assign(written, values)
-
-
-def _apply(
-    optimizer: keras.Optimizer,
-    gradients: Sequence[tf.Tensor],
-    variables: Sequence[keras.Variable],
-) -> None:
-    whole = [len(flatten_partitioned([v])) == 1 for v in variables]
-    if all(whole):
-        with rows_in_order(optimizer, gradients):
-            optimizer.apply(gradients, variables)
-        return
-    # By the norm of the whole gradient. Keras clips again, by the norms of the pieces:
-    # these are no larger, so nothing changes.
-    gradients = core_optimizer(optimizer)._clip_gradients(list(gradients))
-    cut: list[tf.Tensor] = []
-    for gradient, variable in zip(gradients, variables, strict=True):
-        pieces = flatten_partitioned([variable])
-        rows = [piece.shape[0] for piece in pieces] if variable.shape else []
-        cut += tf.split(gradient, rows) if len(rows) > 1 else [gradient]
-    optimizer.apply(cut, flatten_partitioned(variables))
-    for variable, is_whole in zip(variables, whole, strict=True):
-        if not is_whole and variable.constraint is not None:
-            variable.assign(variable.constraint(variable))
+            )
+        return optimizer.apply(gradients, variables)
 
 
 def count_atomically(optimizer: keras.Optimizer) -> None:
@@ -271,16 +150,6 @@ def update_on_variable_devices(optimizer: keras.Optimizer) -> None:
     core.update_step = update_step
 
 
-def replace_clipping(
-    optimizer: keras.Optimizer,
-    clip: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """Has a function clip un-scaled gradients; returns the one that it replaces."""
-    core = core_optimizer(optimizer)
-    own, core._clip_gradients = core._clip_gradients, clip
-    return own
-
-
 def clip_shards(
     optimizer: keras.Optimizer,
     summed: Callable[[list[tf.Tensor], Sequence[keras.Variable]], list[tf.Tensor]],
@@ -352,11 +221,6 @@ def replace_shapes(
         yield
 
 
-def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
-    """The factor of the loss, by which ``apply`` divides gradients."""
-    return tf.cast(optimizer.scale_loss(tf.ones([], tf.float32)), tf.float32)
-
-
 def expects_overflow(optimizer: keras.Optimizer) -> bool:
     """Whether the optimizer itself skips updates that are not finite."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -364,21 +228,7 @@ def expects_overflow(optimizer: keras.Optimizer) -> bool:
 
 def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
     """What Keras does at the end of ``fit``: averages of the weights replace them."""
-    core = core_optimizer(optimizer)
-    core.finalize_variable_values(flatten_partitioned(variables))
-
-
-@contextlib.contextmanager
-def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Inside, the optimizer sees the sum of the look-ups of each row of a table."""
-    original = optimizer.apply
-
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
-        return original(dense, trainable_variables)
-
-    with replacing(optimizer, "apply", apply):
-        yield
+    core_optimizer(optimizer).finalize_variable_values(list(variables))
 
 
 def applied_to(optimizer: Any, variables: Any) -> list[Any]:

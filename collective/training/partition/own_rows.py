@@ -3,6 +3,8 @@
 What tf.distribute and Horovod do with any model, where it is asked for (``own_batches``).
 Gradients are averaged where an optimizer is given them, weighted by rows, and so is what
 the step writes and returns. Metrics count from zero in each step, and are added up.
+
+It is the step of workers of parameter servers, too: each is the only replica of its batch.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class OwnRowsStep:
         found = traced(self._run_replicas, input_signature=signature)
         source = found.get_concrete_function()
         known = self._updated | {id(v) for v in self._metrics}
-        self._state = [v for v in _written(source.graph) if id(v) not in known]
+        if backend.synchronous:  # else each worker writes by itself
+            self._state = [v for v in _written(source.graph) if id(v) not in known]
+        elif method == "train_step":
+            keras_compat.count_atomically(self.model.optimizer)
         if seed is not None:
             keras_compat.reseed(captured_variables(source.graph), seed)
         if method == "train_step":
@@ -138,16 +143,24 @@ class OwnRowsStep:
         changes, means, counts, flat = self.summed([changes, means, counts, flat])
         new = map(layer_state.updated, before, changes)
         self.backend.assign(self._state, list(new))
-        metrics = [
-            v + tf.cast(c, v.dtype) for v, c in zip(self._metrics, counts, strict=True)
-        ]
-        self.backend.assign(self._metrics, metrics)
+        metrics = self._add_to_metrics(counts)
         self.layout.describe({n: tuple(v.shape) for n, v in logs.items()})
         attached = tf.nest.pack_sequence_as(attached, flat)
         return self.layout.pack(
             [means[0], batch.global_rows, update.start, update.stop],
             [*metrics, *means[1:], *self.attachments.flat(attached)],
         )
+
+    def _add_to_metrics(self, counts: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds what this step has counted; returns the values after it."""
+        pairs = [
+            (v, tf.cast(c, v.dtype)) for v, c in zip(self._metrics, counts, strict=True)
+        ]
+        if not self.backend.synchronous:  # in one operation, for others write, too
+            return [variable.assign_add(count) for variable, count in pairs]
+        metrics = [variable + count for variable, count in pairs]
+        self.backend.assign(self._metrics, metrics)
+        return metrics
 
     def summed(self, tensors: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """The sums over replicas, in float64."""
@@ -192,7 +205,7 @@ class _Update:
         with tf.control_dependencies(checks):
             means = iter([tf.identity(total) for total in sums])
         mean = [None if g is None else next(means) for g in mine]
-        result = optimizer.apply(mean, variables)
+        result = keras_compat.apply(optimizer, mean, variables)
         written = [*variables, *optimizer.variables]
         self.step._updated.update(id(keras_compat.tf_variable(v)) for v in written)
         return result

@@ -15,7 +15,6 @@ from collective.environment.base import MAX_NP
 from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.log import log
-from collective.training import compatibility
 from collective.training.unedited import notice, strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
@@ -161,20 +160,35 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
             hint="unset TF_USE_LEGACY_KERAS",
         )
     if detect().joining:
-        refusal = compatibility.refusal("unedited", "joins")
-        refusal.everywhere = False
-        raise refusal
+        raise _cannot_join(everywhere=False)
     kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
     if kind is not None and not kind.synchronous:
-        raise compatibility.refusal("unedited", "asynchronous", kind.name)
+        raise UsageError(
+            f"an unedited script does not work with backend {kind.name!r}: not every rank "
+            "runs the script, and no two workers share a batch",
+            hint="call collective.fit in the script; or a backend such as native or mpi",
+        )
+
+
+def _cannot_join(everywhere: bool = True) -> UsageError:
+    return UsageError(
+        "ranks cannot join a job (--max-np) of an unedited script: they would begin it "
+        "where the others are in its middle",
+        hint="call collective.fit in the script; or drop --max-np",
+        everywhere=everywhere,
+    )
 
 
 def _check_elastic(backend: Backend, loops: bool, grows: bool) -> None:
     """Refuses what an elastic job cannot do; says that no rank will join it."""
     if backend.options.max_np is not None:
-        raise compatibility.refusal("unedited", "joins")
+        raise _cannot_join()
     if backend.elastic and loops:
-        raise compatibility.refusal("loops", "elastic")
+        raise UsageError(
+            "--loops does not work with an elastic job (--min-np): what a step has changed "
+            "in the script itself would have to be undone before it is made again",
+            hint="drop --min-np, and continue from a checkpoint of the script's own",
+        )
     if grows and backend.rank == 0:
         log.warning(
             "ranks that are lost are not replaced: a rank that joins would begin the "
