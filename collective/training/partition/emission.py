@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.keras_compat.tensorflow_names import copy_operation
-from collective.training.partition import pieces
+from collective.training.partition import atomics, pieces
 from collective.training.partition.copies import (
     placed_by_tensorflow,
     reduced,
@@ -494,7 +494,10 @@ class Emission:
         self, node: Node, plan: Plan, inputs: list[Any]
     ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
         if plan.emit is None:
-            op = copy_operation(node.op, inputs)
+            if plan.is_single and atomics.parts_ranks(node, self.exchange):
+                op = atomics.on_host(node, inputs)
+            else:
+                op = copy_operation(node.op, inputs)
             return list(op.outputs), [op]
         made = plan.emit(self, inputs)
         if isinstance(made, tf.Operation):
