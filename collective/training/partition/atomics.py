@@ -53,17 +53,13 @@ def parts_ranks(node: Node, exchange: Exchange) -> bool:
 def on_host(node: Node, inputs: list[Any]) -> tf.Operation:
     """The operation of a node, in which the sums are made on the host."""
     write = _INTO_A_VARIABLE.get(node.type)
-    shape = shape_of_variable(node.inputs[0].source) if write else None
-    rank = node.inputs[1].rank
     if write is None:
         with tf.device(_HOST):
             return copy_operation(node.op, inputs)
+    shape, rank = shape_of_variable(node.inputs[0].source), node.inputs[1].rank
     handle, indices, updates = inputs
-    is_of_rows = (
-        shape and rank is not None and len(shape) - 1 + rank == len(updates.shape)
-    )
-    if not is_of_rows or shape[0] is None:
-        return copy_operation(node.op, inputs)
+    if not shape or rank is None or len(shape) - 1 + rank != len(updates.shape):
+        return copy_operation(node.op, inputs)  # a scalar, for all
     with tf.device(_HOST):
         change = tf.math.unsorted_segment_sum(updates, indices, shape[0])
     return write(resource=handle, value=change)
