@@ -23,7 +23,7 @@ from collective.training.partition.copies import (
 )
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value, variables_of
-from collective.training.partition.known import Known
+from collective.training.partition.known import Known, on_host
 from collective.training.partition.layouts import (
     OWNED,
     SUM,
@@ -133,7 +133,8 @@ class Emission:
         """
         if size is None or self.knows(layout.per_row):
             return self.number(self.own_rows * layout.per_row)
-        return tf.cast(size, tf.int64) // self.share.total * self.own
+        with on_host():
+            return tf.cast(size, tf.int64) // self.share.total * self.own
 
     def local_shape(
         self, sizes: tf.Tensor, layout: Layout, shape: Shape = None
@@ -151,8 +152,9 @@ class Emission:
             parts[axis] = self.own_rows * layout.per_row
             if self.knows(parts):
                 return self.vector(parts, sizes.dtype)
-        local = tf.cast(self.local_size(layout, sizes[axis]), sizes.dtype)
-        return tf.concat([sizes[:axis], local[None], sizes[axis + 1 :]], 0)
+        with on_host():
+            local = tf.cast(self.local_size(layout, sizes[axis]), sizes.dtype)
+            return tf.concat([sizes[:axis], local[None], sizes[axis + 1 :]], 0)
 
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
         """int64 scalar: what a symbol stands for in this step."""
@@ -168,7 +170,9 @@ class Emission:
         for layout in (WHOLE, value.layout):
             tensors = self._forms.get((value, layout))
             if tensors and not (isinstance(layout, Sharded) and layout.axis == axis):
-                return tf.shape(tensors[0], tf.int64)[axis]
+                with tf.device(None):  # where the tensor is: on the host it is copied
+                    sizes = tf.shape(tensors[0], tf.int64)
+                return sizes[axis]
         if self.parent is None:
             raise NotImplementedError(f"the size {symbol} is not at hand")
         return self.parent._known.number(symbolic(symbol))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,18 @@ import tensorflow as tf
 from collective.training.partition.sizes import AnySize, Symbol
 
 _COMPARED = 1 << 12  # bytes; larger constants are not looked for by their value
+_HOST = "/device:CPU:0"
+
+
+def on_host() -> contextlib.AbstractContextManager[Any]:
+    """Around arithmetic of sizes, which kernels want in the memory of the host.
+
+    TensorFlow leaves int32 there, but would compute int64 on a GPU, and each size that is
+    read would wait for all that the GPU has to do before.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        return tf.device(_HOST)
+    return contextlib.nullcontext()
 
 
 class Known:
@@ -47,8 +60,8 @@ class Known:
     def number(self, size: AnySize) -> tf.Tensor:
         """int64 scalar: what a size is in this step."""
         if isinstance(size, int):
-            return self.constant(np.array(size, np.int64), tf.int64)
-        return self.once(size, lambda: self._sum(size))
+            return self._size(np.array(size, np.int64), tf.int64)
+        return self.once(size, lambda: self._sum(size), is_size=True)
 
     def vector(self, sizes: Sequence[AnySize], dtype: tf.DType) -> tf.Tensor:
         """What several sizes are in this step.
@@ -57,18 +70,24 @@ class Known:
             dtype: int32 or int64.
         """
         if all(isinstance(size, int) for size in sizes):
-            return self.constant(np.array(sizes, dtype.as_numpy_dtype), dtype)
+            return self._size(np.array(sizes, dtype.as_numpy_dtype), dtype)
 
         def stacked() -> tf.Tensor:
             return tf.cast(tf.stack([self.number(size) for size in sizes]), dtype)
 
-        return self.once((dtype, *sizes), stacked)
+        return self.once((dtype, *sizes), stacked, is_size=True)
 
     def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
         """What a size is in this step, of any dtype."""
         if isinstance(size, int):
             return self.constant(np.array(size, dtype.as_numpy_dtype), dtype)
-        return self.once((size, dtype), lambda: tf.cast(self.number(size), dtype))
+        return self.once(
+            (size, dtype), lambda: tf.cast(self.number(size), dtype), is_size=True
+        )
+
+    def _size(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+        key = dtype, value.shape, value.tobytes()
+        return self.once(key, lambda: tf.constant(value, dtype), is_size=True)
 
     def _sum(self, size: AnySize) -> tf.Tensor:
         assert not isinstance(size, int)
@@ -83,11 +102,21 @@ class Known:
             terms.append(term)
         return terms[0] if len(terms) == 1 else tf.add_n(terms)
 
-    def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """What was made before; else it is made in the graph that this belongs to."""
-        key = self._device, key
+    def once(
+        self, key: Hashable, make: Callable[[], tf.Tensor], is_size: bool = False
+    ) -> tf.Tensor:
+        """What was made before; else it is made in the graph that this belongs to.
+
+        Args:
+            is_size: Whether it belongs on the host.
+        """
+        key = _HOST if is_size else self._device, key
         if key not in self._made:
             # A rule may ask inside of a branch, whose tensors nothing outside can read.
-            with self._graph.as_default(), tf.control_dependencies(None):
+            with (
+                self._graph.as_default(),
+                tf.control_dependencies(None),
+                on_host() if is_size else contextlib.nullcontext(),
+            ):
                 self._made[key] = make()
         return self._made[key]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.partition.known import on_host
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.sizes import AnySize
 
@@ -24,11 +25,12 @@ class Share:
 
     def __init__(self, vector: tf.Tensor, count: int):
         self.vector = vector
-        parts = tf.unstack(vector, num=1 + _FIELDS * count)
+        with on_host():
+            parts = tf.unstack(vector, num=1 + _FIELDS * count)
+            self.is_lead = [tf.cast(part, tf.bool) for part in parts[3::_FIELDS]]
         self.total = parts[0]
         self.first = parts[1::_FIELDS]
         self.own = parts[2::_FIELDS]
-        self.is_lead = [tf.cast(part, tf.bool) for part in parts[3::_FIELDS]]
 
     @classmethod
     def of(
@@ -38,7 +40,8 @@ class Share:
     ) -> Share:
         """From the rows of the batch, and the fields of each replica."""
         fields = [total, *(field for replica in replicas for field in replica)]
-        vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
+        with on_host():
+            vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
         return cls(vector, len(replicas))
 
     def within(self, vector: tf.Tensor) -> Share:

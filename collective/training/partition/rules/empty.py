@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.graph import Node, Value
+from collective.training.partition.known import on_host
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.propagation import Plan, Rule
 
@@ -53,9 +54,10 @@ def _padded(
     rank, axis = tensor.shape.rank, layout.axis
 
     def pads() -> tf.Tensor:
-        is_empty = tf.cast(tf.equal(emission.own, 0), tf.int64)
-        missing = (is_empty * emission.number(layout.per_row))[None, None]
-        return tf.pad(missing, [[axis, rank - axis - 1], [1, 0]])
+        with on_host():
+            is_empty = tf.cast(tf.equal(emission.own, 0), tf.int64)
+            missing = (is_empty * emission.number(layout.per_row))[None, None]
+            return tf.pad(missing, [[axis, rank - axis - 1], [1, 0]])
 
     def padded() -> tf.Tensor:
         return tf.pad(tensor, emission.once(("a row", rank, layout), pads))

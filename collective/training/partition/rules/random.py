@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.graph import Node, sizes_in
+from collective.training.partition.known import on_host
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of
@@ -68,12 +69,14 @@ def _rows_of_draw(
     emission: Any, node: Node, inputs: list[Any], layout: Sharded, counts: int
 ) -> tf.Tensor:
     shape, key, counter, *rest = inputs
-    sizes = tf.cast(shape, tf.int64)
-    per_place = tf.reduce_prod(sizes[1:])
+    with on_host():
+        sizes = tf.cast(shape, tf.int64)
+        per_place = tf.reduce_prod(sizes[1:])
     parts = []
     for begin, count in pieces_of(emission, layout):
-        inner = tf.concat([emission.vector([count]), sizes[1:]], 0)
-        first = emission.number(begin) * per_place
+        with on_host():
+            inner = tf.concat([emission.vector([count]), sizes[1:]], 0)
+            first = emission.number(begin) * per_place
         parts.append(_numbers(emission, node, first, inner, key, counter, rest, counts))
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
@@ -90,22 +93,19 @@ def _numbers(
 ) -> tf.Tensor:
     """The numbers from ``first`` on of a draw, in this shape."""
     group = 4 if node.outputs[0].dtype.size <= 4 else 2  # numbers of one count
-    skipped = first // group * (counts * group // 4 if counts > 1 else 1)
-    size = tf.reduce_prod(shape)
-    # A group begins with a number whose place is a multiple of its length.
-    length = (size + group - 1)[None]
-    flat = emission.copy(
-        node,
-        [tf.cast(length, node.inputs[0].dtype), key, advanced(counter, skipped), *rest],
-    )[0]
-    return tf.reshape(tf.slice(flat, (first % group)[None], size[None]), shape)
+    with on_host():
+        skipped = first // group * (counts * group // 4 if counts > 1 else 1)
+        size = tf.reduce_prod(shape)[None]
+        # A group begins with a number whose place is a multiple of its length.
+        length = tf.cast(size + group - 1, node.inputs[0].dtype)
+        begin = (first % group)[None]
+        moved = advanced(counter, skipped)
+    flat = emission.copy(node, [length, key, moved, *rest])[0]
+    return tf.reshape(tf.slice(flat, begin, size), shape)
 
 
 def advanced(counter: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """A Philox counter after so many counts: uint64 ``[2]``, the low word first.
-
-    In int64, for which every device has kernels.
-    """
+    """A Philox counter after so many counts: uint64 ``[2]``, the low word first."""
     low, high = tf.unstack(tf.bitcast(counter, tf.int64), num=2)
     after = low + counts
     lowest = tf.constant(tf.int64.min, tf.int64)  # of unsigned order

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.graph import Node, sizes_in
+from collective.training.partition.known import on_host
 from collective.training.partition.layouts import (
     MOST_BLOCKS,
     SUM,
@@ -253,7 +254,8 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             if isinstance(value.layout, Sharded):
                 axis = value.layout.axis
                 size = emission.scalar(value.layout.per_row * rows.rows, dtype)
-                sizes = tf.concat([sizes[:axis], size[None], sizes[axis + 1 :]], 0)
+                with on_host():
+                    sizes = tf.concat([sizes[:axis], size[None], sizes[axis + 1 :]], 0)
             results.append(sizes)
         return results
 
@@ -274,8 +276,9 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         sizes = tf.shape(inputs[0], tf.int64)
         count = emission.number(layout.per_row * rows.rows)
         axis = layout.axis
-        whole_sizes = tf.concat([sizes[:axis], count[None], sizes[axis + 1 :]], 0)
-        return [tf.cast(tf.reduce_prod(whole_sizes), node.outputs[0].dtype)]
+        with on_host():
+            wholes = tf.concat([sizes[:axis], count[None], sizes[axis + 1 :]], 0)
+            return [tf.cast(tf.reduce_prod(wholes), node.outputs[0].dtype)]
 
     return Plan([value.layout], [WHOLE], emit)
 

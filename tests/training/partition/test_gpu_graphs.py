@@ -1,0 +1,71 @@
+"""What the emitted graph has for GPUs, read from the graph: a GPU is pretended here.
+
+tests/gpu runs such graphs where there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.training.partition.partitioned import Partitioned
+
+pytestmark = pytest.mark.trains  # for seconds: not in make check
+ROWS = 6
+#: By type of operation: the inputs that its GPU kernel reads in the memory of the host.
+ON_HOST = {"Slice": [1, 2], "Pad": [1]}
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
+    )
+
+
+def emitted(function: Any, *arguments: np.ndarray) -> Partitioned:
+    return Partitioned(
+        function, arguments, [True] * len(arguments), replicas=2, is_static=False
+    )
+
+
+def operations(made: Partitioned) -> list[tf.Operation]:
+    return made._emitted.graph.get_operations()
+
+
+def test_sizes_are_computed_on_the_host() -> None:
+    """Else each slice waits for the GPU; but no tensor is copied to learn its shape."""
+
+    def function(x: tf.Tensor) -> list[tf.Tensor]:
+        drawn = tf.random.stateless_uniform([tf.shape(x)[0], 3], [1, 2], dtype=x.dtype)
+        images = tf.nn.max_pool2d(tf.reshape(x, [-1, 1, 3, 1]), 1, 1, "SAME")
+        ragged = tf.boolean_mask(x, x[:, 0] > 0.5)
+        whole = tf.range(tf.shape(x)[0])[:, None] * tf.ones([1, 3], tf.int32)
+        return [
+            x * drawn,
+            images,
+            x * tf.cast(whole, x.dtype),
+            tf.reshape(ragged, [tf.size(ragged)]),
+        ]
+
+    x = np.random.default_rng(0).uniform(size=(ROWS, 3))
+    made = emitted(function, x)
+    read = [
+        (op.type, op.inputs[i].op)
+        for op in operations(made)
+        for i in ON_HOST.get(op.type, ())
+        if op.inputs[i].dtype == tf.int64
+    ]
+    assert {kind for kind, _ in read} == set(ON_HOST)
+    for kind, source in read:
+        assert source.device.endswith("CPU:0"), f"{kind} of {source.type}"
+    for op in operations(made):
+        assert op.type not in ("Shape", "ShapeN", "Size") or not op.device, op
+    for want, got in zip(made.whole([x]), made([ROWS, 0], [x]), strict=True):
+        np.testing.assert_array_equal(got, want)
