@@ -69,3 +69,23 @@ def test_sizes_are_computed_on_the_host() -> None:
         assert op.type not in ("Shape", "ShapeN", "Size") or not op.device, op
     for want, got in zip(made.whole([x]), made([ROWS, 0], [x]), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_kernels_that_cannot_do_without_a_row_get_one() -> None:
+    """cuDNN's, and those that would start no thread."""
+
+    def function(x: tf.Tensor, i: tf.Tensor) -> list[tf.Tensor]:
+        pooled = tf.nn.avg_pool3d(x, 2, 2, "SAME")
+        flat = tf.cast(tf.reshape(pooled, [-1, 2, 2, 2]), tf.float32)
+        normal = tf.nn.local_response_normalization(flat)
+        return [normal, tf.math.in_top_k(i, normal[:, 0, 0], 1)]
+
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(ROWS, 3, 3, 2, 2)).astype(np.float32)
+    i = rng.integers(0, 2, ROWS)
+    made = emitted(function, x, i)
+    for op in operations(made):
+        if op.type in ("AvgPool3D", "LRN", "InTopKV2"):
+            assert all(t.op.type == "Pad" for t in op.inputs[:1]), op
+    for want, got in zip(made.whole([x, i]), made([0, ROWS], [x, i]), strict=True):
+        np.testing.assert_array_equal(got, want)
