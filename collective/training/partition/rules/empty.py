@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -13,10 +15,15 @@ from collective.training.partition.layouts import Sharded
 from collective.training.partition.propagation import Plan, Rule
 
 
-def with_a_row(plan: Plan | None, node: Node) -> Plan | None:
+def with_a_row(
+    plan: Plan | None, node: Node, filled: Mapping[int, int] = MappingProxyType({})
+) -> Plan | None:
     """The plan of a plain operation, which is made on a row of zeros where there is none.
 
     What it makes of that row is cut off, or adds nothing to a sum.
+
+    Args:
+        filled: By the place of an input: what is in that row instead of zeros.
     """
     if plan is None or not any(isinstance(lay, Sharded) for lay in plan.inputs):
         return plan
@@ -24,10 +31,12 @@ def with_a_row(plan: Plan | None, node: Node) -> Plan | None:
 
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
         given = [
-            _padded(emission, value, tensor, layout)
+            _padded(emission, value, tensor, layout, filled.get(place, 0))
             if isinstance(layout, Sharded)
             else tensor
-            for value, tensor, layout in zip(node.inputs, x, plan.inputs, strict=True)
+            for place, (value, tensor, layout) in enumerate(
+                zip(node.inputs, x, plan.inputs, strict=True)
+            )
         ]
         made = emission.copy(node, given)
         return [
@@ -48,9 +57,9 @@ def rows_wanted(of: Rule) -> Rule:
 
 
 def _padded(
-    emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded
+    emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded, filled: int
 ) -> tf.Tensor:
-    """With zeros behind, if there are no rows; else nothing is copied."""
+    """With a row behind, if there are no rows; else nothing is copied."""
     rank, axis = tensor.shape.rank, layout.axis
 
     def pads() -> tf.Tensor:
@@ -60,9 +69,11 @@ def _padded(
             return tf.pad(missing, [[axis, rank - axis - 1], [1, 0]])
 
     def padded() -> tf.Tensor:
-        return tf.pad(tensor, emission.once(("a row", rank, layout), pads))
+        amounts = emission.once(("a row", rank, layout), pads)
+        return tf.pad(tensor, amounts, constant_values=filled)
 
-    return emission.once(("with a row", value, layout), padded)
+    key = "with a row", value, layout, *([filled] if filled else [])
+    return emission.once(key, padded)
 
 
 def _cut(emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
