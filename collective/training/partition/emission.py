@@ -378,6 +378,18 @@ class Emission:
             with tf.control_dependencies([*self._exchanged[-1:], *tensors]):
                 self._exchanged.append(tf.no_op())
 
+    def of_rank_zero(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
+        """Rank 0's tensor, of a value that each rank has made whole."""
+        is_read = value.users or value in self.graph.outputs
+        if self.exchange.place[1] == 1 or not is_read:
+            return tensor
+        self.traffic.writes_early |= self.traffic.writes
+        with self._in_order():
+            first = self.exchange.broadcast(tensor)
+        self.traffic.broadcasts.append(value)
+        self._note([first])
+        return first
+
     # --- nodes ----------------------------------------------------------------------
 
     def run(self, wanted: Sequence[Layout | None]) -> list[list[tf.Tensor]]:
@@ -456,7 +468,9 @@ class Emission:
             return True
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
+        is_first = plan.is_single and atomics.is_of_rank_zero(node, self.exchange)
         times = times_made(node, inputs) if plan.is_single else len(self.share.own)
+        times = 1 if is_first else times
         step = len(self.share.own) // times
         for replica in self.each():
             if replica % step:
@@ -467,6 +481,11 @@ class Emission:
                 placed_by_tensorflow(self.exchange, times, node, inputs),
             ):
                 tensors, ops = self._emitted(node, plan, mine)
+            if is_first:
+                tensors = [
+                    self.of_rank_zero(value, tensor)
+                    for value, tensor in zip(node.outputs, tensors, strict=True)
+                ]
             made += ops
             for of_output, tensor in zip(outputs, tensors, strict=True):
                 of_output.append(tensor)

@@ -274,7 +274,8 @@ class BackendExchange(OnOneDevice):
         carrier = _carrier(tensor.dtype)
         bits = as_bits(_carried(tensor, carrier))
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
-        (sent,) = self.reduce("sum", [[tf.where(is_root, bits, tf.zeros_like(bits))]])
+        sent_bits = tf.where(is_root, bits, tf.zeros_like(bits))
+        (sent,) = self._sums([[sent_bits]], NONE)  # no sum of a step, which is checked
         found = _arrived(tf.bitcast(sent, carrier), tensor.dtype)
         group = self._backend.tensor
         return found if group is None else group.of_first(found)

@@ -38,6 +38,9 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
             f"gathered: {_made_by(value)}, {_bytes([value], partition)}, "
             f"for {', '.join(readers) or 'the result'}"
         )
+    for value in traffic.broadcasts:
+        size = _bytes([value], partition)
+        lines.append(f"as rank 0 made it: {_made_by(value)}, {size}")
     for node in _fallbacks(partition.graph):
         lines.append(f"computed whole on every rank: {node.type} at {place_of(node)}")
     return lines

@@ -15,6 +15,7 @@ class Traffic:
         self.joins: list[Value] = []
         # What is summed for its pieces alone.
         self.scattered: list[Value] = []
+        self.broadcasts: list[Value] = []  # what all have as rank 0 made it
         self.in_groups = 0  # collectives of the program itself, in a tensor group
         # Whether variables are written, and whether that is before the last exchange.
         self.writes = self.writes_early = False
@@ -22,4 +23,5 @@ class Traffic:
     @property
     def exchanges(self) -> int:
         """How often something is exchanged."""
-        return len(self.sums) + len(self.gathers) + len(self.joins) + self.in_groups
+        lists = self.sums, self.gathers, self.joins, self.broadcasts
+        return sum(map(len, lists)) + self.in_groups

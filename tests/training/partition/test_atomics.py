@@ -8,8 +8,11 @@ import pytest
 import tensorflow as tf
 
 import collective
+from collective.backends import Options
+from collective.backends.single import SingleBackend
+from collective.environment import Environment
 from collective.training.partition import atomics
-from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.exchange import BackendExchange, TimedExchange
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
 ROWS, COLUMNS, WORDS = 14, 3, 5  # each word is looked up several times
@@ -77,3 +80,56 @@ def test_counts_stay_where_they_are(pretended):
     assert not atomics.parts_ranks(node, exchange)
     node.inputs = [tf.zeros([3])]
     assert atomics.parts_ranks(node, exchange)
+
+
+class OfKernels(keras.layers.Layer):
+    """A loss of a convolution that no row has a part in: each rank would make it."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(2, 2, 1, 2))
+
+    def call(self, x):
+        image = tf.reshape(tf.range(9.0), [1, 3, 3, 1])
+        self.add_loss(tf.reduce_mean(tf.nn.conv2d(image, self.kernel, 1, "SAME") ** 2))
+        return x
+
+
+def test_all_take_the_gradient_of_a_convolution_that_rank_0_made(
+    pretended, monkeypatch
+):
+    broadcast, sent = BackendExchange.broadcast, []
+
+    def noting(self, tensor):
+        sent.append(tensor.op.type)
+        return broadcast(self, tensor)
+
+    monkeypatch.setattr(BackendExchange, "broadcast", noting)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, COLUMNS)), rng.normal(size=(ROWS, 1))
+    words = {"batch_size": ROWS, "epochs": 3, "shuffle": False, "verbose": 0}
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        models.append(keras.Sequential([OfKernels(), keras.layers.Dense(1)]))
+        models[-1].build((None, COLUMNS))
+        models[-1].compile("sgd", "mse")
+    stock, ours = models
+    stock.fit(x, y, **words)
+    collective.fit(ours, x, y, backend="single", **words)
+    assert sent == ["Conv2D", "Conv2DBackpropFilter"]
+    for got, wanted in zip(ours.weights, stock.weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-5)
+
+
+def test_a_broadcast_is_not_taken_for_the_first_sum():
+    """In which a step looks for gradients that are not finite."""
+    backend = SingleBackend(Options(), Environment())
+
+    @tf.function
+    def run():
+        exchange = TimedExchange(backend, tf.constant(1, tf.int64))
+        found = exchange.broadcast(tf.constant([0.5, -1.5]))
+        assert exchange._number is not None
+        return found
+
+    np.testing.assert_array_equal(run(), [0.5, -1.5])

@@ -136,6 +136,6 @@ def stateful(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
         drawn = emission.copy(node, x)[0]
-        return [emission.exchange.broadcast(drawn)]
+        return [emission.of_rank_zero(node.outputs[0], drawn)]
 
     return Plan(inputs, [WHOLE], emit)
