@@ -141,8 +141,32 @@ def test_what_is_not_finite_is_not_applied(backend):
     assert all(np.isfinite(np.array(w)).all() for w in model.trainable_variables)
 
 
+@pytest.mark.on_ranks
+def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, monkeypatch):
+    """A GPU is pretended, which rounds otherwise on each rank."""
+    real = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
+    )
+
+    class Rounds(keras.layers.Layer):
+        @tf.custom_gradient
+        def call(self, x):
+            return x, lambda upstream: upstream * (1 + 1e-9 * backend.rank)
+
+    model = keras.Sequential([keras.layers.Dense(3), Rounds(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    words = {"backend": backend, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    assert_ranks_agree(backend, collective.fit(model, *rows(), **words))
+    kernel = np.array(model.layers[0].kernel)
+    for other in gather(backend, kernel):
+        np.testing.assert_array_equal(other, kernel)
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=300)
-    assert ended.passed(skips=True) == 4
+    assert ended.passed(skips=True) == 5

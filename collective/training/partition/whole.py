@@ -1,8 +1,9 @@
 """Keras' own methods on whole batches, on every rank: of a model that runs eagerly.
 
 ``run_eagerly=True`` leaves no graph that could be partitioned. So every rank gathers the
-rows of all, and makes what one process makes of them, with the random numbers of rank 0.
-That costs each rank the memory and the time of the whole batch.
+rows of all, and makes what one process makes of them, with the random numbers of rank 0;
+and with its gradients where there are GPUs, on which the last bits may differ. That costs
+each rank the memory and the time of the whole batch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
+from collective.tensorflow_ops.rows import added_in_order
 from collective.training import host_random, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
@@ -160,9 +162,25 @@ class WholeStep:
                 self.paths[:] = [path for _, path in known]
                 place = finite.first([tf.convert_to_tensor(g) for g, _ in known])
                 finite.check_now(int(place), number, self.backend, self.paths)
-            return optimizer.apply(gradients, variables)
+            gradients = self._of_rank_zero(gradients)
+            with added_in_order(gradients):
+                return optimizer.apply(gradients, variables)
 
         return apply
+
+    def _of_rank_zero(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Those that a GPU may have added up in another order on each rank."""
+        if self.backend.size == 1 or not tf.config.list_logical_devices("GPU"):
+            return gradients
+        tensors = tf.nest.flatten(list(gradients), expand_composites=True)
+        arrays = [
+            None if t is None else tf.convert_to_tensor(t).numpy() for t in tensors
+        ]
+        sent = [
+            None if array is None else tf.constant(array)
+            for array in broadcast_object(self.backend, arrays)
+        ]
+        return tf.nest.pack_sequence_as(list(gradients), sent, expand_composites=True)
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
