@@ -23,5 +23,5 @@ class Traffic:
     @property
     def exchanges(self) -> int:
         """How often something is exchanged."""
-        lists = self.sums, self.gathers, self.joins, self.broadcasts
-        return sum(map(len, lists)) + self.in_groups
+        of_values = len(self.gathers) + len(self.joins) + len(self.broadcasts)
+        return len(self.sums) + of_values + self.in_groups
