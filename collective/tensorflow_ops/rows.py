@@ -46,6 +46,17 @@ def _host_for_sums(operation: Any) -> str:
     return "/device:CPU:0" if of_rows else str(operation.device)
 
 
+def added_once(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows and their numbers, where those that are given several times are added up.
+
+    Whoever adds them to a table then does it in no order: a GPU, and the threads of a
+    processor, add up rows that come twice in another order each time.
+    """
+    with tf.device("/device:CPU:0"):
+        rows, places = tf.unique(tf.reshape(indices, [-1]))
+        return rows, tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+
+
 def dense(value: Any) -> tf.Tensor:
     """``tf.IndexedSlices`` as a tensor, in which repeated rows are added up."""
     with added_in_order([value]):

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.tensorflow_ops.rows import added_once
 from collective.training.keras_compat.tensorflow_names import (
     copy_operation,
     shape_of_variable,
@@ -33,14 +34,12 @@ _SUMS = frozenset(
         "ScatterNd",
         "TensorScatterAdd",
         "TensorScatterSub",
-        "Bincount",
-        "DenseBincount",
         "SparseTensorDenseMatMul",
     }
 )
 _INTO_A_VARIABLE = {
-    "ResourceScatterAdd": tf.raw_ops.AssignAddVariableOp,
-    "ResourceScatterSub": tf.raw_ops.AssignSubVariableOp,
+    "ResourceScatterAdd": None,  # by rows, each of which then comes once
+    "ResourceScatterSub": None,
     "ResourceScatterNdAdd": tf.raw_ops.AssignAddVariableOp,
     "ResourceScatterNdSub": tf.raw_ops.AssignSubVariableOp,
 }
@@ -59,8 +58,11 @@ _FAMILIES = [
     "CropAndResizeGradImage CropAndResizeGradBoxes",
     "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient",
     "CudnnRNNV3 CudnnRNNBackpropV3",
+    "Bincount DenseBincount",
 ]
 _DEAR = frozenset(name for family in _FAMILIES for name in family.split())
+# On processors, too, where their threads add them up.
+_ON_ALL_DEVICES = {"ResourceScatterAdd", "ResourceScatterSub", "DenseBincount"}
 _CHEAP = _SUMS | {*_INTO_A_VARIABLE}
 _HOST = "/device:CPU:0"
 
@@ -78,25 +80,26 @@ def is_of_rank_zero(node: Node, exchange: Exchange) -> bool:
 def _is_any_order(node: Node, exchange: Exchange) -> bool:
     is_float = any(v.dtype.is_floating or v.dtype.is_complex for v in node.inputs)
     several = exchange.place[1] > 1 or len(exchange.devices) > 1
-    return is_float and several and bool(tf.config.list_logical_devices("GPU"))
+    # With an order of sums one process gives the bits of several.
+    if not is_float or not (several or exchange.tree is not None):
+        return False
+    return node.type in _ON_ALL_DEVICES or bool(tf.config.list_logical_devices("GPU"))
 
 
 def on_host(node: Node, inputs: list[Any]) -> tf.Operation:
     """The operation of a node, in which the sums are made on the host."""
-    write = _INTO_A_VARIABLE.get(node.type)
-    if write is None:
+    if node.type not in _INTO_A_VARIABLE:
         with tf.device(_HOST):
             return copy_operation(node.op, inputs)
     shape, rank = shape_of_variable(node.inputs[0].source), node.inputs[1].rank
     handle, indices, updates = inputs
     if not shape or rank is None:
         return copy_operation(node.op, inputs)
-    if node.type.startswith("ResourceScatterNd"):
+    if (write := _INTO_A_VARIABLE[node.type]) is not None:
         with tf.device(_HOST):
             change = tf.scatter_nd(indices, updates, tf.constant(shape, indices.dtype))
         return write(resource=handle, value=change)
     if len(shape) - 1 + rank != len(updates.shape):
         return copy_operation(node.op, inputs)  # a scalar, for all
-    with tf.device(_HOST):
-        change = tf.math.unsorted_segment_sum(updates, indices, shape[0])
-    return write(resource=handle, value=change)
+    added = added_once(indices, tf.reshape(updates, [-1, *shape[1:]]))
+    return copy_operation(node.op, [handle, *added])

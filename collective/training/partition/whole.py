@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.tensorflow_ops.rows import added_in_order
+from collective.tensorflow_ops.rows import added_once
 from collective.training import host_random, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
@@ -162,15 +162,24 @@ class WholeStep:
                 self.paths[:] = [path for _, path in known]
                 place = finite.first([tf.convert_to_tensor(g) for g, _ in known])
                 finite.check_now(int(place), number, self.backend, self.paths)
-            gradients = self._of_rank_zero(gradients)
-            with added_in_order(gradients):
-                return optimizer.apply(gradients, variables)
+            return optimizer.apply(self._of_rank_zero(gradients), variables)
 
         return apply
 
     def _of_rank_zero(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Those that a GPU may have added up in another order on each rank."""
-        if self.backend.size == 1 or not tf.config.list_logical_devices("GPU"):
+        """Those that a GPU may have added up in another order on each rank.
+
+        Rows that come several times would be added up so by the optimizer.
+        """
+        if self.backend.size == 1:
+            return gradients
+        gradients = [
+            tf.IndexedSlices(*reversed(added_once(g.indices, g.values)), g.dense_shape)
+            if isinstance(g, tf.IndexedSlices)
+            else g
+            for g in gradients
+        ]
+        if not tf.config.list_logical_devices("GPU"):
             return gradients
         tensors = tf.nest.flatten(list(gradients), expand_composites=True)
         arrays = [
