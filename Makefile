@@ -156,7 +156,7 @@ test-keras-nightly: core
 
 # On a machine with GPUs: placement, every backend equal, a table of speeds.
 test-gpu: core
-	$(PYTEST) tests/gpu -rs --capture no
+	$(PYTEST) tests/gpu -q -rs --capture no --tb=short
 
 # The tables of docs/explanation/scaling.md, in build/simulate: eight minutes.
 simulate: core

@@ -147,8 +147,12 @@ def devices() -> None:
 
             from collective.backends.devices import local_devices
 
-            tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
-            local_devices(DEVICES)
+            if launch.ON_GPU in os.environ:
+                for gpu in tf.config.list_physical_devices("GPU"):
+                    tf.config.experimental.set_memory_growth(gpu, True)
+            else:
+                tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
+                local_devices(DEVICES)
     # Keras' and TensorFlow's own objects live for ever: exclude them from collections,
     # which took more than a third of the time of all tests that trace a model.
     gc.freeze()

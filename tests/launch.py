@@ -37,6 +37,8 @@ REFERENCE = "COLLECTIVE_TEST_REFERENCE"
 MUTATION = "COLLECTIVE_TEST_MUTATION"
 RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
+# Set by make test-gpu: what it runs of other tests sees the GPUs.
+ON_GPU = "TESTS_ON_GPU"
 # Of a session and its workers: the path of the servers that fork ranks.
 FORKSERVER = "TESTS_FORKSERVER"
 # The folder of Open MPI's shared memory.
