@@ -62,7 +62,12 @@ _FAMILIES = [
 ]
 _DEAR = frozenset(name for family in _FAMILIES for name in family.split())
 # On processors, too, where their threads add them up.
-_ON_ALL_DEVICES = {"ResourceScatterAdd", "ResourceScatterSub", "DenseBincount"}
+_ON_ALL_DEVICES = {
+    "ResourceScatterAdd",
+    "ResourceScatterSub",
+    "DenseBincount",
+    "CropAndResizeGradImage",
+}
 _CHEAP = _SUMS | {*_INTO_A_VARIABLE}
 _HOST = "/device:CPU:0"
 
