@@ -25,6 +25,7 @@ from collective.backends.horovod import installed
 from collective.environment.gpus import granted
 from tests import launch
 from tests.training.unedited import test_keras_programs as programs
+from tests.training.unedited import test_loop_programs as loop_programs
 
 pytestmark = launch.STARTS_RANKS
 
@@ -48,10 +49,16 @@ several = pytest.mark.skipif(GPUS == 1, reason="wants two GPUs or more; here is 
 
 
 @pytest.fixture(autouse=True)
-def in_time(request):
+def in_time(request, monkeypatch):
     """Says when each begins and how long it took; skips what comes too late."""
     if left() < 10:
         pytest.skip(f"the {MINUTES:g} minutes were over")
+    start = launch.run
+
+    def until_the_end(words, env, seconds):
+        return start(words, env | SETTINGS, min(seconds, left() / launch.PATIENCE))
+
+    monkeypatch.setattr(launch, "run", until_the_end)
     began = time.monotonic()
     print(f"\n[{began - BEGAN:.0f} s] {request.node.name}", flush=True)
     yield
@@ -69,9 +76,8 @@ def run(words: list[str], shown: str = ".", **variables: str) -> str:
     Args:
         shown: Which lines it prints; where the run fails, the last of all.
     """
-    env = launch.environment(**SETTINGS, **variables)
-    seconds = max(left(), 10) / launch.PATIENCE
-    code, printed = launch.run([sys.executable, *words], env, seconds)
+    env = launch.environment(**variables)
+    code, printed = launch.run([sys.executable, *words], env, 60 * MINUTES)
     lines = [line for line in printed.splitlines() if not NOISE.search(line)]
     if code == 0:
         lines = [line for line in lines if re.search(shown, line)]
@@ -107,15 +113,17 @@ def test_tensorflow_sees_the_gpus_that_the_driver_has():
     assert gpus() == GPUS
 
 
-def compared(names: list[str], folder, precision: str = "float64") -> None:
+def compared(names: list[str], folder, *options: str) -> None:
     """Programs on two ranks of one GPU, beside stock Keras, which trains meanwhile."""
-    stock, ours = folder / "stock", folder / "ours"
-    stock.mkdir(parents=True)
+    precision, stock, ours = "float64", folder / "stock", folder / "ours"
+    stock.mkdir()
     ours.mkdir()
     with ThreadPoolExecutor(2) as pool:
         words = [sys.executable, programs.DRIVER, str(stock), *names]
         first = pool.submit(programs.run, words, stock, precision, len(names))
-        second = pool.submit(programs.train, ours, "native", 2, precision, names, ())
+        second = pool.submit(
+            programs.train, ours, "native", 2, precision, names, options
+        )
         printed = first.result(), second.result()
     wrong = {
         name: text
@@ -126,13 +134,6 @@ def compared(names: list[str], folder, precision: str = "float64") -> None:
     for name in names:
         print(f"   {name}: {wrong.get(name, 'equal')}", flush=True)
     assert not wrong, printed[1][-2000:]
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch):
-    """For what ``programs`` starts."""
-    for name, value in SETTINGS.items():
-        monkeypatch.setenv(name, value)
 
 
 def test_unexplained_programs(tmp_path):
@@ -188,7 +189,12 @@ def test_orders_of_sums(tmp_path):
 # --- examples ---------------------------------------------------------------------------
 
 
-def test_examples_of_loops_and_strategies(tmp_path):
+def test_examples_of_loops(tmp_path):
+    names = loop_programs.NAMES
+    compared(names if GPUS else names[:2], tmp_path, "--loops")
+
+
+def test_examples_of_strategies(tmp_path):
     script = "tests/training/distribute/run_programs.py"
     few = [] if GPUS else ["loop", "embedding"]
     stock, ours = tmp_path / "stock", tmp_path / "ours"
