@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -174,7 +173,7 @@ def test_volumes_and_signals() -> None:
         "conv1d": lambda x: tf.nn.conv1d(x, tf.ones([2, 4, 3], x.dtype), 1, "SAME"),
         "causal": lambda x: tf.nn.conv1d(
             tf.pad(tf.stop_gradient(x), [[0, 0], [2, 0], [0, 0]]),
-            np.ones([2, 4, 3]),
+            tf.ones([2, 4, 3], x.dtype),
             1,
             "VALID",
             dilations=2,
@@ -277,7 +276,7 @@ def test_spaces_and_batches(blocks: tuple[int, ...]) -> None:
             there(x) * 2.0, [2, 2], [[0, 0], [2, 0]]
         ),
         "dilated convolution": lambda x: tf.nn.convolution(
-            x, np.ones([2, 2, 3, 2]), 1, "SAME", dilations=[2, 3]
+            x, tf.ones([2, 2, 3, 2], x.dtype), 1, "SAME", dilations=[2, 3]
         ),
         "back alone": lambda x: tf.batch_to_space(
             tf.concat([x, x, x + 1, x], 0), [2, 2], [[0, 1], [0, 0]]

@@ -238,8 +238,8 @@ def test_shapes_that_are_checked_and_bits() -> None:
     rng = generator(0)
     functions = {
         "EnsureShape": lambda x: tf.ensure_shape(x, [None, 4]),
-        "Bitcast": lambda x: tf.bitcast(x, tf.int64),
-        "Bitcast to a narrower": lambda x: tf.bitcast(x, tf.int32),
+        "Bitcast": lambda x: tf.bitcast(tf.cast(x, tf.float64), tf.int64),
+        "Bitcast to a narrower": lambda x: tf.bitcast(tf.cast(x, tf.float64), tf.int32),
     }
     made = check(Operands(rng, (1, 2)).sharded([4]), functions)
     assert made.fallbacks == ["Bitcast"]

@@ -16,7 +16,7 @@ from tests.training.partition.partitioned import Partitioned
 pytestmark = pytest.mark.trains  # for seconds: not in make check
 ROWS = 6
 #: By type of operation: the inputs that its GPU kernel reads in the memory of the host.
-ON_HOST = {"Slice": [1, 2], "Pad": [1]}
+ON_HOST = {"Slice": [1, 2], "PadV2": [1]}
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,21 @@ def test_kernels_that_cannot_do_without_a_row_get_one() -> None:
     made = emitted(function, x, i)
     for op in operations(made):
         if op.type in ("AvgPool3D", "LRN", "InTopKV2"):
-            assert all(t.op.type == "Pad" for t in op.inputs[:1]), op
+            assert all(t.op.type == "PadV2" for t in op.inputs[:1]), op
     for want, got in zip(made.whole([x, i]), made([0, ROWS], [x, i]), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("counts", [[ROWS, 0], [0, ROWS]])
+def test_convolutions_in_float32_of_no_row(counts: list[int]) -> None:
+    """oneDNN makes one operation of a Pad and a convolution without padding."""
+
+    def function(x: tf.Tensor) -> list[tf.Tensor]:
+        kernel = tf.ones([2, 2, 3, 2])
+        plain = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "VALID"))
+        return [plain, tf.nn.convolution(x, kernel, 1, "SAME", dilations=[2, 3])]
+
+    x = np.random.default_rng(0).normal(size=(ROWS, 4, 6, 3)).astype("float32")
+    made = emitted(function, x)
+    for want, got in zip(made.whole([x]), made(counts, [x]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -70,7 +70,9 @@ def _padded(
 
     def padded() -> tf.Tensor:
         amounts = emission.once(("a row", rank, layout), pads)
-        return tf.pad(tensor, amounts, constant_values=filled)
+        # Not by Pad: oneDNN takes that into a convolution behind it, without the row.
+        content = tf.constant(filled, tensor.dtype)
+        return tf.raw_ops.PadV2(input=tensor, paddings=amounts, constant_values=content)
 
     key = "with a row", value, layout, *([filled] if filled else [])
     return emission.once(key, padded)
