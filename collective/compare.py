@@ -4,7 +4,6 @@ python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
 python compare.py -np 2 --perturb mpi:dropped-rank
 python compare.py --hooks none,bfloat16,powersgd:4 --model mlp
-python compare.py --predict hosts=64,slots=8,link=25gbit --model resnet50
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ def parser() -> argparse.ArgumentParser:
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--perturb", metavar="BACKEND:WHAT",
         help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
-    add("--predict", metavar="hosts=64,slots=8,link=25gbit,latency=5us",
-        help="train nothing: predict each backend's step on a cluster that is not here")  # fmt: skip
     add("--hooks", metavar="none,bfloat16,powersgd:4",
         help="train once for each way to send gradients: loss and time to a loss\n"
         "(docs/how-to/compression.md)")  # fmt: skip
@@ -89,12 +86,6 @@ def main(argv: list[str] | None = None) -> int:
     outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv
     args, rest = parser().parse_known_args(arguments)
-    if args.predict:
-        from collective.comparison.prediction import command as prediction
-
-        return exit_code(
-            lambda: prediction.predict_command(args.predict, rest, args.output)
-        )
     typed = shlex.join(["compare.py", *arguments])
     if args.hooks:
         from collective.comparison import hooks
