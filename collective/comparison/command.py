@@ -26,7 +26,7 @@ from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
-        "--devices", "--hook", "--json", "--ledger", "--list-backends", "--resume", "--sweep",
+        "--devices", "--hook", "--json", "--ledger", "--list-backends", "--resume",
         "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 

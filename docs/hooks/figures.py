@@ -108,7 +108,7 @@ def floors() -> None:
          ["runs", "equality", "speed", "tables", "figures", "page"]),
         ("collective/training/", "the step, the input, the loop", BLUE,
          ["fit", "step", "variants", "loop", "observers", "input", "|", "evaluation",
-          "verification", "unedited", "keras_compat", "sweep"]),
+          "verification", "unedited", "keras_compat"]),
         ("backends/", "one file or folder per way to sum gradients", ORANGE,
          ["base", "registry", "single", "mpi", "native", "tf_*", "|", "auto",
           "horovod"]),

@@ -158,7 +158,6 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--deadline", "-1"], "'-1' is not a positive number of seconds"),
     (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
     (["--precision", "float16"], "invalid choice: 'float16'"),
-    (["--sweep", "sweep.yaml"], "--sweep is not for compare.py"),
     (["--resume"], "--resume is not for compare.py"),
     (["--perturb", "carrier:dropped-rank"], "unknown 'carrier'"),
     (["--perturb", "native:dropped-rank", "--backends", "mpi"], "is not compared"),
