@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import gzip
 import os
-import struct
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from collective.training.input.pipeline import Input
 from collective.training.input.source import explain
 from collective.training.input.stream import Stream
 from collective.training.input.synthetic import Synthetic
-from collective.training.input.tfrecords import TFRecords
 from collective.training.input.views import First, MappedX
 
 ROWS = 29
@@ -158,67 +155,6 @@ def test_npz_that_shrinks_while_it_is_read(tmp_path):
     os.truncate(file, 5_000)  # to read what is gone would end the process by SIGBUS
     with pytest.raises(Exception, match=f"{file} has become shorter while it is read"):
         rows_of(source, [ROWS - 1])
-
-
-# TFRecord files
-
-
-def parse(record):
-    example = tf.io.parse_single_example(
-        record,
-        {
-            "x": tf.io.FixedLenFeature([3], tf.float32),
-            "y": tf.io.FixedLenFeature([], "int64"),
-        },
-    )
-    # A Python condition: AutoGraph must have seen it.
-    label = tf.constant(-1) if example["y"] > 4 else tf.cast(example["y"], tf.int32)
-    return example["x"], label
-
-
-@pytest.fixture
-def records(tmp_path):
-    paths = [tmp_path / f"{number}.tfrecord" for number in range(3)]
-    for path, part in zip(paths, ([*range(10)], [], [*range(10, ROWS)]), strict=True):
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for row in part:
-                x = tf.train.Feature(float_list=tf.train.FloatList(value=X[row]))
-                y = tf.train.Feature(int64_list=tf.train.Int64List(value=[Y[row]]))
-                example = tf.train.Example(
-                    features=tf.train.Features(feature={"x": x, "y": y})
-                )
-                writer.write(example.SerializeToString())
-    return paths
-
-
-def test_tfrecords_are_read_by_number(records):
-    assert_reads(TFRecords(records, parse), (X, Y, None), rows=(9, 10, 28, 0, 9))
-
-    def weighed(record):
-        x, y = parse(record)
-        return {"a": x}, y, x[0]
-
-    assert_reads(TFRecords(records, weighed), ({"a": X}, Y, X[:, 0]))
-
-
-def test_tfrecords_that_cannot_be_read(records, tmp_path):
-    whole = records[0].read_bytes()
-    for name, content, message in [
-        ("cut", whole[:-5], "ends within record 9"),
-        ("head", whole + struct.pack("<I", 9), "ends within record 10"),
-        ("gzip", gzip.compress(whole), "is compressed"),
-        ("text", b"these are no records but some words", "is not a TFRecord file"),
-    ]:
-        (tmp_path / name).write_bytes(content)
-        fails(message, TFRecords, [records[2], tmp_path / name], parse)
-    fails("none cannot be read: No such file", TFRecords, tmp_path / "none", parse)
-    fails("no TFRecord files", TFRecords, [], parse)
-    fails("parse function gives a TensorSpec", TFRecords, records, tf.identity)
-
-    def unknown(record):
-        return tf.io.parse_tensor(record, tf.float32), 0
-
-    fails("not fully known", TFRecords, records, unknown)
 
 
 # Images
