@@ -8,7 +8,7 @@ devices. Nothing is stored on Keras objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -39,18 +39,6 @@ class PreparedModel:
     placement: Placement | None = None
     # What a communication hook keeps between steps; None: there is no hook.
     hook: HookState | None = None
-
-    def colocated(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function; with a placement, its operations run where their inputs are."""
-        placement = self.placement
-        if placement is None:
-            return function
-
-        def on_input_devices(*args: Any) -> Any:
-            with placement.operations_beside_inputs():
-                return function(*args)
-
-        return on_input_devices
 
     def beside(
         self, variables: Sequence[keras.Variable], tensors: Sequence[tf.Tensor]
