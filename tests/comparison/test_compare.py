@@ -150,7 +150,6 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
 @pytest.mark.parametrize("options, message", [
     (["--backend", "mpi"], "--backend is not for compare.py"),
     (["--perturb", "mpi:nothing"], "unknown 'nothing'"),
-    (["--against", "nowhere.json"], "nowhere.json is not an earlier result"),
     (["--optimiser", "sgd"], "unrecognized arguments"),
     (["--backends", "carrier"], "unknown backend 'carrier'"),
     (["-np", "0"], "is not a list of numbers"),
