@@ -2,7 +2,6 @@
 
 python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
-python compare.py -np 2 --perturb mpi:dropped-rank
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.command_parser import Parser
-from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
 from collective.train import count
@@ -32,11 +30,9 @@ def parser() -> argparse.ArgumentParser:
         help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
     add("--full", action="store_true", help="every run apart, in rounds: minutes; "
-        "as do --rounds, --only, --perturb, --steps and several -np")  # fmt: skip
+        "as do --rounds, --only, --steps and several -np")  # fmt: skip
     add("--rounds", type=count, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
-    add("--perturb", metavar="BACKEND:WHAT",
-        help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
         help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
     add("--deadline", type=_seconds, default=600, metavar="SECONDS",

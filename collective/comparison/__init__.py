@@ -5,6 +5,3 @@ launched. ``trace`` records a training and ``equality`` compares two of them; ``
 summarizes timed runs; ``tables``, ``figures`` and ``page`` present the ``results``,
 which are also written as JSON.
 """
-
-# Names of ``perturbation``, which imports TensorFlow.
-PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from collective import train as cli
-from collective.backends.registry import BACKENDS
-from collective.comparison import PERTURBATIONS, tables
+from collective.comparison import tables
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, Plan
@@ -57,7 +56,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     length = {"--steps", "--epochs"} & set(rest)
     steps = [] if length else ["--steps", "60"]
     virtual = train.virtual_replicas is not None
-    apart = args.full or args.rounds or args.only or args.perturb
+    apart = args.full or args.rounds or args.only
     quick = not (apart or length or virtual or len(args.np) > 1)
     plan = Plan(
         args.np,
@@ -66,8 +65,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         args.global_batch_size,
         (*rest, *steps),
         precisions=() if args.only == "fast" else _precisions(args.precision, quick),
-        time=args.only != "equal" and not args.perturb,
-        perturb=_perturbation(args.perturb),
+        time=args.only != "equal",
         seconds=args.deadline,
         virtual=virtual,
         quick=quick,
@@ -98,21 +96,6 @@ def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
     return (
         (asked,) if asked in TOLERANCE else ("float64",) if quick else tuple(TOLERANCE)
     )
-
-
-def _perturbation(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    backend, _, what = text.partition(":")
-    for name, known in ((backend, BACKENDS), (what, PERTURBATIONS)):
-        if name not in known:
-            raise UsageError(
-                f"--perturb {text}: unknown {name!r}"
-                if name
-                else f"--perturb {text}: expected BACKEND:PERTURBATION",
-                hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
-            )
-    return backend, what
 
 
 def _run(comparison: Comparison, console: Console) -> int:

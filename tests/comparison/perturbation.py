@@ -1,13 +1,20 @@
-"""Wrong trainings, made on purpose to test that the comparison finds them."""
+"""Wrong trainings, made on purpose to test that the comparison finds them.
+
+``--model tests.comparison.perturbation:model`` is wrong under the backend, and in the way,
+that ``PERTURBED=BACKEND:WHAT`` names.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from collective.comparison import PERTURBATIONS
+from collective.training import models
 from collective.training.partition.exchange import (
     NONE,
     BackendExchange,
@@ -20,8 +27,16 @@ from collective.training.partition.method import PartitionedMethod
 Tensors = list[tf.Tensor]
 
 
+def model(input_shape: Any, classes: int) -> keras.Model:
+    """The built-in MLP, trained wrongly under one backend."""
+    backend, _, what = os.environ["PERTURBED"].partition(":")
+    if sys.argv[sys.argv.index("--backend") + 1] == backend:
+        apply(what)
+    return models.build("mlp", input_shape=input_shape, classes=classes)
+
+
 def apply(name: str) -> None:
-    """Makes all trainings of this process wrong in a way of ``PERTURBATIONS``.
+    """Makes all trainings of this process wrong in a way of ``WRONG``.
 
     What is changed are the tensors that a replica sends: floating, and no scalars, which
     are losses and counts.
@@ -93,10 +108,9 @@ def _flipped_bit(gradients: Tensors, share: tf.Tensor, backend: Any) -> Tensors:
     return [changed if i == smallest else g for i, g in enumerate(gradients)]
 
 
-WRONG: dict[str, Callable[[Tensors, tf.Tensor, Any], Tensors]] = dict(
-    zip(
-        PERTURBATIONS,
-        (_clip_before_sum, _mean_of_means, _dropped_rank, _flipped_bit),
-        strict=True,
-    )
-)
+WRONG: dict[str, Callable[[Tensors, tf.Tensor, Any], Tensors]] = {
+    "clip-before-sum": _clip_before_sum,
+    "mean-of-means": _mean_of_means,
+    "dropped-rank": _dropped_rank,
+    "flipped-bit": _flipped_bit,
+}
