@@ -149,7 +149,6 @@ class TensorParallelVariables(ShardedVariables):
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
         every = [*model.variables, *model.optimizer.variables]
         super().__init__(every, shards, backend)
-        self._weights = list(model.weights)
         keras_compat.clip_shards(model.optimizer, self._summed_squares)
         keras_compat.find_overflow(model.optimizer, self._is_finite_everywhere)
 
