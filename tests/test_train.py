@@ -348,7 +348,7 @@ def test_list_backends_and_help_import_no_tensorflow():
 def test_help_shows_an_example_for_each_group():
     text = cli.parser().format_help()
     groups = [g for g in cli.parser()._action_groups if g.description]
-    assert len(groups) == 7
+    assert len(groups) == 6
     for group in groups:
         example = group.description
         assert example in text and "python train.py --" in example
