@@ -19,7 +19,7 @@ from collective.training.input.pipeline import Input
 from collective.training.input.source import explain
 from collective.training.input.stream import Stream
 from collective.training.input.synthetic import Synthetic
-from collective.training.input.views import First, MappedX
+from collective.training.input.views import MappedX
 
 ROWS = 29
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
@@ -251,10 +251,7 @@ def test_data_sets_that_cannot_be_shared():
 # Made of others
 
 
-def test_first_rows_and_changed_rows():
-    first = First(Arrays(X, Y), 7)
-    assert len(first) == 7 and len(First(first, 99)) == 7
-    np.testing.assert_array_equal(rows_of(first, [6, 2])[0], X[[6, 2]])
+def test_changed_rows():
     mapped = MappedX(Arrays(X, Y, W), lambda x: tf.cast(x[:, :2], tf.float64) * 2)
     assert mapped.spec[0] == tf.TensorSpec([2], tf.float64)
     assert_reads(mapped, (X[:, :2].astype(np.float64) * 2, Y, W))
