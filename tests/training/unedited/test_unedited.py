@@ -242,7 +242,7 @@ def test_options_of_fit_reach_it(monkeypatch):
     [
         ({"TF_USE_LEGACY_KERAS": "1"}, "only Keras 3"),
         ({"COLLECTIVE_MIN_NP": "2"}, "min_np is an option of backend 'mpi'"),
-        (JOINS, "an unedited script does not work with ranks that join"),
+        (JOINS, "ranks cannot join a job"),
         ({"COLLECTIVE_SEED": "x"}, "COLLECTIVE_SEED='x'"),
     ],
     ids=["legacy", "elastic", "joins", "seed"],
