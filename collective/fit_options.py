@@ -1,8 +1,8 @@
 """The options of a training beside Keras' own: one record.
 
 From it are made the keywords of ``collective.fit`` (a test holds its signature to it), the
-options of ``train.py``, what a sweep may set, and ``--set`` of unedited scripts. It
-imports no TensorFlow, so that a command line can be read without.
+options of ``train.py``, and ``--set`` of unedited scripts. It imports no TensorFlow, so
+that a command line can be read without.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ FLOORS = ("collective", "backends", "training", "comparison")
 SCRIPTS = {
     "collective.train": "training",
     "collective.distribute": "training",
-    "collective.hash": "training",
     "collective.compare": "comparison",
 }
 

@@ -44,9 +44,3 @@ def parts_ranks(tensors: Sequence[Any]) -> bool:
 def _host_for_sums(operation: Any) -> str:
     of_rows = operation.type == "UnsortedSegmentSum"
     return "/device:CPU:0" if of_rows else str(operation.device)
-
-
-def dense(value: Any) -> tf.Tensor:
-    """``tf.IndexedSlices`` as a tensor, in which repeated rows are added up."""
-    with added_in_order([value]):
-        return tf.convert_to_tensor(value)

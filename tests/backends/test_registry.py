@@ -144,7 +144,7 @@ def test_no_option_is_taken_silently(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "option", [{"algorithm": "ring"}, {"transport_dtype": "float16"}], ids=str
+    "option", [{"algorithm": "direct"}, {"transport_dtype": "float16"}], ids=str
 )
 def test_an_option_of_another_backend_is_refused(option):
     (name,) = option
@@ -248,7 +248,7 @@ def test_errors_name_no_option_of_a_command_line(monkeypatch):
     for options in (
         {"min_np": 2},
         {"devices": 3},
-        {"algorithm": "ring"},
+        {"algorithm": "direct"},
         {"communication": "nccl"},
     ):
         with pytest.raises(UsageError) as caught:
