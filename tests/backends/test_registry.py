@@ -107,6 +107,7 @@ def test_without_mpi4py_the_hint_installs_it(monkeypatch):
 )
 def test_auto(environment, devices, gpus, wanted, monkeypatch):
     monkeypatch.setattr(choose, "gpus", lambda: gpus)
+    monkeypatch.setattr(choose, "are_shared", lambda place: gpus < place.local_size)
     choice = choose.by_rule(environment, Options(devices=devices))
     assert choice.name == wanted and choice.because and not choice.predicted
 
