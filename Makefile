@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help demo train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu simulate chaos soak \
+.PHONY: help demo train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -157,10 +157,6 @@ test-keras-nightly: core
 # On a machine with GPUs: placement, every backend equal, a table of speeds.
 test-gpu: core
 	$(PYTEST) tests/gpu -q -rs --capture no --tb=short
-
-# The tables of docs/explanation/scaling.md, in build/simulate: eight minutes.
-simulate: core
-	$(BIN)/python -m collective.comparison.prediction.scaling
 
 # In dist/: what PyPI gets. The wheel is built from the source distribution, and
 # auditwheel finds the oldest Linux that can run it. Nothing of .venv is needed.

@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # the names below, for type checkers, editors and the referen
     from collective.training.evaluation.predict import predict
     from collective.training.fit import fit
     from collective.training.observers.checkpoint.schedule import Checkpoint
-    from collective.training.sweep.runner import fit_many
     from collective.training.unedited.distribute import distribute_keras
 
 # The names that each module defines.
@@ -75,7 +74,6 @@ _HOMES = {
     "training.evaluation.evaluate": "evaluate",
     "training.evaluation.predict": "predict",
     "training.fit": "fit",
-    "training.sweep.runner": "fit_many",
     "training.unedited.distribute": "distribute_keras",
 }
 _MODULES = ("backends", "distribute", "training")

@@ -2,9 +2,6 @@
 
 python compare.py -np 4
 python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
-python compare.py -np 2 --perturb mpi:dropped-rank
-python compare.py --hooks none,bfloat16,powersgd:4 --model mlp
-python compare.py --predict hosts=64,slots=8,link=25gbit --model resnet50
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.command_parser import Parser
-from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
 from collective.train import count
@@ -34,22 +30,11 @@ def parser() -> argparse.ArgumentParser:
         help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
     add("--full", action="store_true", help="every run apart, in rounds: minutes; "
-        "as do --rounds, --only, --perturb, --against, --steps and several -np")  # fmt: skip
+        "as do --rounds, --only, --steps and several -np")  # fmt: skip
     add("--rounds", type=count, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
-    add("--perturb", metavar="BACKEND:WHAT",
-        help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
-    add("--predict", metavar="hosts=64,slots=8,link=25gbit,latency=5us",
-        help="train nothing: predict each backend's step on a cluster that is not here")  # fmt: skip
-    add("--hooks", metavar="none,bfloat16,powersgd:4",
-        help="train once for each way to send gradients: loss and time to a loss\n"
-        "(docs/how-to/compression.md)")  # fmt: skip
-    add("--launch", metavar="COMMAND",
-        help="with --hooks: starts the ranks: 'mpirun --hostfile hosts'")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
         help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
-    add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
-        "what changed beyond noise; exit code 1 if anything is worse")  # fmt: skip
     add("--deadline", type=_seconds, default=600, metavar="SECONDS",
         help="time limit of one run")  # fmt: skip
     add("--precision", metavar="NAME",
@@ -89,17 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv
     args, rest = parser().parse_known_args(arguments)
-    if args.predict:
-        from collective.comparison.prediction import command as prediction
-
-        return exit_code(
-            lambda: prediction.predict_command(args.predict, rest, args.output)
-        )
     typed = shlex.join(["compare.py", *arguments])
-    if args.hooks:
-        from collective.comparison import hooks
-
-        return exit_code(lambda: hooks.compare_hooks(args, rest, typed))
     from collective.comparison import command
 
     return exit_code(lambda: command.compare(args, rest, typed))

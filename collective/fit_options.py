@@ -1,8 +1,8 @@
 """The options of a training beside Keras' own: one record.
 
 From it are made the keywords of ``collective.fit`` (a test holds its signature to it), the
-options of ``train.py``, what a sweep may set, and ``--set`` of unedited scripts. It
-imports no TensorFlow, so that a command line can be read without.
+options of ``train.py``, and ``--set`` of unedited scripts. It imports no TensorFlow, so
+that a command line can be read without.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import argparse
 import ast
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from collective.errors import UsageError
 
-T = TypeVar("T")
 #: Every output names a training with a communication hook so.
 NOT_EQUAL = "not equal to one process"
 
@@ -141,13 +140,6 @@ class FitOptions:
             "hook": self.hook is not None,
         }
         return {name for name, is_on in on.items() if is_on}
-
-
-def taken(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A record of a kind from values by name, of which it takes its fields."""
-    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
-    names = [field.name for field in fields]
-    return kind(**{name: given[name] for name in names if name in given})
 
 
 #: Names of all options.

@@ -107,10 +107,6 @@ def parser() -> argparse.ArgumentParser:
         help="also where the model, the optimizer or the data are others")  # fmt: skip
     add("--ledger", metavar="FILE", help="write down which rows each step has used")
 
-    add = group("many", "python train.py --sweep sweep.yaml")
-    add("--sweep", metavar="FILE",
-        help="train all models that FILE names, and nothing else (docs/how-to/sweeps.md)")  # fmt: skip
-
     add = group(
         "numbers", "python train.py --precision float64 --seed 7 --json run.json"
     )
@@ -180,8 +176,6 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if rank == 0:
             backends.print_list()
         return 0
-    if args.sweep:
-        return _sweep(args)
     with quiet():
         from collective.training import command
         from collective.training.loop.summary import check_writable
@@ -209,23 +203,6 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     if checkpoint is not None:
         checkpoint.raise_if_failed()
     return 0
-
-
-def _sweep(args: argparse.Namespace) -> int:
-    defaults = vars(parser().parse_args([])) | {"sweep": args.sweep}
-    given = {name: v for name, v in vars(args).items() if v != defaults[name]}
-    with quiet():
-        from collective.training.sweep import command, runner
-    for name, value in given.items():
-        option = f"--{name.replace('_', '-')}"
-        hint = f"drop {option}; docs/how-to/sweeps.md has what a sweep writes"
-        if name in runner.known_options():
-            hint = f"base: {{{name}: {value}}} in {args.sweep}"
-        raise UsageError(
-            f"{option} beside --sweep: the options of its trainings are in the file",
-            hint=hint,
-        )
-    return command.run(args.sweep)
 
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:

@@ -185,6 +185,10 @@ def backends_by_name() -> Iterator[Callable]:
 def multiply_instead_of_summing(backend) -> None:
     """The mutation: right only where every replica holds the same data."""
     backend._all_reduce = lambda tensors: [t * backend.replicas for t in tensors]
+    if hasattr(backend, "sum_devices"):
+        backend.sum_devices = lambda columns: [
+            [t * backend.replicas for t in parts] for parts in zip(*columns, strict=True)
+        ]
 
 
 class Reference:

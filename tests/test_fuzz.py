@@ -20,7 +20,6 @@ from collective.errors import CollectiveError
 from collective.launch import horovod_settings
 from collective.recorder import dump
 from collective.training.observers.ledger import verify
-from collective.training.sweep import command as sweep
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(
@@ -61,13 +60,6 @@ def understood(read, *arguments) -> None:
 
 def as_yaml(value: object) -> bytes:
     return yaml.safe_dump(value).encode("utf-8", "surrogateescape")
-
-
-@few
-@given(ODD | named("trainings", "grid", "base", "folder", "ranks").map(as_yaml))
-def test_sweep_files(tmp_path, content):
-    (tmp_path / "file").write_bytes(content)
-    understood(sweep.read, str(tmp_path / "file"))
 
 
 SECTIONS = list(dict.fromkeys(s.section for s in horovod_settings.SETTINGS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,7 +13,6 @@ FLOORS = ("collective", "backends", "training", "comparison")
 SCRIPTS = {
     "collective.train": "training",
     "collective.distribute": "training",
-    "collective.hash": "training",
     "collective.compare": "comparison",
 }
 
@@ -126,24 +125,3 @@ def test_no_import_of_a_higher_floor():
         if floor(other) > floor(name)
     }
     assert not upward
-
-
-def reached(starts: Iterable[str], edges: dict[str, set[str]]) -> set[str]:
-    """The modules that are imported from these, by however many steps."""
-    found: set[str] = set()
-    waiting = list(starts)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += edges.get(name, ())
-    return found
-
-
-def test_the_step_knows_no_variant():
-    """``collective.training.assemble`` chooses them."""
-    edges = graph(types=False)
-    starts = [name for name in edges if name.startswith("collective.training.step")]
-    assert "collective.training.step.local_sums" in starts
-    known = reached(starts, edges)
-    assert not [name for name in known if ".training.variants" in name]

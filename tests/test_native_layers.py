@@ -18,14 +18,13 @@ LAYERS = (
     ("transport",),
     ("communicator",),
     ("algorithms",),
-    ("simulation",),
     ("queue",),
     ("core",),
     ("c_api",),
     ("bindings",),
 )
 # Files of the C interface beside its own.
-C_API = {"session", "c_api_simulation", "c_api_timing", "source"}
+C_API = {"session", "c_api_timing", "source"}
 LAYER_OF = {part: i for i, layer in enumerate(LAYERS) for part in layer}
 
 

@@ -73,11 +73,8 @@ def _run(options: argparse.Namespace) -> int:
             rows.append(row)
             if speaks:
                 print(report.line(row), flush=True)
-    if speaks:
-        if options.json:
-            report.write_json(options.json, limits, rows)
-        if options.plot:
-            report.plot(options.plot, rows)
+    if speaks and options.json:
+        report.write_json(options.json, limits, rows)
     failed = any(row.wrong for row in rows)
     collective.shutdown()
     return int(failed)
@@ -103,7 +100,7 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
         places = [False]
     what = options.collective, options.algorithm, options.transport_dtype
     return [
-        Subject(*what, size, place, options.huge_pages, offset)
+        Subject(*what, size, place, offset)
         for size, offset, place in product(options.sizes, options.offset, places)
     ]
 
@@ -167,17 +164,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=[16],
         help="bytes from a page to each array, as 0,16,4; 16 by default, as np.empty has",
     )
-    add("--huge-pages", action="store_true", help="arrays in 2 MiB pages (for all)")
     add("--no-pin", action="store_true", help="let ranks move between cores")
     add("--json", metavar="FILE", help="write limits and rows")
-    add("--plot", metavar="FILE", help="draw a picture (matplotlib)")
     options = parser.parse_args(arguments)
     if options.seconds <= 0:
         parser.error(f"--seconds {options.seconds:g}\nHINT: more than 0, as 0.3")
-    for option, file in (("--json", options.json), ("--plot", options.plot)):
-        folder = os.path.dirname(file or "") or "."
-        if os.path.isdir(file or "") or not os.access(folder, os.W_OK | os.X_OK):
-            parser.error(f"{option}: {file} cannot be written\nHINT: another folder")
+    folder = os.path.dirname(options.json or "") or "."
+    if os.path.isdir(options.json or "") or not os.access(folder, os.W_OK | os.X_OK):
+        parser.error(f"--json: {options.json} cannot be written\nHINT: another folder")
     return options
 
 

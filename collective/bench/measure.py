@@ -37,7 +37,6 @@ class Subject:
     # reduce-scatter and all-to-all).
     bytes: int
     in_place: bool  # whether input and output are one (all-reduce and broadcast)
-    huge_pages: bool = False  # whether arrays lie in 2 MiB pages where possible
     offset: int = 0  # bytes from the beginning of a page to that of each array
 
 
@@ -60,8 +59,7 @@ def _array(count: int, subject: Subject) -> np.ndarray:
             f"no memory for an array of {4 * count:,} bytes: {error}",
             hint="smaller --sizes",
         ) from None
-    advice = mmap.MADV_HUGEPAGE if subject.huge_pages else mmap.MADV_NOHUGEPAGE
-    memory.madvise(advice)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.float32, count, subject.offset)
 
 

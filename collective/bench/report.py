@@ -1,19 +1,15 @@
-"""Rows of the benchmark: printed, as JSON, and as a picture."""
+"""Rows of the benchmark: printed, and as JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from collective.bench.limits import Limits
 from collective.bench.measure import Samples, Subject
-
-LINES = {"near": "-", "far": "--", "mixed": ":"}  # of the plot
 
 
 @dataclass
@@ -98,51 +94,3 @@ def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> Non
         "rows": [row.json() for row in rows],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def plot(path: str, rows: Sequence[Row]) -> None:
-    """Draws the median times of one collective, in place where that was measured."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, LogLocator
-
-    placed, offset = any(r.subject.in_place for r in rows), rows[0].subject.offset
-    rows = [
-        r for r in rows if (r.subject.in_place, r.subject.offset) == (placed, offset)
-    ]
-    states = list(dict.fromkeys(row.state for row in rows))
-    peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for state in states:
-        mine = [row for row in rows if row.state == state]
-        sizes = [row.subject.bytes for row in mine]
-        several = len(states) > 1
-        suffix, line = (f", {state} cores", LINES[state]) if several else ("", "-")
-        curve = partial(axes.plot, sizes, ls=line)
-        for number, peer in enumerate(peers, 1):
-            times = [row.peers.get(peer, math.nan) for row in mine]
-            curve(times, marker=".", color=f"C{number}", label=peer + suffix)
-        native = [row.median_s for row in mine]
-        curve(native, marker="o", lw=2.5, color="C0", label="native" + suffix)
-        if mine[0].floor_s:
-            floor = [row.floor_s or math.nan for row in mine]
-            curve(floor, marker=".", lw=1, color="0.6", label="floor" + suffix)
-    place = "in" if placed else "out of"
-    axes.set_title(f"{rows[0].subject.collective} of float32, {rows[0].ranks} ranks, "
-                   f"{place} place", loc="left", fontweight="bold")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="size", ylabel="time (median)")
-    axes.xaxis.set_major_locator(LogLocator(base=16))
-    axes.xaxis.set_major_formatter(_bytes)
-    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="0.92")
-    axes.set_axisbelow(True)
-    figure.legend(frameon=False, loc="outside right upper")
-    figure.savefig(path, dpi=144)
-
-
-def _bytes(size: float, _: object) -> str:
-    """``4 KB``: in the greatest unit of which there is one."""
-    power = min(max(int(math.log2(size)) // 10, 0), 3)
-    return f"{size / 1024**power:g} {('B', 'KB', 'MB', 'GB')[power]}"

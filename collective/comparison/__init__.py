@@ -3,8 +3,5 @@
 Begin with ``runs``: it starts each run as a process of its own, the way the backend is
 launched. ``trace`` records a training and ``equality`` compares two of them; ``speed``
 summarizes timed runs; ``tables``, ``figures`` and ``page`` present the ``results``,
-which are also written as JSON. ``baseline`` compares with an earlier result.
+which are also written as JSON.
 """
-
-# Names of ``perturbation``, which imports TensorFlow.
-PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")

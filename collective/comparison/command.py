@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import errno
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -18,15 +16,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from collective import train as cli
-from collective.backends.registry import BACKENDS
-from collective.comparison import PERTURBATIONS, baseline, tables
+from collective.comparison import tables
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
-        "--devices", "--hook", "--json", "--ledger", "--list-backends", "--resume", "--sweep",
+        "--devices", "--hook", "--json", "--ledger", "--list-backends", "--resume",
         "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
@@ -40,9 +37,8 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         command: The command line as typed, for the report.
 
     Returns:
-        0; 1 if a backend is not equal, a run failed, or something is worse than in
-        ``--against``; 130 if interrupted, 143 if terminated (the finished runs are
-        reported).
+        0; 1 if a backend is not equal or a run failed; 130 if interrupted, 143 if
+        terminated (the finished runs are reported).
 
     Raises:
         UsageError: If an option is invalid or the folder cannot be written.
@@ -56,12 +52,11 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     if args.precision:
         rest = [*rest, "--precision", args.precision]
     train = cli.parser().parse_args(rest)  # fails on a wrong option before any run
-    old = baseline.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
     length = {"--steps", "--epochs"} & set(rest)
     steps = [] if length else ["--steps", "60"]
     virtual = train.virtual_replicas is not None
-    apart = args.full or args.rounds or args.only or args.perturb or args.against
+    apart = args.full or args.rounds or args.only
     quick = not (apart or length or virtual or len(args.np) > 1)
     plan = Plan(
         args.np,
@@ -70,15 +65,14 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         args.global_batch_size,
         (*rest, *steps),
         precisions=() if args.only == "fast" else _precisions(args.precision, quick),
-        time=args.only != "equal" and not args.perturb,
-        perturb=_perturbation(args.perturb),
+        time=args.only != "equal",
         seconds=args.deadline,
         virtual=virtual,
         quick=quick,
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    make_folder(args.output)  # a wrong path fails before the runs
+    _make_folder(args.output)  # a wrong path fails before the runs
     signalled = _run(comparison, console)
     _show(results, console)
     if quick:
@@ -90,10 +84,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     _write(results, args.output, console)
     if signalled:
         return 128 + signalled
-    if old and old["options"]["command"] != command:
-        console.print(printable(f"\nThe earlier command: {old['options']['command']}"))
-    worse = _changes(old, results, console) if old else False
-    return int(not results.all_equal or worse or results.failed)
+    return int(not results.all_equal or results.failed)
 
 
 def _plain(args: argparse.Namespace) -> dict:
@@ -105,21 +96,6 @@ def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
     return (
         (asked,) if asked in TOLERANCE else ("float64",) if quick else tuple(TOLERANCE)
     )
-
-
-def _perturbation(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    backend, _, what = text.partition(":")
-    for name, known in ((backend, BACKENDS), (what, PERTURBATIONS)):
-        if name not in known:
-            raise UsageError(
-                f"--perturb {text}: unknown {name!r}"
-                if name
-                else f"--perturb {text}: expected BACKEND:PERTURBATION",
-                hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
-            )
-    return backend, what
 
 
 def _run(comparison: Comparison, console: Console) -> int:
@@ -163,11 +139,10 @@ def _run(comparison: Comparison, console: Console) -> int:
 
 def _show(results: Results, console: Console) -> None:
     for table in tables.tables(results):
-        show(table, console)
+        _show_table(table, console)
 
 
-def show(table: tables.Table, console: Console) -> None:
-    """Prints a table with its sentences."""
+def _show_table(table: tables.Table, console: Console) -> None:
     shown = RichTable(title=table.title, title_justify="left", box=None,
                       pad_edge=False, title_style="bold")  # fmt: skip
     for i, column in enumerate(table.columns):
@@ -182,7 +157,7 @@ def show(table: tables.Table, console: Console) -> None:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path) -> Iterator[None]:
     """Turns what fails in writing into a UsageError."""
     try:
         yield
@@ -192,33 +167,18 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the folder for the report; a UsageError where that fails."""
-    with writing(folder):
+def _make_folder(folder: Path) -> None:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _write(results: Results, folder: Path, console: Console) -> None:
-    with writing(folder):
+    with _writing(folder):
         results.write(folder / "results.json")
     from collective.comparison import figures, page
 
     pictures = figures.draw(results, folder)
     page.write(folder / "report.html", results, tables.tables(results), pictures)
     console.print(f"\nReport: {folder / 'report.html'}")
-
-
-def _changes(old: dict, results: Results, console: Console) -> bool:
-    """Prints what changed; returns whether anything is worse."""
-    new = json.loads(json.dumps(dataclasses.asdict(results)))
-    found = baseline.changes(old, new)
-    console.print("\nChanges since then:", style="bold")
-    for change in found:
-        console.print(
-            f"  {printable(change.what)}", style=STYLES["bad" if change.worse else ""]
-        )
-    if not found:
-        console.print("  nothing changed beyond noise")
-    return any(change.worse for change in found)

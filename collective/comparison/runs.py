@@ -42,7 +42,6 @@ class Plan:
     train: tuple[str, ...] = ()  # options, without those that choose the backend
     precisions: tuple[str, ...] = tuple(TOLERANCE)  # of the equality test
     time: bool = True  # whether to time as well
-    perturb: tuple[str, str] | None = None  # backend and perturbation
     seconds: float = 600  # time limit of one run
     # Whether trainings have virtual replicas, and so the same bits on each number of
     # replicas.
@@ -75,13 +74,7 @@ class Comparison:
             self.backends.insert(0, REFERENCE)
         self.synchronous = [n for n in self.backends if BACKENDS[n].synchronous]
         asynchronous = [n for n in self.backends if not BACKENDS[n].synchronous]
-        if plan.perturb and plan.perturb[0] not in self.synchronous:
-            raise UsageError(
-                f"--perturb {plan.perturb[0]}: that backend is not compared",
-                hint="--perturb and --backends with one of "
-                f"{', '.join(self.synchronous)}",
-            )
-        if not plan.precisions or plan.perturb or plan.virtual or plan.quick:
+        if not plan.precisions or plan.virtual or plan.quick:
             asynchronous = []
         if plan.quick:
             self.backends = list(self.synchronous)
@@ -149,8 +142,6 @@ class Comparison:
             self.results.equal[precision] = proof
             path = self.folder / f"{name}.npz"
             program = python_command.arguments("collective.comparison.trace", str(path))
-            if plan.perturb and plan.perturb[0] == name:
-                program += ["--perturb", plan.perturb[1]]
             if name == REFERENCE and parts:
                 program += ["--orders", ",".join(parts)]
             if plan.quick:

@@ -1,7 +1,6 @@
 """Records a training for the equality test; trains once more to be timed.
 
-``python -m collective.comparison.trace FILE [--summary FILE] [--orders N,N]
-[--perturb NAME] OPTIONS``
+``python -m collective.comparison.trace FILE [--summary FILE] [--orders N,N] OPTIONS``
 
 OPTIONS are those of ``train.py``. ``--orders`` trains again, in as many micro-batches, and
 writes ``FILE-N.npz``. ``--summary`` trains again with nothing recorded, in float32, for
@@ -32,7 +31,6 @@ import numpy as np
 
 from collective import train as cli
 from collective.backends.base import Backend
-from collective.comparison import perturbation
 from collective.errors import exit_code
 from collective.training import command
 
@@ -97,10 +95,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("path", type=Path)
     parser.add_argument("--summary")
     parser.add_argument("--orders", default="")
-    parser.add_argument("--perturb")
     own, rest = parser.parse_known_args(arguments)
-    if own.perturb:
-        perturbation.apply(own.perturb)
     work = command.Job.of(vars(cli.parser().parse_args(rest)), test=False)
     backend = command.make_backend(work)
     _train(work, own.path, backend)

@@ -56,8 +56,6 @@ def parser() -> argparse.ArgumentParser:
         help="cut the batches of the script's own training loops, too")  # fmt: skip
     add("--explain", action="store_true",
         help="say what a step sums, gathers and computes whole, by line of code")  # fmt: skip
-    add("--private-files", action="store_true",
-        help="what the script writes by relative paths is rank 0's alone")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="an option of collective.fit: accumulate=4")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
@@ -146,7 +144,6 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         options=backends.Options(devices=args.devices, threads=args.threads),
         output=args.output,
         loops=args.loops,
-        private_files=args.private_files,
         **settings(args.set),
     )
 

@@ -20,7 +20,6 @@ from tensorflow.python.distribute.cross_device_ops import (
 )
 from tensorflow.python.distribute.distribute_utils import (
     is_mirrored,
-    is_sync_on_read,
     regroup,
     select_replica,
 )

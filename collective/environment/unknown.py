@@ -31,7 +31,6 @@ KNOWN = frozenset(
         "MIN_NP",
         "OUTPUT",
         "OVERLAPS",
-        "PARTITION",
         "PORTABLE",
         "PROBE",
         "QUIET",

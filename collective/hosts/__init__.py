@@ -1,7 +1,7 @@
-"""The hosts of a job: reads every dialect of hostfile, writes any, places the ranks.
+"""The hosts of a job: reads every dialect of hostfile, places the ranks.
 
 ``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``allocation`` finds those that a batch
-system has allocated, ``placement`` says how many ranks run where, and ``writing`` is the way back.
+system has allocated, ``placement`` says how many ranks run where, and ``writing`` is what launchers read.
 """
 
 from collective.hosts.allocation import Allocation as Allocation
@@ -14,5 +14,4 @@ from collective.hosts.placement import slots_of as slots_of
 from collective.hosts.reading import parse as parse
 from collective.hosts.reading import parse_list as parse_list
 from collective.hosts.reading import read as read
-from collective.hosts.writing import DIALECTS as DIALECTS
 from collective.hosts.writing import write as write

@@ -1,4 +1,4 @@
-"""Writes a list of hosts in the dialect that a program reads."""
+"""Writes a list of hosts in the dialects that launchers read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from collective.hosts.host import Host
 
 def _openmpi(host: Host) -> str:
     limit = f" max_slots={host.max_slots}" if host.max_slots else ""
-    return _slots(host) + limit
-
-
-def _slots(host: Host) -> str:
-    """DeepSpeed's and the MPI operator's dialect: Open MPI's without a limit."""
-    return f"{host.login} slots={host.slots}" if host.slots else host.login
+    return (f"{host.login} slots={host.slots}" if host.slots else host.login) + limit
 
 
 def _mpich(host: Host) -> str:
@@ -34,9 +29,6 @@ def _item(host: Host) -> str:
 DIALECTS: dict[str, Callable[[Host], str]] = {
     "openmpi": _openmpi,
     "mpich": _mpich,
-    "intel": _mpich,
-    "deepspeed": _slots,
-    "mpi-operator": _slots,
     "list": _item,
 }
 
@@ -47,11 +39,7 @@ def write(hosts: Sequence[Host], dialect: str) -> str:
     A limit (``max_slots``) is dropped where the dialect has none.
 
     Raises:
-        UsageError: Unknown dialect, or one that cannot describe these hosts.
+        UsageError: The dialect cannot describe these hosts.
     """
-    if dialect not in DIALECTS:
-        raise UsageError(
-            f"unknown dialect {dialect!r}", hint=f"one of {', '.join(DIALECTS)}"
-        )
     written = [DIALECTS[dialect](host) for host in hosts]
     return ",".join(written) if dialect == "list" else "\n".join([*written, ""])

@@ -138,8 +138,8 @@ def start_of(ranks: int | None) -> str:
 def _check_keras(parsed: argparse.Namespace) -> None:
     if not parsed.keras:
         plain_keras.check_program(parsed.command, start_of(parsed.num_proc))
-        for option in ("backend", "output", "loops", "private-files", "set"):
-            if getattr(parsed, option.replace("-", "_")):
+        for option in ("backend", "output", "loops", "set"):
+            if getattr(parsed, option):
                 raise UsageError(
                     f"--{option} goes with --keras; the command takes options of its "
                     "own behind it",
@@ -191,7 +191,6 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     options = ["--backend", parsed.backend] if parsed.backend else []
     options += ["--loops"] if parsed.loops else []
     options += ["--explain"] if parsed.explain else []
-    options += ["--private-files"] if parsed.private_files else []
     options += [f"--set={value}" for value in parsed.set]
     # Each rank has files of its own then.
     output = "all" if parsed.output_filename else parsed.output
@@ -267,8 +266,6 @@ def parser() -> argparse.ArgumentParser:
         help="cut the batches of its own training loops, too")  # fmt: skip
     add("--explain", action="store_true",
         help="say what its step sums, gathers and computes whole, by line of code")  # fmt: skip
-    add("--private-files", action="store_true",
-        help="what it writes by relative paths is rank 0's alone")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="an option of collective.fit for it: accumulate=4")  # fmt: skip
     add("--output", choices=("rank0", "all"),

@@ -186,24 +186,6 @@ COLLECTIVE_EXPORT int32_t collective_probe(double* nanoseconds);
 COLLECTIVE_EXPORT int32_t collective_bandwidth(int32_t kernel, int64_t bytes,
                                                double* rate);
 
-/* ---- for collective.prediction (c_api_simulation.cc) ---- */
-
-/* A network in seconds, as simulation/replay.h explains. */
-typedef struct {
-  double bytes_per_second;
-  double latency;
-  double per_message;
-  double per_byte;
-} collective_wire;
-/* Seconds of an all-reduce of float32 on hosts that are not there: for each size, one
- * for each wire. `fold`: hosts that do the same are simulated once. */
-COLLECTIVE_EXPORT int32_t collective_simulate(int32_t hosts, int32_t slots,
-                                              int32_t algorithm, int32_t fold,
-                                              const int64_t* bytes,
-                                              int32_t bytes_length,
-                                              const collective_wire* wires,
-                                              int32_t wires_length, double* seconds);
-
 #ifdef __cplusplus
 }
 #endif

@@ -41,9 +41,7 @@ def _numbered(*names: str) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-ALGORITHMS = _numbered(
-    *("auto", "direct", "one-shot", "ring", "halving-doubling", "tree", "hierarchical")
-)
+ALGORITHMS = _numbered("auto", "direct", "one-shot", "halving-doubling", "hierarchical")
 
 DTYPES = _numbered(
     *("float32", "float64", "float16", "bfloat16"),

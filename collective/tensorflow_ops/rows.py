@@ -55,9 +55,3 @@ def added_once(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
     with tf.device("/device:CPU:0"):
         rows, places = tf.unique(tf.reshape(indices, [-1]))
         return rows, tf.math.unsorted_segment_sum(values, places, tf.size(rows))
-
-
-def dense(value: Any) -> tf.Tensor:
-    """``tf.IndexedSlices`` as a tensor, in which repeated rows are added up."""
-    with added_in_order([value]):
-        return tf.convert_to_tensor(value)

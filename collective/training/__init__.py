@@ -10,6 +10,5 @@ from collective.training.evaluation.predict import predict
 from collective.training.fit import fit
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.sweep.runner import Trained, fit_many
 
-__all__ = ["Checkpoint", "Result", "Trained", "evaluate", "fit", "fit_many", "predict"]
+__all__ = ["Checkpoint", "Result", "evaluate", "fit", "predict"]

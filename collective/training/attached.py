@@ -80,7 +80,7 @@ def attach_observers(
     beside = steps_beside(options.verify, backend)
     if beside and can_run_beside(prepared, backend):
         # Innermost: it compares the weights before callbacks change them.
-        observers.insert(0, StockRun(prepared, backend, beside, options.seed))
+        observers.insert(0, StockRun(prepared, backend, beside))
     if DesyncAlarm.is_needed(backend, options.check_every):
         observers.append(DesyncCheck(position, options.check_every))
     return observers, membership

@@ -147,11 +147,6 @@ def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
             yield *pair, why
 
 
-def works(features: Iterable[str], backend: Backend) -> bool:
-    """Whether features work together on a backend."""
-    return not any(conflicts({*features, *of_backend(backend)}))
-
-
 def check(features: Iterable[str], backend: Backend) -> None:
     """Refuses features that do not work together, or not on this backend.
 

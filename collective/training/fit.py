@@ -10,7 +10,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
-from collective.fit_options import FitOptions, taken
+from collective.fit_options import FitOptions
 from collective.training import interrupts, keras_compat
 from collective.training.assemble import Assembly, make_evaluation
 from collective.training.attached import attach_observers
@@ -156,9 +156,37 @@ def fit(
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
-    options = taken(FitOptions, locals())
+    options = FitOptions(
+        accumulate=accumulate,
+        virtual_replicas=virtual_replicas,
+        steps=steps,
+        shard_optimizer=shard_optimizer,
+        hook=hook,
+        jit_compile=jit_compile,
+        per_replica=per_replica,
+        verify=verify,
+        seed=seed,
+        terminate_on_nan=terminate_on_nan,
+        check_every=check_every,
+        timeline=timeline,
+    )
     backend = _open(model, backend, options)
-    arguments = taken(DataArguments, locals())
+    arguments = DataArguments(
+        x=x,
+        y=y,
+        batch_size=batch_size,
+        validation_split=validation_split,
+        validation_data=validation_data,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        sample_weight=sample_weight,
+        steps_per_epoch=steps_per_epoch,
+        validation_steps=validation_steps,
+        validation_batch_size=validation_batch_size,
+        seed=seed,
+        data=data,
+        global_batch_size=global_batch_size,
+    )
 
     def attempt(start: Start) -> Result:
         nonlocal model, epochs

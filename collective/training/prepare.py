@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import LocalDevices
 from collective.errors import UsageError, first_line
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.compression.hook import CommunicationHook
@@ -18,6 +19,7 @@ from collective.training.input.pipeline import Batch
 from collective.training.parallel import variables as tensor_variables
 from collective.training.parallel.placement import Placement
 from collective.training.parallel.variables import TensorParallelVariables
+from collective.training.partition import devices
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
 from collective.training.sharding import slots
@@ -216,7 +218,9 @@ def _build_by_step(
     def step(rows: Rows) -> None:
         model.train_step(packed(rows))
 
-    with backend.scope():
+    # A tape reads the variables of one device, and no scope of several.
+    is_local = isinstance(backend, LocalDevices)
+    with devices.on_first(model, backend) if is_local else backend.scope():
         try:
             with keras_compat.only_builds(optimizer):
                 traced(step).get_concrete_function(rows_of(spec))

@@ -8,13 +8,12 @@ devices. Nothing is stored on Keras objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import keras
-import tensorflow as tf
 
 if TYPE_CHECKING:  # this room knows no variant
     from collective.training.compression.state import HookState
@@ -40,39 +39,13 @@ class PreparedModel:
     # What a communication hook keeps between steps; None: there is no hook.
     hook: HookState | None = None
 
-    def colocated(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function; with a placement, its operations run where their inputs are."""
-        placement = self.placement
-        if placement is None:
-            return function
-
-        def on_input_devices(*args: Any) -> Any:
-            with placement.operations_beside_inputs():
-                return function(*args)
-
-        return on_input_devices
-
-    def beside(
-        self, variables: Sequence[keras.Variable], tensors: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """The tensors; with a placement, each on the device of its variable."""
-        if self.placement is None:
-            return list(tensors)
-        return self.placement.colocate(tensors, variables)
-
-    def layer_calls(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, calls of the model run each layer where the placement has it."""
-        if self.placement is None:
-            return contextlib.nullcontext()
-        return self.placement.layer_calls(self.model)
-
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
         """Inside, what is traced of the model runs where the placement has it."""
         if self.placement is None:
             yield
             return
-        with self.placement.operations_beside_inputs(), self.layer_calls():
+        with self.placement.operations_beside_inputs(), self.placement.layer_calls():
             yield
 
 

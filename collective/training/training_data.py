@@ -139,14 +139,6 @@ class TrainingData:
             return first_leaf(self.replica_spec.x).shape[0]
         return self.batch_rows
 
-    def maybe_empty(self, micro_batches: int = 1) -> bool:
-        """Whether a batch may have fewer rows than the pieces that it is cut into."""
-        if isinstance(self.inputs, Batches):
-            return True
-        size = self.inputs.global_batch_size
-        pieces = self.virtual.count if self.virtual else self.backend.most_replicas
-        return (self.inputs.rows % size or size) < pieces * micro_batches
-
     def feed(
         self, model: keras.Model, steps_per_epoch: int | None, initial_epoch: int
     ) -> PlannedFeed | Batches:

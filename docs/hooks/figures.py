@@ -108,7 +108,7 @@ def floors() -> None:
          ["runs", "equality", "speed", "tables", "figures", "page"]),
         ("collective/training/", "the step, the input, the loop", BLUE,
          ["fit", "step", "variants", "loop", "observers", "input", "|", "evaluation",
-          "verification", "unedited", "keras_compat", "sweep"]),
+          "verification", "unedited", "keras_compat"]),
         ("backends/", "one file or folder per way to sum gradients", ORANGE,
          ["base", "registry", "single", "mpi", "native", "tf_*", "|", "auto",
           "horovod"]),
@@ -156,11 +156,9 @@ def algorithms() -> None:
     local = [
         ("one-shot", 1, n - 1.0, 1.0, "each reads all data of every rank"),
         ("direct", 2, part, 1.0, "each sums its part, and copies the other sums"),
-        ("ring", 2 * (n - 1), part, part, "parts travel around, summed at each hop"),
         ("halving-doubling", 2 * log, part, part, "halves exchanged with partners"),
-        ("tree", 2 * log, float(log), 1.0, "sums go up to the root, and down again"),
     ]
-    d = Drawing(900, 520, "All-reduce algorithms: steps and bytes")
+    d = Drawing(900, 382, "All-reduce algorithms: steps and bytes")
     d.text(20, 30, f"On one host, {n} ranks, S bytes on each", 15, bold=True)
     for x, label in ((160, "synchronizations"), (400, "shared memory read, per rank"),
                      (640, "shared memory written, per rank")):  # fmt: skip
@@ -181,21 +179,20 @@ def algorithms() -> None:
             (400, loads * 24, BLUE, f"{loads:g} S"),
             (640, stores * 24, ORANGE, f"{stores:g} S"))  # fmt: skip
     hosts, per = 2, 4
-    d.text(20, 336, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
+    d.text(20, 244, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
            15, bold=True)  # fmt: skip
     least = 2 * (hosts - 1) / hosts
     # direct: each rank sends 2(n-1)/n S; of its n-1 peers, n-per are on the other host.
     sent = [
         ("hierarchical", least, "sum on the host first; every rank sends its lane"),
-        ("ring", part, "one of its ranks sends to the next host"),
         ("direct", per * 2 * (n - per) / n, "every rank sends to every rank"),
     ]
     for number, (name, amount, how) in enumerate(sent):
         color = GREEN if amount == least else RED
         note = "  the least possible" if amount == least else ""
         bar = (160, amount * 100, color, f"{amount:g} S{note}")
-        row(352 + 46 * number, name, how, bar)
-    d.note(20, 506, "auto takes one-shot for a few bytes and direct above on one host; "
+        row(260 + 46 * number, name, how, bar)
+    d.note(20, 368, "auto takes one-shot for a few bytes and direct above on one host; "
            "hierarchical between hosts of several ranks.")  # fmt: skip
     d.save("algorithms.svg")
 

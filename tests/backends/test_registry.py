@@ -107,6 +107,7 @@ def test_without_mpi4py_the_hint_installs_it(monkeypatch):
 )
 def test_auto(environment, devices, gpus, wanted, monkeypatch):
     monkeypatch.setattr(choose, "gpus", lambda: gpus)
+    monkeypatch.setattr(choose, "are_shared", lambda place: gpus < place.local_size)
     choice = choose.by_rule(environment, Options(devices=devices))
     assert choice.name == wanted and choice.because and not choice.predicted
 
@@ -144,7 +145,7 @@ def test_no_option_is_taken_silently(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "option", [{"algorithm": "ring"}, {"transport_dtype": "float16"}], ids=str
+    "option", [{"algorithm": "direct"}, {"transport_dtype": "float16"}], ids=str
 )
 def test_an_option_of_another_backend_is_refused(option):
     (name,) = option
@@ -248,7 +249,7 @@ def test_errors_name_no_option_of_a_command_line(monkeypatch):
     for options in (
         {"min_np": 2},
         {"devices": 3},
-        {"algorithm": "ring"},
+        {"algorithm": "direct"},
         {"communication": "nccl"},
     ):
         with pytest.raises(UsageError) as caught:

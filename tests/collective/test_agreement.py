@@ -67,8 +67,10 @@ def test_collectives(rank, size):
 
 
 def test_algorithms_and_transports(rank, size):
-    with pytest.raises(Disagreement, match="algorithm=ring"):
-        collective.allreduce(np.ones(5), algorithm="ring" if rank else "tree")
+    with pytest.raises(Disagreement, match="algorithm=direct"):
+        collective.allreduce(
+            np.ones(5), algorithm="direct" if rank else "halving-doubling"
+        )
     array = np.ones(5, np.float32)
     with pytest.raises(Disagreement, match="transport=bfloat16"):
         collective.allreduce(array, transport_dtype="bfloat16" if rank else None)

@@ -333,34 +333,3 @@ def test_an_elastic_function_goes_on_while_workers_come_and_go():
     assert ended.returncode == 0, ended.stderr
     # Three steps of two workers before, and two after.
     assert ended.stdout == "[1] ended (6, 2) 0 1\n", ended.stdout
-
-
-def test_compute_service_prepares_data_for_a_training_job(tmp_path):
-    config = tmp_path / "config.json"
-    program = f"""
-import sys
-import numpy as np
-import tensorflow as tf
-import collective.tensorflow as hvd
-from collective.tensorflow.data.compute_service import TfDataServiceConfig
-
-hvd.init()
-config = TfDataServiceConfig.read({str(config)!r}, wait_for_file_creation=True)
-assert TfDataServiceConfig.from_dict(config.to_dict()) == config
-rows = tf.data.Dataset.range(100).map(lambda i: i * i)
-mine = rows.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=True)
-got = list(mine.as_numpy_iterator())
-everyone = np.concatenate(hvd.allgather_object(np.array(got, np.int64)))
-assert sorted(everyone) == [i * i for i in range(100)], sorted(everyone)
-print("got all", flush=True)
-"""
-    worker = [sys.executable, "-m", "collective.launch", "-np", "1", sys.executable]
-    worker += ["-m", "collective.tensorflow.data.compute_worker", str(config)]
-    compute = subprocess.Popen(worker, env=environment())
-    try:
-        command = [sys.executable, "-m", "collective.launch", "-np", "2"]
-        ended = capture([*command, sys.executable, "-c", program], 120)
-    finally:
-        compute.terminate()
-        compute.wait(120)
-    assert ended.stdout.count("got all") == 2, ended.stderr

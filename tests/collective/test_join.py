@@ -87,7 +87,7 @@ def test_what_is_reduced_with_neutral_values(rank, size):
                 result.astype(numpy_dtype(arrays[0].dtype.name)),
                 reduced(arrays, Op.Sum),
             )
-        for algorithm in ("one-shot", "direct", "ring", "halving-doubling", "tree"):
+        for algorithm in ("one-shot", "direct", "halving-doubling"):
             array = values(rank, 999, "float64")
             result = collective.allreduce(array, Op.Sum, algorithm=algorithm)
             assert_close(

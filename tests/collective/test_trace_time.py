@@ -26,8 +26,6 @@ ALLOWED = {
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
     "tensorflow.keras_optimizer._agrees_on_overflow.everywhere": FIXED,
     "tensorflow.functions.broadcast_object": EAGER,
-    "tensorflow.data.compute_service.compute_worker_fn": EAGER,
-    "tensorflow.data.compute_worker.main": EAGER,
     "tensorflow.elastic.State.check_host_updates": EAGER,
     "tensorflow.elastic.State._end_generation": EAGER,
     "tensorflow.elastic.State._resume_generation": EAGER,

@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 
 from collective.backends.registry import BACKENDS, can_start
-from collective.comparison import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
@@ -90,21 +89,20 @@ def test_one_start_of_each_backend_shows_both(tmp_path):
     assert "  native: equal (weights " in printed and "--full repeats" in printed
 
 
-@pytest.mark.parametrize("backend, what", zip(
-    ("mpi", "tf-mirrored", "native", "tf-mirrored"), PERTURBATIONS, strict=True))  # fmt: skip
-def test_catches_what_is_wrong_and_names_it(backend, what, tmp_path):
-    options = ["--backends", backend, "--perturb", f"{backend}:{what}"]
-    if what != "flipped-bit":  # which is found in float32, too
+@pytest.mark.parametrize("backend, way", [
+    ("mpi", "lost"), ("tf-mirrored", "rounded"), ("native", "flipped"),
+])  # fmt: skip
+def test_catches_what_is_wrong_and_names_it(backend, way, tmp_path):
+    options = ["--backends", backend, "--only", "equal"]
+    options += ["--model", "tests.comparison.wrong:model"]
+    if way != "flipped":  # which is found in float32, too
         options += ["--precision", "float64"]
-    code, printed, found = compare(
-        tmp_path, *options, *TINY, "--global-clipnorm", "0.1"
-    )
+    code, printed, found = compare(tmp_path, *options, WRONG=f"{backend}:{way}")
     assert code == 1 and "NOT EQUAL" in printed, printed
     for proof in found["equal"].values():
         verdict = proof["verdicts"][backend]
         assert not verdict["equal"] and verdict["first_step"] == 0
         assert verdict["first_tensor"]
-    assert found["options"]["perturb"] == f"{backend}:{what}"
 
 
 def test_a_backend_that_dies_is_told_and_the_others_go_on(tmp_path):
@@ -149,8 +147,6 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
 
 @pytest.mark.parametrize("options, message", [
     (["--backend", "mpi"], "--backend is not for compare.py"),
-    (["--perturb", "mpi:nothing"], "unknown 'nothing'"),
-    (["--against", "nowhere.json"], "nowhere.json is not an earlier result"),
     (["--optimiser", "sgd"], "unrecognized arguments"),
     (["--backends", "carrier"], "unknown backend 'carrier'"),
     (["-np", "0"], "is not a list of numbers"),
@@ -158,10 +154,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--deadline", "-1"], "'-1' is not a positive number of seconds"),
     (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
     (["--precision", "float16"], "invalid choice: 'float16'"),
-    (["--sweep", "sweep.yaml"], "--sweep is not for compare.py"),
     (["--resume"], "--resume is not for compare.py"),
-    (["--perturb", "carrier:dropped-rank"], "unknown 'carrier'"),
-    (["--perturb", "native:dropped-rank", "--backends", "mpi"], "is not compared"),
     (["--output", "train.py"], "train.py cannot be written"),
     (["--model", "tests.own:no_model"], "the training itself is not possible"),
 ])  # fmt: skip

@@ -1,6 +1,5 @@
-"""What is said of results: who was fastest, what changed, and the page."""
+"""What is said of results: who was fastest, and the page."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collective.comparison import baseline, figures, page, tables
+from collective.comparison import figures, page, tables
 from collective.comparison.speed import Auto, Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
@@ -69,46 +68,12 @@ def test_says_whether_auto_took_the_fastest_of_those_it_could():
     )
 
 
-def plain(found):
-    return json.loads(json.dumps(dataclasses.asdict(found)))
-
-
-def test_tells_changes_beyond_noise():
-    old = plain(results())
-    assert baseline.changes(old, plain(results())) == []
-    (slower,) = baseline.changes(old, _only("2", results(mpi=(1.0, 2.0, 3.0))))
-    assert slower.worse and "mpi at 2 replicas is slower" in slower.what
-    (faster,) = baseline.changes(old, _only("2", results(mpi=(901.0, 902.0, 999.0))))
-    assert not faster.worse and "faster" in faster.what
-    assert baseline.changes(old, _only("2", results(mpi=(1.0, 805.0, 2.0)))) == []
-    lost = baseline.changes(old, plain(results(wrong=True)))
-    assert [c.worse for c in lost] == [True, True]
-    assert "native is no longer equal in float64" in lost[0].what
-
-
-def _only(count, found):
-    new = plain(found)
-    new["fast"] = {count: new["fast"][count]}
-    return new
-
-
-@pytest.mark.parametrize("text", ["{}", "[1]", "no json", '{"schema": 99}'])
-def test_refuses_what_is_no_earlier_result(text, tmp_path):
-    from collective.errors import UsageError
-
-    (tmp_path / "old.json").write_text(text)
-    with pytest.raises(UsageError, match=r"not an earlier result") as error:
-        baseline.read(tmp_path / "old.json")
-    assert "HINT" in str(error.value)
-
-
 def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):
     found = results()
     found.equal["float64"].losses["mpi"][1] = float("nan")
     found.write(tmp_path / "results.json")
     told_ = json.loads((tmp_path / "results.json").read_text())
     jsonschema.validate(told_, json.loads(SCHEMA.read_text()))
-    assert baseline.read(tmp_path / "results.json") == told_
     assert told_["equal"]["float64"]["losses"]["mpi"][1] is None
 
 

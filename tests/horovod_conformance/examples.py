@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ _SMALL += ("--num-batches-per-iter", "2", "--num-iters", "3")
 _WARM = (*_SMALL, "--num-warmup-batches", "1")
 _IMAGES = ("--train-dir", "train", "--val-dir", "val", "--batch-size", "2")
 _IMAGES += ("--val-batch-size", "2", "--epochs")
-_SERVICE = "tensorflow2/tensorflow2_mnist_data_service.py"
 _ELASTIC = "elastic/tensorflow2/"
 _WAIT_SECONDS = 300
 
@@ -35,23 +33,21 @@ class Example:
         file: Its path below ``examples``.
         arguments: Its command line.
         how: ``ranks`` on two ranks; ``alone`` without a launcher, as it starts its own
-            job; ``service`` beside a compute job; ``grows`` from one rank to two and
-            three, of which the last one, or with ``loses first`` rank 0, is killed and
-            replaced; ``shrinks`` from two ranks to one.
-        compute: For ``service``: the command line of the compute job.
+            job; ``grows`` from one rank to two and three, of which the last one, or with
+            ``loses first`` rank 0, is killed and replaced; ``shrinks`` from two ranks to
+            one.
     """
 
     file: str
     arguments: tuple[str, ...] = ()
     how: str = "ranks"
-    compute: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         name = self.file.removesuffix(".py").replace("tensorflow2_", "")
         if self.how == "ranks":
             more = self.arguments if "imagenet" in name else ()
             return " ".join([name, *more[-2:]])
-        return " ".join([f"{name}:", self.how, *(self.compute or self.arguments[:3])])
+        return " ".join([f"{name}:", self.how, *self.arguments[:3]])
 
 
 EXAMPLES = (
@@ -61,10 +57,6 @@ EXAMPLES = (
     Example("tensorflow2/tensorflow2_mnist.py", ("2", "localhost:2", "mpi"), "alone"),
     Example("tensorflow2/tensorflow2_keras_synthetic_benchmark.py", _SMALL),
     Example("tensorflow2/tensorflow2_synthetic_benchmark.py", _WARM),
-    Example(_SERVICE, ("--reuse-dataset",), "service"),
-    Example(_SERVICE, (), "service", ("--dispatchers", "2")),
-    Example(_SERVICE, ("--reuse-dataset",), "service", ("--dispatcher-side", "training")),
-    Example(_SERVICE, (), "service", ("--dispatcher-side", "training", "--dispatchers", "2")),
     Example("keras/keras_mnist.py"),
     Example("keras/keras_mnist_advanced.py", ("--epochs", "3")),
     Example("keras/keras_imagenet_resnet50.py", (*_IMAGES, "1")),
@@ -87,9 +79,7 @@ def result(copy: Path, job: Job, example: Example) -> tuple[str, str]:
     command = [sys.executable, "-c", "import example; example.main()"]
     command += [Path(example.file).name, *example.arguments]
     path = [str(copy / "tools")]
-    if example.how == "service":
-        end = _beside_compute_job(command, example.compute, folder, job, path)
-    elif example.how == "shrinks":
+    if example.how == "shrinks":
         end = _elastic(command, 2, 2, 1, folder, job, path)
     elif example.how.startswith("grows"):
         victim = 0 if "loses" in example.how else 2
@@ -101,17 +91,6 @@ def result(copy: Path, job: Job, example: Example) -> tuple[str, str]:
     if end.code == 0 and same and set(same) == {str(len(same))}:
         return f"same weights on {len(same)} ranks", ""
     return "no end" if end.code is None else f"exit code {end.code}", end.tail
-
-
-def _beside_compute_job(
-    command: list[str], compute: Sequence[str], folder: Path, job: Job, path: list[str]
-) -> Ended:
-    config = folder / "service.json"
-    config.unlink(missing_ok=True)
-    module = f"{job.word}.tensorflow.data.compute_worker"
-    worker = [*job.words, sys.executable, "-m", module, str(config), *compute]
-    with started(worker, folder, job):
-        return run([*job.words, *command, str(config)], folder, job, path)
 
 
 def _elastic(

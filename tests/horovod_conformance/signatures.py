@@ -13,9 +13,6 @@ MODULES = {
     "tensorflow/util.py": "collective.tensorflow.util",
     "tensorflow/gradient_aggregation.py": "collective.tensorflow.gradient_aggregation",
     "tensorflow/elastic.py": "collective.tensorflow.elastic",
-    "tensorflow/data/compute_service.py": (
-        "collective.tensorflow.data.compute_service"
-    ),
     "tensorflow/keras/__init__.py": "collective.tensorflow.keras",
     "tensorflow/keras/callbacks.py": "collective.tensorflow.keras.callbacks",
     "tensorflow/keras/elastic.py": "collective.tensorflow.keras.elastic",

@@ -30,7 +30,7 @@ MPIS = {
 SUMS = (
     "import collective as c, numpy as np; c.init(); "
     "array = np.full(300_000, 10.0 ** c.rank()); "
-    "total = [c.allreduce(array, c.Sum, algorithm=a) for a in ('auto', 'ring')]; "
+    "total = [c.allreduce(array, c.Sum, algorithm=a) for a in ('auto', 'halving-doubling')]; "
     "print('sum', *{float(x) for t in total for x in t}, c.local_size(), c.cross_rank())"
 )
 

@@ -39,15 +39,10 @@ Algorithm OnOneHost(const Communicator& ranks, const Request& request, size_t by
 // Between hosts: there are no slots, so kDirect stands for AllReduceExchange.
 Algorithm BetweenHosts(const Communicator& ranks, const Request& request,
                        size_t bytes) {
-  if (request.algorithm >= Algorithm::kRing) return request.algorithm;
+  if (request.algorithm >= Algorithm::kHalvingDoubling) return request.algorithm;
   if (request.algorithm != Algorithm::kAuto) return Algorithm::kDirect;
   if (bytes <= kLatencyBoundBytes) return Algorithm::kHalvingDoubling;
   return HostsHaveSeveralRanks(ranks) ? Algorithm::kHierarchical : Algorithm::kDirect;
-}
-
-bool SendsMessages(Algorithm algorithm) {
-  return algorithm == Algorithm::kRing || algorithm == Algorithm::kTree ||
-         algorithm == Algorithm::kHalvingDoubling;
 }
 
 // The algorithm for the tensors of one type, if `algorithm` is that of the
@@ -67,7 +62,8 @@ Algorithm ForType(const Communicator& ranks, const Reduction& reduction,
   if (algorithm == Algorithm::kHierarchical) return algorithm;
   // Only slots convert to a 16-bit transport.
   const bool narrowed = request.has_transport && reduction.dtype == DType::kFloat32;
-  return SendsMessages(algorithm) && !narrowed ? algorithm : Algorithm::kDirect;
+  const bool by_messages = algorithm == Algorithm::kHalvingDoubling && !narrowed;
+  return by_messages ? algorithm : Algorithm::kDirect;
 }
 
 void ReduceType(Communicator& ranks, const Reduction& reduction, Algorithm algorithm,
@@ -78,10 +74,6 @@ void ReduceType(Communicator& ranks, const Reduction& reduction, Algorithm algor
   }
   if (verify) ranks.VerifyMatch(reduction.request);
   switch (algorithm) {
-    case Algorithm::kRing:
-      return AllReduceRing(ranks, reduction);
-    case Algorithm::kTree:
-      return AllReduceTree(ranks, reduction);
     case Algorithm::kHalvingDoubling:
       return AllReduceHalvingDoubling(ranks, reduction);
     case Algorithm::kHierarchical:

@@ -36,9 +36,7 @@ void PostOneShot(Communicator& ranks, const Request& request);
 // These are called after Post. AllReduceDirect calls VerifyMatch itself if
 // `verify`; before the other ones it has been called.
 void AllReduceDirect(Communicator& ranks, const Reduction& reduction, bool verify);
-void AllReduceRing(Communicator& ranks, const Reduction& reduction);
 void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction);
-void AllReduceTree(Communicator& ranks, const Reduction& reduction);
 // Only if the ranks are on several hosts.
 void AllReduceExchange(Communicator& ranks, const Reduction& reduction);
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction);

@@ -22,8 +22,8 @@ const char* NameOf(Kind kind) {
 }
 
 const char* NameOf(Algorithm algorithm) {
-  constexpr const char* kNames[] = {
-      "auto", "direct", "one-shot", "ring", "halving-doubling", "tree", "hierarchical"};
+  constexpr const char* kNames[] = {"auto", "direct", "one-shot", "halving-doubling",
+                                    "hierarchical"};
   return kNames[static_cast<int>(algorithm)];
 }
 

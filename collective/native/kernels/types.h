@@ -62,10 +62,8 @@ enum class Algorithm : int32_t {
   kAuto = 0,
   kDirect = 1,
   kOneShot = 2,
-  kRing = 3,
-  kHalvingDoubling = 4,
-  kTree = 5,
-  kHierarchical = 6,
+  kHalvingDoubling = 3,
+  kHierarchical = 4,
 };
 
 // kByName: ranks may submit in different orders; the first rank of the group

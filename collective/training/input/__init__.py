@@ -2,6 +2,6 @@
 
 Begin with ``plan`` (which rows, from seed, epoch and step alone) and ``pipeline`` (this
 process' share of them as a ``tf.data`` pipeline). ``source`` is the interface of data
-sources; ``arrays``, ``npz``, ``tfrecords``, ``images``, ``stream`` and
-``synthetic`` implement it. ``datasets`` finds data by name.
+sources; ``arrays``, ``npz``, ``images``, ``stream`` and ``synthetic``
+implement it. ``datasets`` finds data by name.
 """

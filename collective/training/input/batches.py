@@ -28,13 +28,12 @@ from collective.training.input.plan import share
 from collective.training.input.tape import Place, Tape
 from collective.training.virtual.pieces import VirtualReplicas
 
-# Batches at the begin of a pass that come whole, too: ``first_batches``.
-_WHOLE = 2
-# In an elastic job a rank is one step, and one end of an epoch, ahead of others at most.
-_KEPT = 4
+# How many of the last batches and ends of epochs are kept, to go back to them. In an
+# elastic job a rank is one step, and one end of an epoch, ahead of others at most.
+_KEPT, _KEPT_ELASTIC = 2, 4
 
 _Read = tuple[Batch, Any]
-"""A batch for this process, and ``(x, y, sample_weight)`` of all of its rows."""
+"""A batch for this process, and ``(x, y, sample_weight)`` of all of its rows, if kept."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Batches(Feed):
         self._keras.reset()
 
     def _new_tape(self) -> Tape[_Read]:
-        return Tape(self._read_epoch, _KEPT if self._backend.elastic else _WHOLE)
+        return Tape(self._read_epoch, _KEPT_ELASTIC if self._backend.elastic else _KEPT)
 
     def _read_epoch(self) -> Iterator[_Read]:
         return (read for read in self._keras.epoch() if int(read[0].global_rows))
@@ -120,20 +119,6 @@ class Batches(Feed):
                 "this training would continue",
                 hint="pass the data and the steps_per_epoch= that it began with",
             )
-
-    def first_batches(self) -> list[tuple[Any, Any, Any]]:
-        """``(x, y, sample_weight)`` of the first two batches, with all of their rows.
-
-        Before anything else is read; the next epoch still has them. Reads no more than
-        that epoch would: what a generator or a seeded shuffle gives is not lost.
-        """
-        read = []
-        for _ in range(min(_WHOLE, self._keras.steps or _WHOLE)):
-            if (event := self._tape.next()) is None:
-                break
-            read.append(event)
-        self._tape.seek((0, 0))
-        return [whole for _, whole in read]
 
     def reset(self) -> None:
         """Begins from the start of the data."""
@@ -215,8 +200,8 @@ class _Cut:
 class _Shares(keras_compat.DataAdapter):
     """An adapter whose elements are ``_Read``: the rows of this process, and more.
 
-    With a checksum of the whole batch, unless there is one process. The first batches
-    of an epoch are there whole, too; in an elastic job all are, and none is cut.
+    With a checksum of the whole batch, unless there is one process. In an elastic job
+    batches are whole, and none is cut; else of the whole ones only the shapes are there.
     """
 
     def __init__(self, data: keras_compat.DataAdapter, share: _Cut, backend: Backend):
@@ -226,7 +211,7 @@ class _Shares(keras_compat.DataAdapter):
         self.rows: int | None = None
 
         @tf.autograph.experimental.do_not_convert
-        def cut(number: tf.Tensor, element: Any) -> _Read:
+        def cut(_: tf.Tensor, element: Any) -> _Read:
             whole = keras_compat.unpack(element)
             leaf = leaves.first_leaf(whole[0])
             _check_axes(whole)
@@ -235,10 +220,10 @@ class _Shares(keras_compat.DataAdapter):
             mark = None if alone and not elastic else leaves.checksum(whole)
             if elastic:  # cut when it is known how many ranks there are
                 return Batch(None, None, None, rows, checksum=mark), whole
-            kept = tf.where(number < _WHOLE, rows, 0)
             x, y, weight = share(whole, rows)
-            return Batch(x, y, weight, rows, checksum=mark), _rows(whole, 0, kept)
+            return Batch(x, y, weight, rows, checksum=mark), _rows(whole, 0, 0)
 
+        # Numbered, so that a tuple comes as one argument.
         self._dataset = data.get_tf_dataset().enumerate().map(cut).prefetch(2)
         x, y, weight = tf.nest.map_structure(
             lambda s: None if _absent(s) else leaves.open_rows(s),

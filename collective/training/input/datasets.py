@@ -26,7 +26,7 @@ from collective.training.input.npz import npz_sources
 from collective.training.input.permutation import permute
 from collective.training.input.source import Source
 from collective.training.input.synthetic import Synthetic
-from collective.training.input.views import First, MappedX
+from collective.training.input.views import MappedX
 from collective.training.lookup import call, lookup
 
 _SYNTHETIC = re.compile(r"synthetic(?::(\d+(?:x\d+)*))?(?::(\d+))?")
@@ -43,41 +43,23 @@ class Data:
     classes: int | None = None  # number of classes; None where labels are not integers
 
 
-def load(what: str, *, seed: int = 0, rows: int | None = None) -> Data:
+def load(what: str, *, seed: int = 0) -> Data:
     """Loads a data set.
 
     Args:
         what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
             ``.npz`` file, a folder of images, or ``module:function``: called with
-            those of ``seed`` and ``rows`` that it accepts; returns a Data, or an
-            argument for ``as_source``. x of uint8 and shape ``[n, h, w]`` or
+            ``seed`` if it accepts that; returns a Data, or an argument for
+            ``as_source``. x of uint8 and shape ``[n, h, w]`` or
             ``[n, h, w, c]`` in a ``.npz`` file is read as images: float32 in [0, 1]
             with a channel.
         seed: Of synthetic data. Splits never depend on it.
-        rows: Train on so many rows at most.
 
     Raises:
         UsageError: The data does not exist, or cannot be read.
     """
-    if rows is not None and rows < 1:
-        raise UsageError(
-            f"{rows} rows are not a data set", hint="train on at least one row"
-        )
     if match := _SYNTHETIC.fullmatch(what):
-        return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed, rows)
-    data = _load(what, seed, rows)
-    if rows is None:
-        return data
-    if not data.train.random_access:
-        raise UsageError(
-            f"{what} is a tf.data.Dataset: its first {rows} rows cannot be selected here",
-            hint=f"apply .take({rows}) to it",
-        )
-    return dataclasses.replace(data, train=First(data.train, rows))
-
-
-def _load(what: str, seed: int, rows: int | None) -> Data:
-    """All data but synthetic, with all rows."""
+        return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed)
     if what in NAMED:
         return NAMED[what](what)
     path = Path(what).expanduser()
@@ -87,7 +69,7 @@ def _load(what: str, seed: int, rows: int | None) -> Data:
     if path.exists() or path.suffix == ".npz":
         return _npz(what, path)
     if ":" in what:
-        data = call(lookup(what), seed=seed, rows=rows)
+        data = call(lookup(what), seed=seed)
         return data if isinstance(data, Data) else _data(what, as_source(data), None)
     raise UsageError(
         f"there is no data set {what!r}, nor a file or folder of that name",
@@ -179,9 +161,7 @@ def _folder(name: str, path: Path) -> Data:
     return Data(name, train, test, len(train.classes))
 
 
-def _synthetic(
-    name: str, shape_text: str, classes: int, seed: int, rows: int | None
-) -> Data:
+def _synthetic(name: str, shape_text: str, classes: int, seed: int) -> Data:
     shape = tuple(int(size) for size in shape_text.split("x"))
     if not classes or 0 in shape:
         raise UsageError(
@@ -189,12 +169,11 @@ def _synthetic(
             hint="write synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES, "
             "as in synthetic:224x224x3:1000",
         )
-    rows = rows or _SYNTHETIC_ROWS
-    test_rows = -(-rows // 4)
+    rows, tested = _SYNTHETIC_ROWS, _SYNTHETIC_ROWS // 4
     return Data(
         name,
         Synthetic(shape, classes, rows, seed=seed),
-        Synthetic(shape, classes, test_rows, seed=seed, first=rows),
+        Synthetic(shape, classes, tested, seed=seed, first=rows),
         classes,
     )
 

@@ -1,4 +1,4 @@
-"""Sources made of other sources: their first rows, or a function of the rows."""
+"""Sources made of other sources, by a function of the rows."""
 
 from __future__ import annotations
 
@@ -37,19 +37,8 @@ class View(Source):
         return self.source.read(rows)
 
     def label_range(self) -> tuple[int, int] | None:
-        """As the source's, also of rows that are left out."""
+        """As the source's."""
         return self.source.label_range()
-
-
-class First(View):
-    """The first rows of a source; all rows if it has fewer."""
-
-    def __init__(self, source: Source, rows: int):
-        super().__init__(source)
-        self._rows = min(rows, len(source))
-
-    def __len__(self) -> int:
-        return self._rows
 
 
 class CastFloats(View):

@@ -24,36 +24,22 @@ class Node:
     """An operation in a functional model. Tensors are identified by a number."""
 
     operation: Any  # the layer
-    name: str
-    is_model: bool
     inputs: frozenset[int]
-    # The tensors that it makes, with their bytes per row of the batch.
-    outputs: dict[int, int]
+    outputs: tuple[int, ...]
     # Takes the values of its inputs, adds those of its outputs.
     compute: Callable[[dict[int, Any]], None]
 
 
 @contextlib.contextmanager
 def replace_layer_calls(
-    model: keras.Model,
-    graph: Callable[[list[Node], set[int], dict[int, Any]], None],
-    one: Callable[[keras.Layer, Callable[[], Any]], Any],
+    graph: Callable[[list[Node], dict[int, Any]], None],
 ) -> Iterator[None]:
-    """Inside, replaces how a model, and the models in it, call their layers.
+    """Inside, replaces how functional models call their layers.
 
     Args:
-        graph: Computes a functional model. Arguments: its nodes in order, the tensors
-            that are its outputs, and the values of its inputs, to which it adds all
-            others.
-        one: Calls a layer of another model. Arguments: the layer and the call.
+        graph: Computes a model. Arguments: its nodes in order, and the values of its
+            inputs, to which it adds all others.
     """
-    by_python = {id(layer) for layer in _called_by_python(model)}
-    plain = keras.layers.Layer.__call__
-
-    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in by_python:
-            return plain(self, *args, **kwargs)
-        return one(self, lambda: plain(self, *args, **kwargs))
 
     def run(
         self: Function, inputs: Any, operation_fn: Any = lambda op: op, **_: Any
@@ -61,21 +47,19 @@ def replace_layer_calls(
         values = dict(
             zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True)
         )
-        nodes, known = [], set(values)
+        nodes: list[Node] = []
+        known = set(values)
         for depth in sorted(self._nodes_by_depth, reverse=True):
             for node in self._nodes_by_depth[depth]:
                 needed = frozenset(map(id, node.input_tensors))
                 if node.operation and not node.is_input and needed <= known:
                     nodes.append(_node(node, needed, operation_fn))
                     known |= set(nodes[-1].outputs)
-        graph(nodes, set(map(id, self.outputs)), values)
+        graph(nodes, values)
         found = [values[id(x)] for x in self.outputs]
         return keras.tree.pack_sequence_as(self._outputs_struct, found)
 
-    with (
-        replacing(keras.layers.Layer, "__call__", call),
-        replacing(Function, "_run_through_graph", run),
-    ):
+    with replacing(Function, "_run_through_graph", run):
         yield
 
 
@@ -87,14 +71,7 @@ def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
             zip(map(id, node.outputs), keras.tree.flatten(made), strict=False)
         )
 
-    return Node(
-        node.operation,
-        node.operation.name,
-        isinstance(node.operation, keras.Model),
-        needed,
-        {id(x): _row_bytes(x) for x in node.outputs},
-        compute,
-    )
+    return Node(node.operation, needed, tuple(map(id, node.outputs)), compute)
 
 
 def _row_bytes(tensor: keras.KerasTensor) -> int:
@@ -141,13 +118,3 @@ def copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
     if mask is not None:
         set_mask(copy, tf.identity(mask))
     return copy
-
-
-def _called_by_python(model: keras.Model) -> Iterator[keras.Layer]:
-    """The layers that the user's Python code calls, also in models in the model."""
-    by_graph = _functional(model) is not None
-    for layer in model._flatten_layers(include_self=False, recursive=False):
-        if isinstance(layer, keras.Model):
-            yield from _called_by_python(layer)
-        elif not by_graph:
-            yield layer

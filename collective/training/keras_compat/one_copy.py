@@ -126,14 +126,15 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 
 def container(variable: tf.Variable) -> Any:
-    """What a strategy has made around the copies of a variable; else the variable."""
-    if hasattr(variable, "values"):
-        return variable
+    """What a strategy has made around several copies of a variable; else the variable."""
+    values = getattr(variable, "values", None)
+    if values is not None:
+        return variable if len(values) > 1 else values[0]
     for owner in (variable, getattr(variable, "handle", None)):
         for name in ("_distributed_container", "_aggregating_container"):
             found = vars(owner).get(name) if hasattr(owner, "__dict__") else None
             if found is not None:
-                return found()
+                return container(found())
     return variable
 
 

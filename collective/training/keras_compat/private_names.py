@@ -22,13 +22,12 @@ NEWEST = "3.15"
 #: a class may be methods, or attributes that its methods set.
 NAMES: Mapping[str, str] = {
     "api_export": "REGISTERED_OBJS_TO_NAMES get_name_from_symbol",
-    "backend": "random random_seed_dtype",
+    "backend": "random",
     "backend.common.global_state": "get_global_attribute",
     "backend.common.masking": "get_keras_mask set_keras_mask",
-    "backend.common.stateless_scope": "get_stateless_scope in_stateless_scope",
     "backend.common.stateless_scope:StatelessScope": "losses state_mapping add_update",
     "backend.common.variables:Variable": (
-        "_value _shape _dtype _path _initialize _direct_assign _maybe_autocast"
+        "_value _shape _dtype _path _initialize _direct_assign"
     ),
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
     "backend.tensorflow.trainer": "TFEpochIterator",
@@ -36,30 +35,21 @@ NAMES: Mapping[str, str] = {
         "distribute_strategy make_train_function"
     ),
     "distribution.distribution_lib": "Distribution",
-    "layers.layer:Layer": (
-        "_flatten_layers _get_own_losses _loss_ids _losses _losses_override _metrics "
-        "_call_has_training_arg"
-    ),
+    "layers.layer:Layer": "_flatten_layers _losses _metrics _call_has_training_arg",
     "layers.normalization.batch_normalization:BatchNormalization": (
-        "_moments _reduction_axes synchronized"
+        "_moments synchronized"
     ),
-    "losses.loss": (
-        "reduce_weighted_values squeeze_or_expand_to_same_rank "
-        "scale_loss_for_distribution unscale_loss_for_distribution"
-    ),
-    "losses.losses": "LossFunctionWrapper",
     "metrics.reduction_metrics": "Mean Sum",
     "models.functional:Functional": "call",
     "ops.function:Function": "_run_through_graph _nodes_by_depth _outputs_struct",
     "optimizers.base_optimizer:BaseOptimizer": (
-        "apply _backend_apply_gradients _clip_gradients _var_key _trainable_variables "
-        "_model_variables_moving_average add_variable_from_reference"
+        "apply _backend_apply_gradients _clip_gradients _trainable_variables "
+        "add_variable_from_reference"
     ),
     "optimizers.loss_scale_optimizer:LossScaleOptimizer": "check_finite",
     "random.seed_generator": "global_seed_generator",
     "random.seed_generator:SeedGenerator": "next",
     "saving.saving_lib": "H5IOStore _save_state get_attr_skipset",
-    "trainers.compile_utils:CompileLoss": "_flat_losses",
     "trainers.data_adapters": "get_data_adapter",
     "trainers.data_adapters.array_data_adapter": "ArrayDataAdapter",
     "trainers.data_adapters.array_slicing": (
@@ -71,7 +61,7 @@ NAMES: Mapping[str, str] = {
         "unpack_x_y_sample_weight"
     ),
     "trainers.trainer:Trainer": (
-        "_compile_loss _compile_metrics _compute_loss _loss_tracker _should_eval "
+        "_compile_loss _compile_metrics _loss_tracker _should_eval "
         "_symbolic_build _flatten_metrics_in_order"
     ),
     "trainers.data_adapters.generator_data_adapter": "GeneratorDataAdapter",

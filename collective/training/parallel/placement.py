@@ -65,12 +65,10 @@ class Placement:
         ends = cut_into_runs(sizes, len(devices))
         starts = [0, *ends[:-1]]
         self._layer_stages: dict[int, int] = {}  # by id
-        self._variable_stages: dict[int, int] = {}
         for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
             for layer, _ in layers[start:end]:
                 self._layer_stages[id(layer)] = stage
                 for variable in _variables(layer):
-                    self._variable_stages[id(variable)] = stage
                     keras_compat.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
         self._stages = {(s.device_type, s.device_index): i for i, s in enumerate(specs)}
@@ -80,10 +78,10 @@ class Placement:
         keras_compat.update_on_variable_devices(model.optimizer)
 
     @contextlib.contextmanager
-    def layer_calls(self, model: keras.Model) -> Iterator[None]:
+    def layer_calls(self) -> Iterator[None]:
         """Inside, calls of the model run each layer on its device."""
 
-        def graph(nodes: Sequence[Node], _: set[int], values: dict[int, Any]) -> None:
+        def graph(nodes: Sequence[Node], values: dict[int, Any]) -> None:
             for node in nodes:
                 stage = self._layer_stages.get(id(node.operation))
                 if stage is None:  # a model: its own layers are called below
@@ -96,19 +94,8 @@ class Placement:
                     node.compute(copies)
                 values.update({tensor: copies[tensor] for tensor in node.outputs})
 
-        with keras_compat.replace_layer_calls(model, graph, lambda layer, call: call()):
+        with keras_compat.replace_layer_calls(graph):
             yield
-
-    def colocate(
-        self, tensors: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> list[tf.Tensor]:
-        """The tensors, each on the device of its variable."""
-        placed = []
-        for tensor, variable in zip(tensors, variables, strict=True):
-            stage = self._variable_stages.get(id(variable), 0)
-            with tf.device(self.devices[stage]):
-                placed.append(tf.identity(tensor))
-        return placed
 
     def operations_beside_inputs(self) -> contextlib.AbstractContextManager[Any]:
         """In a graph: inside, operations run where their inputs are.

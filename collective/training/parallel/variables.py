@@ -7,7 +7,6 @@ the first replica to the ranks with the same shard of other replicas.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -150,7 +149,6 @@ class TensorParallelVariables(ShardedVariables):
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
         every = [*model.variables, *model.optimizer.variables]
         super().__init__(every, shards, backend)
-        self._weights = list(model.weights)
         keras_compat.clip_shards(model.optimizer, self._summed_squares)
         keras_compat.find_overflow(model.optimizer, self._is_finite_everywhere)
 
@@ -164,10 +162,6 @@ class TensorParallelVariables(ShardedVariables):
         """Gives each rank the shards of the first replica; every rank calls it."""
         for variable in self._sharded:
             variable.assign(self.group.follow(np.asarray(variable)))
-
-    def count_parameters(self) -> int:
-        """Numbers in the weights of the whole model."""
-        return sum(math.prod(self.shape_of(v) or v.shape) for v in self._weights)
 
     def _summed_squares(
         self, squares: Sequence[tf.Tensor], variables: Sequence[keras.Variable]

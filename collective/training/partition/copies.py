@@ -56,8 +56,19 @@ def _of_device(
     parts: Sequence[tf.Tensor], device: int, devices: int
 ) -> Sequence[tf.Tensor]:
     """The parts of the replicas on one device."""
-    size = len(parts) // devices
-    return parts[device * size : (device + 1) * size]
+    return parts[
+        _first(device, len(parts), devices) : _first(device + 1, len(parts), devices)
+    ]
+
+
+def first_replicas(replicas: int, times: int) -> set[int]:
+    """Of each of so many devices, or of all, the first replica."""
+    return {_first(device, replicas, times) for device in range(times)}
+
+
+def _first(device: int, replicas: int, devices: int) -> int:
+    """Replica i is on device ``i * devices // replicas``; not all have as many."""
+    return -(-device * replicas // devices)
 
 
 def times_made(node: Node, inputs: Inputs) -> int:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import atomics, pieces
 from collective.training.partition.copies import (
+    first_replicas,
     placed_by_tensorflow,
     reduced,
     times_made,
@@ -471,9 +472,9 @@ class Emission:
         is_first = plan.is_single and atomics.is_of_rank_zero(node, self.exchange)
         times = times_made(node, inputs) if plan.is_single else len(self.share.own)
         times = 1 if is_first else times
-        step = len(self.share.own) // times
+        makes = first_replicas(len(self.share.own), times)
         for replica in self.each():
-            if replica % step:
+            if replica not in makes:
                 continue
             mine = [None if part is None else self._of_replica(part) for part in inputs]
             with (

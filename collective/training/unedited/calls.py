@@ -155,9 +155,7 @@ def _together(
                 return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
         data = [bound.arguments.get(name) for name in ("x", "validation_data")]
-        result = job.recovery.run(attempt, call, self, data)
-        job.show_files()
-        return result
+        return job.recovery.run(attempt, call, self, data)
 
     method.stock = stock  # type: ignore[attr-defined]
     return method

@@ -29,10 +29,6 @@ from collective.training.unedited.keras_distribution.devices import (
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
-from collective.training.unedited.private_ranks import (
-    follow_tuners,
-    use_private_files,
-)
 from collective.training.unedited.removals import replace_removals
 from collective.training.unedited.tracking import record_on_rank_zero
 
@@ -48,7 +44,6 @@ class Distribution:
         backend: Backend,
         options: Mapping[str, Any],
         loops: bool = False,
-        private_files: bool = False,
         takes_over: Sequence[Callable[[], None]] = (),
     ):
         self.job = job = Job(backend)
@@ -71,9 +66,7 @@ class Distribution:
             replace_removals(job)
             replace_cache(job)
             replace_reading(job)
-            follow_tuners(job)
-            if private_files:
-                use_private_files(job)
+            notice.refuse_tuners(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
@@ -91,7 +84,6 @@ def distribute_keras(
     options: backends.Options | None = None,
     output: str = OUTPUTS[0],
     loops: bool = False,
-    private_files: bool = False,
     **fit_options: Any,
 ) -> Distribution:
     """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
@@ -105,8 +97,6 @@ def distribute_keras(
         output: ``rank0``: other ranks print nothing to stdout; ``all``.
         loops: Whether steps of the script's own training loops run on each rank's rows
             of their batch (``docs/how-to/loops.md``).
-        private_files: Whether what the script writes by relative paths stays private on
-            ranks other than 0 (``docs/how-to/unedited-scripts.md``).
         **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
             ``accumulate``, ``verify``, ...
 
@@ -127,7 +117,7 @@ def distribute_keras(
     takes_over = [record_on_rank_zero(backend.rank)]
     if backend.rank and output == OUTPUTS[0]:
         takes_over.append(_silence())
-    _distribution = Distribution(backend, fit_options, loops, private_files, takes_over)
+    _distribution = Distribution(backend, fit_options, loops, takes_over)
     return _distribution
 
 

@@ -24,7 +24,6 @@ from collective.errors import CollectiveError
 from collective.log import log
 from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
-from collective.training.unedited.private_files import PrivateFiles
 from collective.training.unedited.recovery import Recovery
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
@@ -65,9 +64,6 @@ class Job:
         self.split_layers: WeakSet[keras.Layer] = WeakSet()
         self.whole = False
         self.undone = False
-        # Whether ranks other than 0 have files of their own, and those of this rank.
-        self.keeps_private = False
-        self.private: PrivateFiles | None = None
         self._noted: set[str] = set()
         self._depth = 0
         self._pending: np.ndarray | None = None  # rank 0's call, received early
@@ -98,17 +94,6 @@ class Job:
         """Puts back everything that was replaced, the last first."""
         self.undone = True
         self._replaced.close()
-
-    def show_files(self) -> None:
-        """Has ranks with private files see what rank 0 has written; every rank calls it."""
-        if self.keeps_private:
-            self.recovery.run(self._show_files, "the view of private files")
-
-    def _show_files(self) -> None:
-        self.backend.barrier()
-        if self.private is not None:
-            self.private.refresh()
-        self.backend.barrier()  # rank 0 writes no more until then
 
     def warn_once(self, name: str, text: str, *args: Any) -> None:
         """Logs a warning on rank 0; one for each name."""
@@ -197,19 +182,15 @@ class Job:
             while first[0] == _REMOVAL and first[1] != mine[1] and self._made(first):
                 broadcast_object(self.backend, None)
                 first = self._first_call(mine)
-            if first[0] == _REMOVAL and (first[1] == mine[1] or self._owns(path)):
+            if first[0] == _REMOVAL and (first[1] == mine[1] or path in self.made):
                 failure = broadcast_object(self.backend, None)
             else:
                 self._pending = first
         if tuple(first) != tuple(mine):
-            return remove() if self._owns(path) else None
+            return remove() if path in self.made else None
         if failure is not None:
             raise failure
         return None
-
-    def _owns(self, path: str) -> bool:
-        private = self.private is not None and self.private.has(path)
-        return private or path in self.made
 
     def _made(self, call: np.ndarray) -> bool:
         """Whether rank 0 removes what this rank has made."""

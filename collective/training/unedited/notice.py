@@ -1,4 +1,4 @@
-"""Says which loops of a script's own every rank runs whole."""
+"""Says which loops of a script's own every rank runs whole; refuses what cannot run."""
 
 from __future__ import annotations
 
@@ -74,6 +74,23 @@ def refuse_gradients(job: Job) -> None:
             )
 
     _before_gradients(job, refuse)
+
+
+def refuse_tuners(job: Job) -> None:
+    """From now on ``import keras_tuner`` is refused: each rank would search by itself.
+
+    All of them would write, read and delete the trials of one folder.
+    """
+
+    def before(event: str, args: tuple[Any, ...]) -> None:
+        if event == "import" and args[0] == "keras_tuner" and not job.undone:
+            raise UsageError(
+                "a search of KerasTuner on several ranks would write one folder from each",
+                hint="search in one process, and start the ranks of each trial from there: "
+                "docs/how-to/unedited-scripts.md#search-hyperparameters",
+            )
+
+    sys.addaudithook(before)
 
 
 def _before_gradients(job: Job, action: Callable[[], None]) -> None:

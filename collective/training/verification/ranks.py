@@ -8,6 +8,7 @@ the first difference.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +23,12 @@ from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_partition
+from collective.training.traced import nodes_of
 from collective.training.verification.descriptions import (
     describe,
     describe_model,
     short,
 )
-from collective.training.verification.graph import constants
 from collective.training.verification.settings import describe_settings
 
 # Data are compared whole up to so many bytes, by rows spread over the whole beyond.
@@ -79,7 +80,7 @@ def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
     """Refuses ranks whose code drew other numbers while it was traced."""
     if backend.size == 1 or backend.tensor is not None:  # parts of a layer differ
         return
-    mine = constants(graph)
+    mine = _constants(graph)
     digest = short("\n".join(mine), 0)
     same = digest == exchange.broadcast_object(backend, digest)
     differs = exchange.gather_few(backend, [not same])[:, 0]
@@ -96,6 +97,23 @@ def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
         hint="compute it before fit, the same on every rank; or draw it by "
         "keras.random or tf.random",
     )
+
+
+def _constants(graph: tf.Graph) -> list[str]:
+    """Each numeric constant of a graph, in an order that no name decides.
+
+    The same on ranks that have traced the same program. Numbers of NumPy, Python or the
+    clock that code draws while it is traced are constants.
+    """
+    found = []
+    for node in nodes_of(graph):
+        tensor = node.attr["value"].tensor if node.op == "Const" else None
+        if tensor is None or tensor.dtype == tf.string.as_datatype_enum:
+            continue
+        value = tf.make_ndarray(tensor)
+        shown = str(value) if value.size == 1 else f"{value.dtype}{list(value.shape)}"
+        found.append(f"{shown} {hashlib.sha256(value.tobytes()).hexdigest()[:16]}")
+    return sorted(found)
 
 
 def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:

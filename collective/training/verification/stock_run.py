@@ -90,24 +90,13 @@ class StockRun(Observer):
     """Runs Keras' own step after each of the first steps, on the same global batch.
 
     What callbacks assign between steps is assigned in both trainings.
-
-    Args:
-        seed: Of the training: where it is given, Keras' own draws are others.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedModel,
-        backend: Backend,
-        steps: int,
-        seed: int | None = None,
-    ):
+    def __init__(self, prepared: PreparedModel, backend: Backend, steps: int):
         self.prepared, self.model = prepared, prepared.model
         self.backend = backend
         self.left = steps
-        self.seed = seed
         self.steps: list[Step] = []
-        self.drew = False
         self._variables: list[Any] = []
         self._stock: list[tf.Tensor] = []  # its values
         self._ours: list[tf.Tensor] = []  # ours after the last step
@@ -155,11 +144,6 @@ class StockRun(Observer):
         allowed, hook = _tolerance(self.model), self.prepared.hook
         named = "" if hook is None else f"hook {hook.hook!r}"
         stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
-        if self.drew and self.seed is not None:
-            log.info(
-                f"seed={self.seed} was given: masks and noise follow from it here, and "
-                "from Keras' own generators there (seed=None: here, too)"
-            )
 
     def _compare(self, step: FinishedStep, rows: Rows) -> None:
         self._ours = _values(self._variables)
@@ -169,7 +153,7 @@ class StockRun(Observer):
             _assign(self._variables, self._stock)
             self.model.reset_metrics()
             logs = self.model.train_step(packed(rows))
-            before, self._stock = self._stock, _values(self._variables)
+            self._stock = _values(self._variables)
         finally:
             _assign(self._variables, self._ours)
             _assign(metrics, shown_metrics)
@@ -179,7 +163,6 @@ class StockRun(Observer):
         for place, variable in enumerate(shown):  # the first of all_variables
             stock, ours = self._stock[place].numpy(), self._ours[place].numpy()
             if keras_compat.is_seed_state(variable):
-                self.drew |= not _same(before[place], stock)
                 continue
             tensors[variable.path] = relative(stock, ours)
             squares += np.square([norm(ours - stock), norm(stock)])

@@ -24,14 +24,6 @@ def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
             "replicas: each holds one at least",
             hint=f"--virtual-replicas {backend.most_replicas} or more, or -np {count}",
         )
-    local = len(backend.local_replicas)
-    if count % backend.most_replicas and local > 1:
-        nearest = -(-count // backend.most_replicas) * backend.most_replicas
-        raise UsageError(
-            f"{count} virtual replicas are not alike on {local} devices of one process: "
-            f"{backend.most_replicas} replicas would hold other numbers of them",
-            hint=f"--virtual-replicas {nearest}; or one device for each rank",
-        )
     return VirtualReplicas(count)
 
 

@@ -11,13 +11,15 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "network/undisturbed.h"
+#include "network/network.h"
 
 namespace collective {
 namespace {
@@ -103,7 +105,7 @@ struct World {
   std::vector<int> values, met;
 };
 
-class CountingNetwork final : public UndisturbedNetwork {
+class CountingNetwork final : public Network {
  public:
   CountingNetwork(World* world, int rank) : world_(world) {
     rank_ = rank;
@@ -128,6 +130,17 @@ class CountingNetwork final : public UndisturbedNetwork {
     delete one;
     return 1;
   }
+  // No rank fails, and nothing is in flight.
+  std::string Error() override { return ""; }
+  void Progress() override {}
+  bool ReceiveControl(ControlMessage*) override { return false; }
+  void SkipFinalize() override {}
+  std::vector<int> FailedRanks() override { return {}; }
+  bool Revoked() override { return false; }
+  void Revoke() override {}
+  bool Agree(bool, double) override { return false; }
+  std::unique_ptr<Network> Reconfigure(bool, double) override { return nullptr; }
+  void Depart(double) override {}
 
   Count all, away;  // messages to any rank; to ranks of other hosts
 

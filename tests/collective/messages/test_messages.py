@@ -68,16 +68,6 @@ def test_halving_doubling_of_few_bytes(hosts, slots, count):
     assert sent <= 2 * (n - 1) / n * 16 * KB + 16 * KB
 
 
-@pytest.mark.parametrize(("hosts", "slots"), [(3, 1), (5, 2), (17, 1)])
-def test_ring_and_tree(hosts, slots, count):
-    n, size = hosts * slots, 48 * KB
-    messages, sent, compared, _ = count(hosts, slots, size, "ring")
-    assert messages <= 2 * (n - 1) + compared
-    assert sent <= 2 * (n - 1) / n * size + n * ALIGN * 4
-    messages, _, compared, _ = count(hosts, slots, size, "tree")
-    assert messages <= 2 * log2(n) + compared
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("hosts", [256, 1024, 4096])
 def test_on_thousands_of_hosts(hosts, count):

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
-from collective.training.evaluation.evaluation import Evaluation
+from collective.training.assemble import make_evaluation
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from tests import launch
@@ -304,7 +304,7 @@ def test_logs_of_a_batch_are_averages_of_the_epoch_so_far(backend):
 
 def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
     made = train(backend, steps=1).model
-    evaluation = Evaluation(get_prepared(made), backend, Input(rows(7), 4))
+    evaluation = make_evaluation(get_prepared(made), backend, Input(rows(7), 4))
     evaluation()  # traced: a graph does not come through Backend.all_reduce again
     if backend.size == 1:
         return  # nobody to wait for

@@ -50,7 +50,7 @@ def module(monkeypatch, tmp_path):
         "from collective.training.input.datasets import Data\n"
         "from collective.training.input.conversion import as_source\n"
         "def arrays(): return np.zeros((6, 2)), np.arange(6)\n"
-        "def seeded(seed, rows): return np.full((4, 1), seed), np.full(4, 0.5)\n"
+        "def seeded(seed): return np.full((4, 1), seed), np.full(4, 0.5)\n"
         "def full(): return Data('mine', as_source(arrays()), None, 7)\n"
         "def wrong(): return 'rows'\n"
         "def stream():\n"
@@ -88,22 +88,16 @@ def test_digits_without_scikit_learn(monkeypatch):
     fails("pip install scikit-learn", "digits")
 
 
-def test_fewer_rows():
-    data = load("digits", rows=100)
-    assert data.test is not None and (len(data.train), len(data.test)) == (100, 360)
-    fails("0 rows are not a data set", "digits", rows=0)
-
-
 def test_synthetic():
-    data = load("synthetic:6x5x3:40", rows=200)
-    assert data.test is not None and (len(data.train), len(data.test)) == (200, 50)
+    data = load("synthetic:6x5x3:40")
+    assert data.test is not None and (len(data.train), len(data.test)) == (2048, 512)
     assert data.classes == 40
     train, test = whole(data.train), whole(data.test)
-    assert train.x.shape == (200, 6, 5, 3) and 0 <= train.y.min() < train.y.max() < 40
-    rows = np.concatenate([train.x, test.x]).reshape(250, -1)
-    assert len(np.unique(rows, axis=0)) == 250
+    assert train.x.shape == (2048, 6, 5, 3) and 0 <= train.y.min() < train.y.max() < 40
+    rows = np.concatenate([train.x, test.x]).reshape(2560, -1)
+    assert len(np.unique(rows, axis=0)) == 2560
     assert load("synthetic").train.spec[0].shape == (32, 32, 3)
-    other = load("synthetic:6x5x3:40", rows=200, seed=1)
+    other = load("synthetic:6x5x3:40", seed=1)
     assert other.train.fingerprint() != data.train.fingerprint()
     fails("empty row or no class", "synthetic:8x0")
 
@@ -145,9 +139,7 @@ def test_functions_of_the_user(module):
     data = load(f"{module}:seeded", seed=4)
     assert whole(data.train).x[0, 0] == 4 and data.classes is None
     assert load(f"{module}:full").classes == 7
-    assert len(load(f"{module}:arrays", rows=2).train) == 2
     assert isinstance(load(f"{module}:stream"), Data)
-    fails(r"take\(2\)", f"{module}:stream", rows=2)
     fails("a str is not data", f"{module}:wrong")
     fails("no function 'none'.*\nHINT: it has: arrays, seeded", f"{module}:none")
     fails("no module 'not_there'", "not_there:none")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import gzip
 import os
-import struct
 
 import numpy as np
 import pytest
@@ -21,8 +19,7 @@ from collective.training.input.pipeline import Input
 from collective.training.input.source import explain
 from collective.training.input.stream import Stream
 from collective.training.input.synthetic import Synthetic
-from collective.training.input.tfrecords import TFRecords
-from collective.training.input.views import First, MappedX
+from collective.training.input.views import MappedX
 
 ROWS = 29
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
@@ -160,67 +157,6 @@ def test_npz_that_shrinks_while_it_is_read(tmp_path):
         rows_of(source, [ROWS - 1])
 
 
-# TFRecord files
-
-
-def parse(record):
-    example = tf.io.parse_single_example(
-        record,
-        {
-            "x": tf.io.FixedLenFeature([3], tf.float32),
-            "y": tf.io.FixedLenFeature([], "int64"),
-        },
-    )
-    # A Python condition: AutoGraph must have seen it.
-    label = tf.constant(-1) if example["y"] > 4 else tf.cast(example["y"], tf.int32)
-    return example["x"], label
-
-
-@pytest.fixture
-def records(tmp_path):
-    paths = [tmp_path / f"{number}.tfrecord" for number in range(3)]
-    for path, part in zip(paths, ([*range(10)], [], [*range(10, ROWS)]), strict=True):
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for row in part:
-                x = tf.train.Feature(float_list=tf.train.FloatList(value=X[row]))
-                y = tf.train.Feature(int64_list=tf.train.Int64List(value=[Y[row]]))
-                example = tf.train.Example(
-                    features=tf.train.Features(feature={"x": x, "y": y})
-                )
-                writer.write(example.SerializeToString())
-    return paths
-
-
-def test_tfrecords_are_read_by_number(records):
-    assert_reads(TFRecords(records, parse), (X, Y, None), rows=(9, 10, 28, 0, 9))
-
-    def weighed(record):
-        x, y = parse(record)
-        return {"a": x}, y, x[0]
-
-    assert_reads(TFRecords(records, weighed), ({"a": X}, Y, X[:, 0]))
-
-
-def test_tfrecords_that_cannot_be_read(records, tmp_path):
-    whole = records[0].read_bytes()
-    for name, content, message in [
-        ("cut", whole[:-5], "ends within record 9"),
-        ("head", whole + struct.pack("<I", 9), "ends within record 10"),
-        ("gzip", gzip.compress(whole), "is compressed"),
-        ("text", b"these are no records but some words", "is not a TFRecord file"),
-    ]:
-        (tmp_path / name).write_bytes(content)
-        fails(message, TFRecords, [records[2], tmp_path / name], parse)
-    fails("none cannot be read: No such file", TFRecords, tmp_path / "none", parse)
-    fails("no TFRecord files", TFRecords, [], parse)
-    fails("parse function gives a TensorSpec", TFRecords, records, tf.identity)
-
-    def unknown(record):
-        return tf.io.parse_tensor(record, tf.float32), 0
-
-    fails("not fully known", TFRecords, records, unknown)
-
-
 # Images
 
 
@@ -315,10 +251,7 @@ def test_data_sets_that_cannot_be_shared():
 # Made of others
 
 
-def test_first_rows_and_changed_rows():
-    first = First(Arrays(X, Y), 7)
-    assert len(first) == 7 and len(First(first, 99)) == 7
-    np.testing.assert_array_equal(rows_of(first, [6, 2])[0], X[[6, 2]])
+def test_changed_rows():
     mapped = MappedX(Arrays(X, Y, W), lambda x: tf.cast(x[:, :2], tf.float64) * 2)
     assert mapped.spec[0] == tf.TensorSpec([2], tf.float64)
     assert_reads(mapped, (X[:, :2].astype(np.float64) * 2, Y, W))

@@ -238,7 +238,7 @@ if launch.launched():
         "no layer of model": {"model": small.model()},
         "treat each element": {"model": lambda: model(keras.optimizers.Lamb())},
         "built with whole": {"model": lambda: built(model())},
-        "cut already": {"shard_optimizer": True},
+        "a training has one": {"shard_optimizer": True},
         "units, which": {"model": lambda: of(ColumnParallelDense(7))},
         "inputs, which": {"model": lambda: of(RowParallelDense(3), 7)},
         "a constraint": {
@@ -321,7 +321,6 @@ if launch.launched():
 
         with pytest.raises(UsageError, match="differs between the ranks") as caught:
             small.train(backend, model=normed, steps=1)
-        assert "test_parallel.py" in caught.value.message
         assert caught.value.exit_code == 2
 
     @on_four

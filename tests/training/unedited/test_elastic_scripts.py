@@ -78,14 +78,9 @@ def assert_same(folder: Path, stock: Path) -> None:
     assert (folder / "log.txt").read_text() == (stock / "log.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "options", [["--private-files"], pytest.param([], marks=pytest.mark.matrix)]
-)
-def test_rank_zero_dies_in_a_training_and_another_one_in_the_next(
-    options, stock, tmp_path
-):
+def test_rank_zero_dies_in_a_training_and_another_one_in_the_next(stock, tmp_path):
     """Callbacks remember, files are written once, and the last rank prints the result."""
-    printed = run(tmp_path, 3, "step24:0,data14:1", *options)
+    printed = run(tmp_path, 3, "step24:0,data14:1")
     assert "rank 0 of 3 died; 2 ranks continue from step 24 " in printed
     assert re.search("rank 0 of 2 died; 1 rank continues from step ", printed)
     assert_same(tmp_path, stock)

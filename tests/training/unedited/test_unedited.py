@@ -14,7 +14,7 @@ import tensorflow as tf
 import collective
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
-from collective.training.unedited import distribute, files
+from collective.training.unedited import distribute, files, notice
 from collective.training.unedited.calls import fit_seed
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.job import FIT, SAVE, Job
@@ -242,7 +242,7 @@ def test_options_of_fit_reach_it(monkeypatch):
     [
         ({"TF_USE_LEGACY_KERAS": "1"}, "only Keras 3"),
         ({"COLLECTIVE_MIN_NP": "2"}, "min_np is an option of backend 'mpi'"),
-        (JOINS, "an unedited script does not work with ranks that join"),
+        (JOINS, "ranks cannot join a job"),
         ({"COLLECTIVE_SEED": "x"}, "COLLECTIVE_SEED='x'"),
     ],
     ids=["legacy", "elastic", "joins", "seed"],
@@ -463,3 +463,15 @@ def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_b
         assert "--loops" in caught.value.hint
     finally:
         found.undo()
+
+
+def test_a_search_on_several_ranks_is_refused(tmp_path, monkeypatch):
+    """Each rank would write, read and delete the trials of one folder."""
+    (tmp_path / "keras_tuner.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    job = Job(Ranks(0, []))
+    notice.refuse_tuners(job)
+    with pytest.raises(UsageError, match="would write one folder"):
+        import keras_tuner
+    job.undo()
+    import keras_tuner  # noqa: F401

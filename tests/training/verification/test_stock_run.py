@@ -100,15 +100,6 @@ def test_it_leaves_the_training_as_it_is():
 
 
 @alone
-def test_other_draws_are_named(caplog, monkeypatch, recorded, capsys):
-    monkeypatch.setattr(collective.log.log, "propagate", True)
-    trained(network(keras.layers.Dropout(0.3)), seed=1)
-    assert recorded[0].loss > 1e-3
-    assert "not Keras' own from step 1 on" in caplog.text
-    assert "seed=1 was given" in capsys.readouterr().err + caplog.text
-
-
-@alone
 def test_a_shorter_training_is_shown(recorded):
     trained(network(), verify="run", epochs=1)
     assert len(recorded) == 3

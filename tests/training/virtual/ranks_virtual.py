@@ -177,8 +177,6 @@ def train(
     backend: str | backends.Backend, name: str, virtual: int, steps: int, **more: object
 ) -> training.Result:
     """Trains a model of ``MODELS``."""
-    if name == "coupled":
-        more["embedding_gradients"] = "keras"
     keras.utils.set_random_seed(7)
     return training.fit(
         MODELS[name],

@@ -117,7 +117,6 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         (index, *_), *rest = inputs
         rest, widths = _widened(emission, node.bodies[0].inputs, inside, rest)
         kind = tensorflow_names.Branch
-        (index,), *rest = inputs
         functions = [
             _function(emission, body, rest, inside, widths, made, kind)
             for body in node.bodies

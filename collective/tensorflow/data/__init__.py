@@ -1,1 +1,0 @@
-"""``horovod.tensorflow.data``: data sets prepared by a job of their own."""
