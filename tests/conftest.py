@@ -187,7 +187,8 @@ def multiply_instead_of_summing(backend) -> None:
     backend._all_reduce = lambda tensors: [t * backend.replicas for t in tensors]
     if hasattr(backend, "sum_devices"):
         backend.sum_devices = lambda columns: [
-            [t * backend.replicas for t in parts] for parts in zip(*columns, strict=True)
+            [t * backend.replicas for t in parts]
+            for parts in zip(*columns, strict=True)
         ]
 
 
