@@ -125,3 +125,21 @@ def test_no_import_of_a_higher_floor():
         if floor(other) > floor(name)
     }
     assert not upward
+
+
+def test_rooms_of_the_training_have_an_order():
+    """Folders, and files beside them: none imports what imports it, by others or itself."""
+    rooms: dict[str, set[str]] = {}
+    for name, others in graph(types=False).items():
+        for other in others:
+            one, another = _room(name), _room(other)
+            rooms.setdefault(one, set())
+            rooms.setdefault(another, set())
+            if one and another and one != another:
+                rooms[one].add(another)
+    assert not circles(rooms), "a circle of rooms: move what both need below both"
+
+
+def _room(name: str) -> str:
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["collective", "training"] and parts[2:] else ""

@@ -12,21 +12,17 @@ from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, own_batches
 from collective.training.compression import named, report
-from collective.training.evaluation.evaluation import Evaluation
 from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.observer import Observer
-from collective.training.partition.own_rows import OwnRowsStep
-from collective.training.partition.step import PartitionedStep
-from collective.training.partition.whole import WholeStep
+from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
+from collective.training.steps import AnyStep, make_step
 from collective.training.training_data import TrainingData
 from collective.training.verification import compare_graphs
 from collective.training.virtual import checks as virtual_checks
 from collective.training.virtual import settings
-from collective.training.virtual.pieces import VirtualReplicas
 
 
 class Assembly:
@@ -118,76 +114,7 @@ class Assembly:
         )
 
 
-AnyStep = PartitionedStep | WholeStep | OwnRowsStep
-
-
 @cache
 def _say_not_compiled(say: Callable[[str], None]) -> None:
     """Once in a process, which may train many models."""
     say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")
-
-
-def make_step(
-    prepared: PreparedModel,
-    backend: Backend,
-    spec: Batch,
-    options: FitOptions | None = None,
-    *,
-    method: str = "train_step",
-    attachments: Sequence[Attachment] = (),
-    expected_rows: int | None = None,
-    is_stacked: bool = False,
-) -> AnyStep:
-    """The step of a model.
-
-    Args:
-        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        method: Of the model: ``train_step`` or ``test_step``.
-        attachments: What else travels in the exchange.
-        expected_rows: How many rows a batch mostly has.
-        is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
-    """
-    options = options or FitOptions()
-    if options.per_replica or not backend.synchronous:
-        return OwnRowsStep(
-            *(prepared, backend, spec),
-            method=method,
-            attachments=attachments,
-            is_stacked=is_stacked,
-            seed=options.seed,
-        )
-    if prepared.model.run_eagerly:
-        return WholeStep(
-            *(prepared, backend, spec),
-            method=method,
-            attachments=attachments,
-            micro_batches=options.accumulate,
-            seed=options.seed,
-        )
-    count = options.virtual_replicas
-    return PartitionedStep(
-        *(prepared, backend, spec),
-        method=method,
-        attachments=attachments,
-        expected_rows=expected_rows,
-        micro_batches=options.accumulate,
-        seed=options.seed,
-        virtual=None if count is None else VirtualReplicas(count),
-    )
-
-
-def make_evaluation(
-    prepared: PreparedModel,
-    backend: Backend,
-    inputs: Input | Batches,
-    steps: int | None = None,
-) -> Evaluation:
-    """The evaluation of a model, on batches as its training had them."""
-    several = backend.most_replicas > 1
-    own = own_batches.trained_with(prepared.model) if several else False
-    step = make_step(
-        *(prepared, backend, inputs.spec, FitOptions(per_replica=own)),
-        method="test_step",
-        is_stacked=isinstance(inputs, Batches) and inputs.is_stacked,
-    )
-    return Evaluation(prepared.model, backend, step, inputs, steps)

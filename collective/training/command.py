@@ -18,7 +18,7 @@ from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training import models
-from collective.training.assemble import make_evaluation
+from collective.training.evaluation.evaluation import make_evaluation
 from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets

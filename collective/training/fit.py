@@ -12,9 +12,10 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.fit_options import FitOptions
 from collective.training import interrupts, keras_compat
-from collective.training.assemble import Assembly, make_evaluation
+from collective.training.assemble import Assembly
 from collective.training.attached import attach_observers
 from collective.training.compiled_flags import as_compiled
+from collective.training.evaluation.evaluation import make_evaluation
 from collective.training.failure import guarded
 from collective.training.input.data import DataArguments
 from collective.training.input.feed import ENDLESS

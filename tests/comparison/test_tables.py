@@ -29,7 +29,7 @@ def test_the_fastest_is_clear_only_when_ahead_in_every_round():
 
 
 def test_knows_the_parts_of_a_step_as_training_names_them():
-    from collective.training.observers.timing import PARTS
+    from collective.training.loop.times import PARTS
 
     assert tuple(figures.OF_PART) == tuple(timed(1.0).parts) == PARTS
     for part in PARTS:

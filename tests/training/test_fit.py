@@ -18,7 +18,7 @@ import tensorflow as tf
 from collective.errors import CollectiveError, UsageError
 from collective.training import fit
 from collective.training.input.plan import share
-from collective.training.observers.timing import PARTS
+from collective.training.loop.times import PARTS
 from tests import launch
 from tests.training import cases
 from tests.training.small import (

@@ -14,7 +14,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
-from collective.training.assemble import make_evaluation
+from collective.training.evaluation.evaluation import make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches

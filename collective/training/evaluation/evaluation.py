@@ -10,12 +10,15 @@ import keras
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import interrupts
+from collective.fit_options import FitOptions
+from collective.training import interrupts, own_batches
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchHooks, Hooks
 from collective.training.loop.loop import TrainingStep
+from collective.training.prepared import PreparedModel
+from collective.training.steps import make_step
 
 
 class Evaluation:
@@ -98,3 +101,23 @@ class Evaluation:
             self._dataset = self.input.dataset(0, self.batches, *place)
             self._cut_for = place
         return iter(self._dataset)
+
+
+def make_evaluation(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input | Batches,
+    steps: int | None = None,
+) -> Evaluation:
+    """The evaluation of a model, on batches as its training had them."""
+    several = backend.most_replicas > 1
+    own = own_batches.trained_with(prepared.model) if several else False
+    step = make_step(
+        prepared,
+        backend,
+        inputs.spec,
+        FitOptions(per_replica=own),
+        method="test_step",
+        is_stacked=isinstance(inputs, Batches) and inputs.is_stacked,
+    )
+    return Evaluation(prepared.model, backend, step, inputs, steps)

@@ -40,13 +40,13 @@ from collective.training.opening import open_backend, open_inputs
 from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
-from collective.training.partition.whole import WholePrediction
 from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
 from collective.training.undone_writes import undo_writes
 from collective.training.verification import compare_settings
+from collective.training.whole_step import WholePrediction
 
 
 @known_arguments

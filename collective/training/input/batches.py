@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -26,7 +26,9 @@ from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.input.tape import Place, Tape
-from collective.training.virtual.pieces import VirtualReplicas
+
+if TYPE_CHECKING:
+    from collective.training.virtual.pieces import VirtualReplicas
 
 # How many of the last batches and ends of epochs are kept, to go back to them. In an
 # elastic job a rank is one step, and one end of an epoch, ahead of others at most.

@@ -12,6 +12,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from collective.errors import UsageError
 from collective.training.exchange import total
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.tape import Place
-from collective.training.virtual.pieces import VirtualReplicas
+
+if TYPE_CHECKING:
+    from collective.training.virtual.pieces import VirtualReplicas
 
 #: A step or an epoch that is never reached: the number is not known beforehand.
 ENDLESS = sys.maxsize

@@ -27,7 +27,7 @@ from collective.training.step.report import Layout
 
 
 class TrainingStep(Protocol):
-    """What the loop asks of a step; see ``collective.training.partition.step``."""
+    """What the loop asks of a step; see ``collective.training.partitioned_step``."""
 
     @property
     def layout(self) -> Layout:

@@ -13,7 +13,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training.exchange import gather_few
-from collective.training.observers.checkpoint.state import (
+from collective.training.loop.state import (
     Gathered,
     State,
     newest,

@@ -12,9 +12,9 @@ from collective.training.compression.hook import CommunicationHook
 from collective.training.compression.report import gradient_bytes
 from collective.training.exchange import broadcast_object
 from collective.training.loop.position import Position
-from collective.training.observers.timing import Timing
+from collective.training.loop.state import state_sha256
+from collective.training.loop.times import Timing
 from collective.training.prepared import get_partition, get_prepared
-from collective.training.virtual.digest import state_sha256
 
 T = TypeVar("T")
 

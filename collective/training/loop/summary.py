@@ -29,7 +29,7 @@ SCHEMA = 1
 class Summary:
     """The summary of a run; the documentation of ``--json`` describes each field.
 
-    Times are seconds, memory bytes; see ``collective.training.observers.timing``
+    Times are seconds, memory bytes; see ``collective.training.loop.times``
     for what they include.
     """
 

@@ -12,7 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -29,10 +29,12 @@ from collective.training.partition.layouts import ROWS, SUM, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
-from collective.training.sharding.slots import ShardedSlots
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of
 from collective.training.traced import traced
+
+if TYPE_CHECKING:
+    from collective.training.sharding.slots import ShardedSlots
 
 
 class PartitionedMethod:

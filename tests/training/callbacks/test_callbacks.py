@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
-from collective.training.assemble import make_evaluation
+from collective.training.evaluation.evaluation import make_evaluation
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from tests import launch

@@ -18,8 +18,8 @@ import pytest
 
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint, keras_compat
+from collective.training.loop.state import values_of
 from collective.training.observers.checkpoint import schedule, storage
-from collective.training.observers.checkpoint.state import values_of
 from collective.training.variables import replicated_variables
 from tests import launch
 from tests.training import small

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from collective.training import evaluate, fit, keras_compat, predict
-from collective.training.assemble import make_evaluation
+from collective.training.evaluation.evaluation import make_evaluation
 from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from tests.training import cases

@@ -12,7 +12,7 @@ import tensorflow as tf
 from collective import backends
 from collective.errors import UsageError
 from collective.training.parallel import placement
-from collective.training.partition.step import PartitionedStep
+from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepared import get_prepared
 from tests.training import cases, small
 from tests.training.cases import built, own_part, spec_of

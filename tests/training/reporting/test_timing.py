@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collective.training.observers.timing import PARTS, Timing
+from collective.training.loop.times import PARTS, Timing
 
 
 def test_the_parts_add_up_to_a_step_and_leave_first_and_hiccup_out():

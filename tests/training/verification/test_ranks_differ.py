@@ -14,7 +14,7 @@ from keras import ops
 from collective.errors import CollectiveError, UsageError
 from collective.training import evaluate, fit
 from collective.training.input.pipeline import Input
-from collective.training.partition.step import PartitionedStep
+from collective.training.partitioned_step import PartitionedStep
 from collective.training.verification.ranks import compare_newcomers, describe_training
 from tests import launch
 from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather

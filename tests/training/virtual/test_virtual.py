@@ -9,7 +9,7 @@ import pytest
 
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
-from collective.training.virtual.digest import state_sha256
+from collective.training.loop.state import state_sha256
 from tests import launch
 from tests.training import small
 from tests.training.virtual import ranks_virtual

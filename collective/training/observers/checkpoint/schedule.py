@@ -31,8 +31,8 @@ from collective.log import log
 from collective.running_time import Deadline
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
+from collective.training.loop.state import Gathered, State
 from collective.training.observers.checkpoint import storage, stores
-from collective.training.observers.checkpoint.state import Gathered, State
 from collective.training.prepared import get_partition
 
 # Checkpoints take at most this fraction of a training's time.

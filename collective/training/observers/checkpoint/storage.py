@@ -32,8 +32,8 @@ import numpy as np
 
 from collective.errors import first_line
 from collective.training import keras_compat
+from collective.training.loop.state import State, flatten, unflatten
 from collective.training.observers.checkpoint import identity
-from collective.training.observers.checkpoint.state import State, flatten, unflatten
 from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1

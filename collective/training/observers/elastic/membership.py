@@ -38,8 +38,8 @@ from collective.training.loop.callbacks import Hooks
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
+from collective.training.loop.state import broadcast, newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.checkpoint.state import broadcast, newest
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff
 from collective.training.random_state import RandomState

@@ -22,7 +22,7 @@ from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.input.replica_batches import first_of
 from collective.training.keras_compat import tensorflow_names
-from collective.training.partition.step import with_loss
+from collective.training.partitioned_step import with_loss
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep

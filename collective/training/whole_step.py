@@ -26,7 +26,7 @@ from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
 from collective.training.partition import composites
 from collective.training.partition.exchange import BackendExchange
-from collective.training.partition.step import with_loss
+from collective.training.partitioned_step import with_loss
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep

@@ -1,0 +1,72 @@
+"""Which step a training or evaluation has: there are three."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collective.backends.base import Backend
+from collective.fit_options import FitOptions
+from collective.training.input.pipeline import Batch
+from collective.training.own_rows_step import OwnRowsStep
+from collective.training.partitioned_step import PartitionedStep
+from collective.training.prepared import PreparedModel
+from collective.training.step.attachments import Attachment
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.whole_step import WholeStep
+
+AnyStep = PartitionedStep | WholeStep | OwnRowsStep
+
+
+def make_step(
+    prepared: PreparedModel,
+    backend: Backend,
+    spec: Batch,
+    options: FitOptions | None = None,
+    *,
+    method: str = "train_step",
+    attachments: Sequence[Attachment] = (),
+    expected_rows: int | None = None,
+    is_stacked: bool = False,
+) -> AnyStep:
+    """The step of a model.
+
+    Args:
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        method: Of the model: ``train_step`` or ``test_step``.
+        attachments: What else travels in the exchange.
+        expected_rows: How many rows a batch mostly has.
+        is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
+    """
+    options = options or FitOptions()
+    if options.per_replica or not backend.synchronous:
+        return OwnRowsStep(
+            prepared,
+            backend,
+            spec,
+            method=method,
+            attachments=attachments,
+            is_stacked=is_stacked,
+            seed=options.seed,
+        )
+    if prepared.model.run_eagerly:
+        return WholeStep(
+            prepared,
+            backend,
+            spec,
+            method=method,
+            attachments=attachments,
+            micro_batches=options.accumulate,
+            seed=options.seed,
+        )
+    count = options.virtual_replicas
+    return PartitionedStep(
+        prepared,
+        backend,
+        spec,
+        method=method,
+        attachments=attachments,
+        expected_rows=expected_rows,
+        micro_batches=options.accumulate,
+        seed=options.seed,
+        virtual=None if count is None else VirtualReplicas(count),
+    )
