@@ -20,9 +20,8 @@ from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
 from collective.training.steps import AnyStep, make_step
 from collective.training.training_data import TrainingData
-from collective.training.verification import compare_graphs
+from collective.training.verification import compare_graphs, deterministic
 from collective.training.virtual import checks as virtual_checks
-from collective.training.virtual import settings
 
 
 class Assembly:
@@ -55,8 +54,8 @@ class Assembly:
         if self.virtual is None:
             yield
             return
-        settings.agree(self.virtual, self.backend)
-        with settings.deterministic():
+        deterministic.agree(self.virtual, self.backend)
+        with deterministic.deterministic():
             yield
 
     def choose(self, prepared: PreparedModel, data: TrainingData) -> None:

@@ -23,8 +23,12 @@ from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import get_prepared
 from collective.training.training_data import TrainingData
-from collective.training.verification import StockRun, can_run_beside, steps_beside
-from collective.training.virtual import settings
+from collective.training.verification import (
+    StockRun,
+    can_run_beside,
+    deterministic,
+    steps_beside,
+)
 
 
 def attach_observers(
@@ -64,7 +68,7 @@ def attach_observers(
     plan = asdict(inputs.plan)
     if virtual is not None:
         plan["virtual_replicas"] = virtual.count
-    common = settings.describe(virtual) if virtual is not None else {}
+    common = deterministic.describe(virtual) if virtual is not None else {}
     if (hook := get_prepared(position.model).hook) is not None:
         plan["hook"] = common["hook"] = repr(hook.hook)
     if checkpoint is not None:

@@ -28,7 +28,7 @@ from collective.training.names import options_named
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.prepared import get_prepared
 from collective.training.variables import gradient_sizes
-from collective.training.virtual.settings import THREADS
+from collective.training.verification.deterministic import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")

@@ -36,7 +36,7 @@ from collective.training.step import finite
 from collective.training.training_data import TrainingData
 from collective.training.variables import gradient_sizes
 from collective.training.verification import compare_models
-from collective.training.virtual.settings import THREADS
+from collective.training.verification.deterministic import THREADS
 
 
 @known_arguments
