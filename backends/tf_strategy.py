@@ -23,7 +23,6 @@ from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.environment import Environment
 from collective.errors import UsageError
-from collective.replacements import suspended_where_replicas_meet
 
 # A TPU driver's files: up to v4, and from v5e on. A virtual machine's GPUs have the latter too.
 CHIPS = ("/dev/accel0", "/dev/vfio/0")
@@ -43,8 +42,7 @@ class StrategyBackend(Backend):
 
     def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Runs the step on each local replica; the first one's result."""
-        with suspended_where_replicas_meet():
-            result = self.strategy.run(step, args=tuple(args))
+        result = self.strategy.run(step, args=tuple(args))
         return self.strategy.experimental_local_results(result)[0]
 
     def replica(self) -> Any:

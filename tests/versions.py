@@ -50,7 +50,9 @@ VERSIONS = (
     Version("oldest", ("3.10", "3.11", "3.12"), "tensorflow-cpu==2.16.*"),
     Version("newest", ("3.14", "3.13", "3.12", "3.11", "3.10"), "tensorflow-cpu>=2.16"),
     Version(
-        *("keras-nightly", ("3.13", "3.12", "3.11"), "tensorflow-cpu>=2.16"),
+        "keras-nightly",
+        ("3.13", "3.12", "3.11"),
+        "tensorflow-cpu>=2.16",
         keras="keras-nightly",
     ),
 )

@@ -61,7 +61,12 @@ def mpi() -> tuple[str, Timer]:
             function,
             in_place if source is target else ctypes.c_void_p(source.ctypes.data),
             ctypes.c_void_p(target.ctypes.data),
-            *(source.size, datatype, op, world, repetitions, inner),
+            source.size,
+            datatype,
+            op,
+            world,
+            repetitions,
+            inner,
             ctypes.c_void_p(seconds.ctypes.data),
         )
         return seconds

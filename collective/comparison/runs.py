@@ -277,7 +277,8 @@ class Comparison:
         ended, summary = self._train(
             "auto",
             processes,
-            *("--steps", "2"),
+            "--steps",
+            "2",
             launcher="mpirun" if with_mpi else "collectiverun",
             variables=launching.environment({**os.environ, **measure}),
         )

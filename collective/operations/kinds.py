@@ -44,8 +44,15 @@ def _numbered(*names: str) -> dict[str, int]:
 ALGORITHMS = _numbered("auto", "direct", "one-shot", "halving-doubling", "hierarchical")
 
 DTYPES = _numbered(
-    *("float32", "float64", "float16", "bfloat16"),
-    *("int8", "uint8", "int32", "int64", "bool"),
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "bool",
 )
 
 # What float32 elements may be on their way.

@@ -62,7 +62,9 @@ class Assembly:
         """Decides what was left open; every rank calls it."""
         self.require(features_of(prepared.model))
         per_replica = own_batches.chosen(
-            *(self.options.per_replica, prepared.model, self.backend),
+            self.options.per_replica,
+            prepared.model,
+            self.backend,
             data.replica_rows,
         )
         self.options = dataclasses.replace(self.options, per_replica=per_replica)

@@ -51,7 +51,9 @@ def chosen(
             "per_replica: each of %d replicas runs train_step of %r on %s; gradients, "
             "metrics and state are averaged by rows: another model than that of one "
             "process",
-            *(replicas, model.name, _in_words(wanted, batch_rows, replicas)),
+            replicas,
+            model.name,
+            _in_words(wanted, batch_rows, replicas),
         )
     return wanted
 

@@ -29,7 +29,11 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
         log.warning(
             "a batch has %d row%s, and there are %d replicas: %d of them idle in every "
             "step. HINT: batches of %d rows or more, or fewer ranks",
-            *(known, "s" * (known > 1), replicas, replicas - known, replicas),
+            known,
+            "s" * (known > 1),
+            replicas,
+            replicas - known,
+            replicas,
         )
     return known or max(32, replicas)
 

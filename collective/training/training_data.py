@@ -148,7 +148,7 @@ class TrainingData:
             return inputs
         check_labels(model, inputs.source)
         return PlannedFeed(
-            *(inputs, self.backend, steps_per_epoch, initial_epoch, self.virtual)
+            inputs, self.backend, steps_per_epoch, initial_epoch, self.virtual
         )
 
 

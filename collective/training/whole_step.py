@@ -250,7 +250,8 @@ def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:
     if micro_batches > 1 and backend.rank == 0:
         log.warning(
             "model %r has run_eagerly=True: accumulate=%d saves no memory",
-            *(model.name, micro_batches),
+            model.name,
+            micro_batches,
         )
     if backend.replicas > 1 and backend.rank == 0 and model not in _said:
         _said.add(model)
@@ -258,5 +259,6 @@ def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:
             "model %r has run_eagerly=True: there is no graph to share out, so each of "
             "%d ranks computes whole batches, with the memory and in the time that one "
             "process takes",
-            *(model.name, backend.replicas),
+            model.name,
+            backend.replicas,
         )

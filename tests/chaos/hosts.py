@@ -33,9 +33,14 @@ def command(hosts: Lab, words: list[str]) -> list[str]:
     passed = " ".join(f"-x {name}" for name in PASSED)
     return hosts.ours(
         "collective.launch",
-        *("-H", f"{NETWORK}.1:2,{NETWORK}.2:1", "--heartbeat", str(HEARTBEAT)),
-        *("--start-timeout", str(START_TIMEOUT)),
-        *(f"--mpi-args={passed}", *words),
+        "-H",
+        f"{NETWORK}.1:2,{NETWORK}.2:1",
+        "--heartbeat",
+        str(HEARTBEAT),
+        "--start-timeout",
+        str(START_TIMEOUT),
+        f"--mpi-args={passed}",
+        *words,
     )
 
 

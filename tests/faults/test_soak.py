@@ -97,7 +97,10 @@ def test_soak(tmp_path):
     fault = Fault(
         "",
         training(
-            *("--ledger", f"{tmp_path}/ledger", "--json", f"{tmp_path}/json"),
+            "--ledger",
+            f"{tmp_path}/ledger",
+            "--json",
+            f"{tmp_path}/json",
             steps=STEPS,
         ),
         "",

@@ -72,8 +72,10 @@ def goes_on_alike(it: Job) -> None:
     resumed = losses_with("--resume")
     assert_perfect_ledger(it.folder / "ledger")
     undisturbed = losses_with(
-        *("--checkpoint-dir", str(it.folder / "others")),
-        *("--ledger", str(it.folder / "other-ledger")),
+        "--checkpoint-dir",
+        str(it.folder / "others"),
+        "--ledger",
+        str(it.folder / "other-ledger"),
     )
     assert resumed == undisturbed
 

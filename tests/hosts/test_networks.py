@@ -122,7 +122,10 @@ def test_ports_are_those_that_security_md_has_a_firewall_limit(two_networks, tmp
     page = (launch.ROOT / "docs" / "reference" / "security.md").read_text()
     (options,) = re.findall(r'--mpi-args="(--prtemca [^"]*)"', page)
     job = start(
-        *(two_networks, "--network-interfaces", "eth0", f"--mpi-args={options}"),
+        two_networks,
+        "--network-interfaces",
+        "eth0",
+        f"--mpi-args={options}",
         steps=3,
         until=str(tmp_path / "seen"),
     )

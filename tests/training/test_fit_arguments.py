@@ -199,7 +199,8 @@ def test_callbacks_of_keras_do_what_they_do_there(backend, tmp_path):
         made = model()()
         history = run(
             made,
-            *(X, Y),
+            X,
+            Y,
             epochs=8,
             batch_size=10,
             shuffle=False,

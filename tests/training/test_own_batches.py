@@ -168,7 +168,10 @@ def test_one_row_leaves_ranks_idle(backend, caplog):
         model = made(Contrastive)
         x, y = data()
         fit(
-            *(model, x, y, 1),
+            model,
+            x,
+            y,
+            1,
             backend=backend,
             shuffle=False,
             verbose=0,

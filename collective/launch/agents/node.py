@@ -166,7 +166,9 @@ class _Agent:
     async def _start(self, stream: int, command: str) -> None:
         # Before its input comes: the command may not wait for any.
         process = self.running[stream] = await asyncio.create_subprocess_exec(
-            *("sh", "-c", command),
+            "sh",
+            "-c",
+            command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -86,7 +86,8 @@ class HookState:
                 log.warning(
                     "hook %r: the gradient of %r is not compressed: it comes as single "
                     "look-ups, in a loop or branch, or not at all",
-                    *(self.hook, path),
+                    self.hook,
+                    path,
                 )
 
     def assign(

@@ -83,7 +83,9 @@ def check(names: Mapping[str, str] = NAMES) -> None:
         log.warning(
             "keras %s is newer than %s, the newest that collective is tested with. HINT: "
             "pip install 'keras<=%s.99' if something fails",
-            *(keras.__version__, NEWEST, NEWEST),
+            keras.__version__,
+            NEWEST,
+            NEWEST,
         )
 
 

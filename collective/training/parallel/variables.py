@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 from weakref import WeakSet
 
 import keras
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.replacements import replacing
 from collective.training import keras_compat
 from collective.training.keras_compat import Values, Whole
 from collective.training.parallel.layers import TensorParallelLayer
@@ -93,7 +93,7 @@ def without_group(layers: Iterable[TensorParallelLayer]) -> Iterator[None]:
     """Inside, layers compute as the Keras layers that they are derived from."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            stack.enter_context(mock.patch.object(layer, "group", None))
+            stack.enter_context(replacing(layer, "group", None))
         yield
 
 

@@ -106,7 +106,8 @@ class PartitionedMethod:
             log.info(
                 "%s gathers %.1f MB a step, for operations that need all rows "
                 "(--explain, or COLLECTIVE_EXPLAIN=1, says which)",
-                *(name, gathered / 1e6),
+                name,
+                gathered / 1e6,
             )
 
     def names_of_first_sum(self) -> list[str]:

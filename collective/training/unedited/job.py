@@ -13,7 +13,6 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 from weakref import WeakSet
 
 import keras
@@ -22,6 +21,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
+from collective.replacements import replacing
 from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 from collective.training.unedited.recovery import Recovery
@@ -82,9 +82,7 @@ class Job:
 
     def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
         """Replaces an attribute of a class or module, until ``undo``."""
-        new = not hasattr(owner, name)
-        patch = mock.patch.object(owner, name, value, create=new)
-        self._replaced.enter_context(patch)
+        self._replaced.enter_context(replacing(owner, name, value, new=True))
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Has ``undo`` do something more."""
