@@ -1,14 +1,8 @@
-"""Everything the project takes from inside Keras, in one place.
+"""What the training takes from inside Keras and TensorFlow, one file for each neighbour.
 
-The step needs three things that Keras has no public function for: to switch off the
-gradient sum inside its optimizers (our gradients are summed already), to see a loss as a
-sum and a weight instead of a mean, and to run a metric without touching its variables.
-Checkpoints need a fourth: to write earlier values of the variables to Keras' file. Each is
-a few lines against Keras' source, and each has a test in
-``tests/training/keras_compat/test_keras_compat.py`` that fails when Keras changes.
-
-The functions of these files are used under this package's name. ``private_names`` has the
-names that they take, and compares Keras with them first.
+``private_names`` has the names, and compares what is installed with them first. The
+functions are used under this package's name; each has a test that fails when a neighbour
+changes. Nothing here is about the mathematics of a step, which is Keras' own.
 """
 
 # ruff: noqa: F403

@@ -1,7 +1,7 @@
-"""The names inside Keras that this room takes: one table, checked at import.
+"""The names inside Keras and TensorFlow that the product takes: two tables, checked at import.
 
-A Keras that lacks one, or is newer than the newest that the tests have run with, is named
-before anything trains.
+A Keras or TensorFlow that lacks one, and a Keras that is newer than the newest that the
+tests have run with, is named before anything trains. A test holds the tables to the code.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.log import log
 
-#: The newest Keras that the tests have run with.
+#: The newest versions that the tests have run with.
 NEWEST = "3.15"
+NEWEST_TENSORFLOW = "2.21"
 
 #: By module of ``keras.src``, or class in it (``module:class``): names, space-separated. Those of
 #: a class may be methods, or attributes that its methods set.
-NAMES: Mapping[str, str] = {
+KERAS: Mapping[str, str] = {
     "api_export": "REGISTERED_OBJS_TO_NAMES get_name_from_symbol",
     "backend": "random",
     "backend.common.global_state": "get_global_attribute",
@@ -29,6 +31,7 @@ NAMES: Mapping[str, str] = {
     "backend.common.variables:Variable": (
         "_value _shape _dtype _path _initialize _direct_assign"
     ),
+    "backend.tensorflow.distribution_lib": "",
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
     "backend.tensorflow.trainer": "TFEpochIterator",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
@@ -68,17 +71,81 @@ NAMES: Mapping[str, str] = {
     "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter": "generator",
     "utils.file_utils": "get_file",
 }
+#: By module of ``tensorflow.python``.
+TENSORFLOW: Mapping[str, str] = {
+    "autograph.core.ag_ctx": "control_status_ctx",
+    "autograph.impl.api": "tf_convert",
+    "checkpoint.checkpoint_management": "",
+    "checkpoint.functional_saver": "MultiDeviceSaver",
+    "checkpoint.tensor_callable": "Callable",
+    "distribute.cross_device_ops": "_simple_reduce reduce_non_distributed_value",
+    "distribute.distribute_lib": (
+        "UpdateContext _get_default_replica_mode _get_default_strategy "
+        "_pop_per_thread_mode _push_per_thread_mode"
+    ),
+    "distribute.distribute_utils": "is_mirrored regroup select_replica",
+    "distribute.input_util": (
+        "get_distributed_dataset get_distributed_datasets_from_function"
+    ),
+    "distribute.mirrored_strategy": "MirroredExtended",
+    "distribute.values": (
+        "DistributedValues MirroredVariable PerReplica SyncOnReadVariable"
+    ),
+    "distribute.values_util": "get_on_read_restore_ops",
+    "eager.context": "context context_safe get_function_def global_seed",
+    "eager.execute": "execute",
+    "eager.polymorphic_function.polymorphic_function": "Function",
+    "eager.record": "could_possibly_record",
+    "framework.auto_control_deps": "register_acd_resource_resolver",
+    "framework.auto_control_deps_utils": "get_read_write_resource_inputs",
+    "framework.op_def_registry": "get",
+    "framework.ops": "get_gradient_function uid",
+    "ops.control_flow_util": "GraphOrParentsInXlaContext",
+    "ops.control_flow_util_v2": (
+        "create_new_tf_function get_func_graph maybe_set_lowering_attr"
+    ),
+    "ops.control_flow_v2_func_graphs": (
+        "CondBranchFuncGraph WhileBodyFuncGraph WhileCondFuncGraph"
+    ),
+    "ops.gen_functional_ops": "_while case stateless_case stateless_while",
+    "ops.gen_random_index_shuffle_ops": "",
+    "ops.gen_random_ops": "",
+    "ops.gen_stateless_random_ops": "",
+    "ops.gen_stateless_random_ops_v2": "",
+    "ops.handle_data_util": "copy_handle_data get_resource_handle_data",
+    "ops.resource_variable_ops": (
+        "BaseResourceVariable ResourceVariable UninitializedVariable"
+    ),
+    "trackable.base": "VARIABLE_VALUE_KEY",
+    "util._pywrap_determinism": "enable is_enabled",
+}
 
 
-def check(names: Mapping[str, str] = NAMES) -> None:
-    """Compares this Keras with the table; a UsageError where it lacks a name."""
-    missing = [*_missing(names)]
-    if missing:
-        raise UsageError(
-            f"keras {keras.__version__} lacks what collective takes from inside it: "
-            + ", ".join(missing),
-            hint=f"pip install --upgrade 'keras<={NEWEST}.99'",
-        )
+def check(
+    of_keras: Mapping[str, str] = KERAS, of_tensorflow: Mapping[str, str] = TENSORFLOW
+) -> None:
+    """Compares this Keras and TensorFlow with the tables.
+
+    Raises:
+        UsageError: One of them lacks a name.
+    """
+    for library, version, root, names, newest in (
+        ("keras", keras.__version__, "keras.src", of_keras, NEWEST),
+        (
+            "tensorflow",
+            tf.__version__,
+            "tensorflow.python",
+            of_tensorflow,
+            NEWEST_TENSORFLOW,
+        ),
+    ):
+        missing = [*_missing(root, names)]
+        if missing:
+            raise UsageError(
+                f"{library} {version} lacks what collective takes from inside it: "
+                + ", ".join(missing),
+                hint=f"pip install --upgrade '{library}<={newest}.99'",
+            )
     if _number(keras.__version__) > _number(NEWEST):
         log.warning(
             "keras %s is newer than %s, the newest that collective is tested with. HINT: "
@@ -89,19 +156,19 @@ def check(names: Mapping[str, str] = NAMES) -> None:
         )
 
 
-def _missing(names: Mapping[str, str]) -> Iterator[str]:
+def _missing(root: str, names: Mapping[str, str]) -> Iterator[str]:
     for place, wanted in names.items():
         module, _, kind = place.partition(":")
         try:
-            owner: Any = importlib.import_module(f"keras.src.{module}")
+            owner: Any = importlib.import_module(f"{root}.{module}")
             owner = getattr(owner, kind) if kind else owner
         except (ImportError, AttributeError):
-            yield f"keras.src.{place}"
+            yield f"{root}.{place}"
             continue
         lacks = set(wanted.split()) - set(dir(owner))
         if lacks and kind:  # set by methods, if at all
             lacks -= _used_by(owner)
-        yield from (f"keras.src.{place}.{n}" for n in wanted.split() if n in lacks)
+        yield from (f"{root}.{place}.{n}" for n in wanted.split() if n in lacks)
 
 
 def _used_by(kind: type[Any]) -> set[str]:
