@@ -30,9 +30,29 @@ def open_backend(
         if tensorflow_has_started():
             threads = None  # it keeps those that it has
         options = backends.Options(threads=threads)
-        backend = backends.get(backend, options, gradients)
+        backend = _as_before(backends.get(backend, options, gradients))
     if isinstance(backend, Serving):
         backend.serve()
+    return backend
+
+
+# Those that were opened by a name: what was traced for one, a later call finds again.
+_opened: list[Backend] = []
+
+
+def _as_before(backend: Backend) -> Backend:
+    """An earlier backend that is like this one; else this one, for later calls."""
+    if backend.elastic or isinstance(backend, Serving):
+        return backend
+    for earlier in _opened:
+        if (
+            type(earlier) is type(backend)
+            and earlier.options == backend.options
+            and earlier.environment == backend.environment
+        ):
+            earlier.chosen_because = backend.chosen_because
+            return earlier
+    _opened.append(backend)
     return backend
 
 

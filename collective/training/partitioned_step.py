@@ -93,19 +93,37 @@ class PartitionedStep:
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = Layout(self.model, shapes)
         self._metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
-        if seed is not None:
-            keras_compat.reseed(captured_variables(self.graph), seed)
-        if method == "train_step":
-            with contextlib.nullcontext() if slots is None else slots.stood_in():
-                register_outside_variables(
-                    prepared, backend, self._method.source, writes=True
-                )
+        self._begin(prepared, seed)
         state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
         if self._hook is not None:
             self._state += self._hook.variables
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
         self._runs: dict[Any, Any] = {}
+
+    def _begin(self, prepared: PreparedModel, seed: int | None) -> None:
+        if seed is not None:
+            keras_compat.reseed(captured_variables(self.graph), seed)
+        if self._name == "train_step":
+            slots = self._slots
+            with contextlib.nullcontext() if slots is None else slots.stood_in():
+                register_outside_variables(
+                    prepared, self.backend, self._method.source, writes=True
+                )
+
+    def continue_with(
+        self,
+        prepared: PreparedModel,
+        attachments: Sequence[Attachment],
+        seed: int | None,
+    ) -> bool:
+        """Whether the graph of this step, of an earlier training, serves another one."""
+        found = self.attachments.continued_by(attachments)
+        if found is None:
+            return False
+        self.attachments = found
+        self._begin(prepared, seed)
+        return True
 
     @property
     def graph(self) -> tf.Graph:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
+from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.own_rows_step import OwnRowsStep
 from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepared import PreparedModel
+from collective.training.step import finite
 from collective.training.step.attachments import Attachment
+from collective.training.variables import optimizers_of
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.whole_step import WholeStep
 
@@ -58,8 +62,16 @@ def make_step(
             micro_batches=options.accumulate,
             seed=options.seed,
         )
+    kept = _kept(prepared, backend)
+    key = (
+        (backend, method, repr(spec), expected_rows, options.accumulate),
+        (options.virtual_replicas, finite.traced_for()),
+    )
+    step = kept.get(key)
+    if step is not None and step.continue_with(prepared, attachments, options.seed):
+        return step
     count = options.virtual_replicas
-    return PartitionedStep(
+    kept[key] = step = PartitionedStep(
         prepared,
         backend,
         spec,
@@ -70,3 +82,49 @@ def make_step(
         seed=options.seed,
         virtual=None if count is None else VirtualReplicas(count),
     )
+    return step
+
+
+def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedStep]:
+    """The steps that were traced for a model as it is now compiled, by what they are for.
+
+    As Keras keeps ``train_function``, until the model is compiled again. They are an
+    attribute of the model, which they hold: both end together.
+    """
+    is_plain = not (prepared.partition or prepared.placement or prepared.hook)
+    if not is_plain or backend.tensor is not None:
+        return {}
+    model = prepared.model
+    compiled = [
+        model.optimizer,
+        *keras_compat.compiled_objects(model),
+        *model.variables,
+        *model.metrics_variables,
+        *(v for o in optimizers_of(model) for v in o.variables),
+    ]
+    flags = [layer.trainable for layer in keras_compat.layers_of(model)]
+    kept = vars(model).get(_KEPT)
+    if kept is None or not kept.is_of(compiled, flags):
+        kept = vars(model)[_KEPT] = _Kept(compiled, flags)
+    return kept.steps
+
+
+class _Kept:
+    """Steps of a model; not a container that Keras looks into.
+
+    Args:
+        compiled: What the steps were traced with.
+        flags: ``trainable`` of each layer.
+    """
+
+    def __init__(self, compiled: Sequence[Any], flags: Sequence[bool]):
+        self._compiled, self._flags = list(compiled), list(flags)
+        self.steps: dict[Any, PartitionedStep] = {}
+
+    def is_of(self, compiled: Sequence[Any], flags: Sequence[bool]) -> bool:
+        """Whether nothing was compiled, built or frozen since."""
+        same = [id(a) for a in compiled] == [id(b) for b in self._compiled]
+        return same and flags == self._flags
+
+
+_KEPT = "_collective_steps"

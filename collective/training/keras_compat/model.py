@@ -210,3 +210,9 @@ def _traced_anew() -> contextlib.AbstractContextManager[Any]:
         return original(self._clone(None), *args, **kwargs)
 
     return replacing(polymorphic_function.Function, "__call__", call)
+
+
+def compiled_objects(model: keras.Model) -> list[Any]:
+    """What ``compile`` has made: other ones after each call."""
+    names = ("_compile_loss", "_compile_metrics", "_loss_tracker")
+    return [getattr(model, name, None) for name in names]

@@ -64,6 +64,12 @@ class DesyncAlarm(Attachment):
         )
         return [self._in_own_row(mine)]
 
+    def continues(self, before: Attachment) -> bool:
+        """Of the same variables, in the same steps."""
+        assert isinstance(before, DesyncAlarm)
+        same = [id(v) for v in self.variables] == [id(v) for v in before.variables]
+        return same and self.every == before.every and self.backend is before.backend
+
     def _checksum(self) -> tf.Tensor:
         """The checksum of this replica: uint8 ``[1, BYTES]``."""
         return tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))

@@ -12,7 +12,7 @@ the same steps. ``Step`` takes a list of attachments and knows nothing else abou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,6 +63,13 @@ class Attachment(ABC):
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
         """Inside ``Backend.run``: this replica's tensors, of static shapes."""
 
+    def continues(self, before: Attachment) -> bool:
+        """Whether what is traced of another one, of an earlier training, serves this one.
+
+        If so, it takes over the variables that the graph reads.
+        """
+        return False
+
     @abstractmethod
     def receive(self, total: Total, number: int) -> None:
         """After step ``number``, on every rank, outside the graph.
@@ -78,6 +85,17 @@ class Attachments(list[Attachment]):
     def __init__(self, attachments: Iterable[Attachment] = ()):
         super().__init__(attachments)
         self._sizes: list[int] = []
+
+    def continued_by(self, others: Sequence[Attachment]) -> Attachments | None:
+        """Others in the graph of these; None where they would be another graph."""
+        if len(others) != len(self):
+            return None
+        pairs = zip(others, self, strict=True)
+        if not all(type(a) is type(b) and a.continues(b) for a, b in pairs):
+            return None
+        found = Attachments(others)
+        found._sizes = self._sizes
+        return found
 
     def prepare(self) -> None:
         """Before each step, outside the graph."""

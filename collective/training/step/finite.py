@@ -53,13 +53,9 @@ class Watch:
             tf.reduce_all(not_finite == 0),
             lambda: False,
             lambda: tf.numpy_function(
-                self._say, [number, tf.cast(not_finite, tf.int32)], tf.bool
+                _say, [number, tf.cast(not_finite, tf.int32)], tf.bool
             ),
         )
-
-    def _say(self, number: np.ndarray, places: np.ndarray) -> np.bool_:
-        self.say(int(number), places.tolist())
-        return np.bool_(True)
 
     def say(self, number: int, places: Sequence[int]) -> None:
         """Warns, the first time."""
@@ -73,6 +69,18 @@ class Watch:
 
 
 _watches: list[Watch] = []
+
+
+def _say(number: np.ndarray, places: np.ndarray) -> np.bool_:
+    """In the training that runs, which may have the graph of an earlier one."""
+    if _watches:
+        _watches[-1].say(int(number), places.tolist())
+    return np.bool_(True)
+
+
+def traced_for() -> tuple[bool, bool]:
+    """What of the training is in the graphs of its steps: raises, expected."""
+    return (_watches[-1].raises, _watches[-1].expected) if _watches else (True, False)
 
 
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -37,6 +37,12 @@ class ControlMessages(Attachment):
             self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._current = 0
 
+    def continues(self, before: Attachment) -> bool:
+        """With the variable that the graph reads."""
+        assert isinstance(before, ControlMessages)
+        self._mine, self._current = before._mine, before._current
+        return self.backend is before.backend
+
     def prepare(self) -> None:
         """Before a step: sets what this rank sends in it."""
         current = self.preemption.flags()
