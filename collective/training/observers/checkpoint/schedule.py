@@ -288,11 +288,13 @@ class Checkpoint(Observer):
             self._lock_folder()
             self._store.open()
             usable = os.access(self.folder, os.W_OK | os.X_OK)
-        except OSError:
-            usable = False
+            reason = "no permission"
+        except OSError as error:
+            usable, reason = False, error.strerror or str(error)
         if not usable:
             raise UsageError(
-                f"checkpoints cannot be written to {self._store.shown(self.folder)}",
+                f"checkpoints cannot be written to {self._store.shown(self.folder)}: "
+                + reason,
                 hint="--checkpoint-dir DIR that can be made and written to",
                 everywhere=False,
             )
