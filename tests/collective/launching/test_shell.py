@@ -23,10 +23,13 @@ def started(*words: str, ranks: int = 2, **popen) -> subprocess.Popen:
     return subprocess.Popen(
         [*launch.command("native", ranks), *words],
         env=launch.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
-        **{"cwd": launch.ROOT, **popen},
+        **{
+            "cwd": launch.ROOT,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            **popen,
+        },
     )
 
 
@@ -93,6 +96,20 @@ def test_no_room_for_the_files_of_mpirun(tmp_path):
             timeout=SECONDS,
         )
     assert ended.returncode and f"HINT: {folder} is full" in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize("stream, code", [("stdout", 1), ("stderr", 0)])
+def test_a_full_disk_that_loses_what_ranks_print(stream, code):
+    """They run on; only lost messages on stderr are no reason to fail."""
+    both = "import sys; print('line'); print('line', file=sys.stderr)"
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        job = started(sys.executable, "-c", both, ranks=1, **streams)
+        printed = "".join(text or "" for text in job.communicate(timeout=SECONDS))
+    assert job.returncode == code and printed.count("line\n") == 1, printed
+    if stream == "stdout":
+        told = "what ranks print is lost: /dev/full: No space left on device; "
+        assert printed.count(told) == 1 and "HINT: free some space" in printed
 
 
 def test_a_working_directory_that_was_removed(tmp_path):

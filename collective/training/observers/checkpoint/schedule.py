@@ -211,8 +211,10 @@ class Checkpoint(Observer):
         self.wait()
         self._write(state)
         if self._skipped:
+            s = "" if self._skipped == 1 else "s"
+            were = "was" if self._skipped == 1 else "were"
             _warn(
-                f"{self._skipped} checkpoints were skipped: all would have taken more "
+                f"{self._skipped} checkpoint{s} {were} skipped: all would have taken more "
                 f"than {PART_OF_TIME:.0%} of the time",
                 hint="a larger --checkpoint-every; or leave it so",
             )
