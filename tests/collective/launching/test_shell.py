@@ -50,16 +50,18 @@ def test_nohup_outlives_its_terminal():
 
 
 def test_ctrl_z_stops_the_ranks_until_the_job_continues(tmp_path):
-    go_on = tmp_path / "go on"  # a rank that had ended could not be stopped
-    waits = f"while [ ! -e '{go_on}' ]; do sleep 0.05; done"
-    job = started("sh", "-c", f"echo $$; read line; {waits}; echo done")
+    # Ranks wait in their shell alone: one that starts a program might be stopped between
+    # fork and exec, where a shell shows as D.
+    go_on = tmp_path / "go on"
+    os.mkfifo(go_on)
+    job = started("sh", "-c", f"echo $$; : < '{go_on}'; echo done")
     assert job.stdout is not None
     ranks = [int(job.stdout.readline().split()[-1]) for _ in range(2)]
     job.send_signal(signal.SIGTSTP)
     launch.await_that(lambda: all(map(is_stopped, [job.pid, *ranks])))
-    go_on.touch()
-    job.send_signal(signal.SIGCONT)
-    printed = job.communicate(timeout=SECONDS)[0]
+    with open(os.open(go_on, os.O_RDWR)):
+        job.send_signal(signal.SIGCONT)
+        printed = job.communicate(timeout=SECONDS)[0]
     assert job.returncode == 0 and printed.count("done") == 2, printed
 
 
