@@ -161,7 +161,7 @@ def _run(script: Script, distribution: Distribution) -> int:
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        script.run()
+        _run_to_end(script, distribution)
     except SystemExit as error:
         ends_alone = isinstance(error, ProcessExit) or error.code in (None, 0)
         if backend.size == 1 or ends_alone:
@@ -185,6 +185,17 @@ def _run(script: Script, distribution: Distribution) -> int:
             f"the {backend.size} processes has run all of it"
         )
     return 0
+
+
+def _run_to_end(script: Script, distribution: Distribution) -> None:
+    end = distribution.job.recovery.end_script
+    try:
+        script.run()
+    except SystemExit as error:
+        if not isinstance(error, ProcessExit) and error.code in (None, 0):
+            end()
+        raise
+    end()
 
 
 def _failed(error: BaseException, distribution: Distribution) -> int:

@@ -49,7 +49,7 @@ def options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[str]:
                 hint=f"give it once, with the slots of both: -H {hosts[0]}:SLOTS",
             )
         raise CollectiveError(
-            f"{' and '.join(hosts)} both call themselves {name}, and Open MPI distinguishes "
+            f"{' and '.join(hosts)} both call themselves {name}, and Open MPI tells "
             "hosts apart by their own names",
             hint="give each a name of its own, as root on one of them: "
             f"hostnamectl set-hostname {name}-2",

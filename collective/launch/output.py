@@ -33,6 +33,9 @@ _HINTS = {
     "a mapped file, has no room left; a data file that became shorter while it was read "
     "has the same effect"
 }
+# A disk, or what this user or process may have of it. Any other error is of a screen that
+# was closed.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TRACEBACK = "Traceback (most recent call last)"
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # What TensorFlow writes at its import, before it has read the level.
@@ -149,11 +152,16 @@ class RankOutput:
                 RankOutput.error_at[rank] = RankOutput.on_screen
 
     def _write(self, target: IO[str], line: str) -> bool:
-        # A closed screen must not end the job.
-        with contextlib.suppress(OSError, ValueError):
+        # Neither a closed screen nor a full disk may end the job.
+        try:
             target.write(self._time() + line)
             target.flush()
             return True
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                _note_lost(target, error)
+        except ValueError:
+            pass
         return False
 
     @property
@@ -279,6 +287,20 @@ class _Messages:
 
 
 _messages: _Messages | None = None
+_lost: dict[str, bool] = {}  # files that lack lines; whether that fails the job
+
+
+def _note_lost(target: IO[str], error: OSError) -> None:
+    """Says once for each file that lines of ranks are missing in it."""
+    path = os.readlink(f"/proc/self/fd/{target.fileno()}")
+    if path in _lost:
+        return
+    _lost[path] = fails = target is not sys.stderr
+    then = ", and ends with exit code 1" if fails else ""
+    print_message(
+        f"what ranks print is lost: {path}: {error.strerror}; the job continues{then}\n"
+        "HINT: free some space there, or write to another disk"
+    )
 
 
 def never_block() -> None:
@@ -291,7 +313,11 @@ def never_block() -> None:
 
 
 def settled(code: int) -> int:
-    """Returns an exit code; if our output is not read, ends the process with it."""
+    """Returns an exit code; if our output is not read, ends the process with it.
+
+    It is not 0 where standard output, or a file of a rank, lacks what ranks have printed.
+    """
+    code = code or int(any(_lost.values()))
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):

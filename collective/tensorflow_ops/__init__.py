@@ -5,7 +5,8 @@ TensorFlow waits for another rank. Inside a ``tf.function`` ranks may reach the 
 different orders: the core matches them by name and runs them in the order of the first
 rank. ``naming.py`` says what a collective's name is and which collectives TensorFlow
 runs in the order of the program; begin there. ``gradients.py`` has the gradients,
-``library.py`` the shared library and all imports from inside TensorFlow.
+``library.py`` the shared library and all imports from inside TensorFlow but one, that of
+``converted_source.py``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from collective.operations.kinds import (
 from collective.process_set import ProcessSet
 from collective.tensorflow_ops import gradients as gradients
 from collective.tensorflow_ops import ranks
+from collective.tensorflow_ops.converted_source import keep_in_memory
 from collective.tensorflow_ops.naming import attributes as _attributes
 from collective.tensorflow_ops.naming import make as _make
 from collective.tensorflow_ops.naming import name_of as _name
+
+keep_in_memory()
 
 
 def all_reduce(

@@ -218,7 +218,7 @@ CATALOGUE = {
     ),
     "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
-    "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=2), (True, True)),
+    "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=5), (True, True)),
     "stop": Chaos(stops, (False, True), elastic=True),
     "suspend": Chaos(suspends, (True, True)),
     "freeze": Chaos(freezes, (False, True), elastic=True, needs=freezer.why_not),

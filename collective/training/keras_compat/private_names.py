@@ -75,6 +75,7 @@ KERAS: Mapping[str, str] = {
 TENSORFLOW: Mapping[str, str] = {
     "autograph.core.ag_ctx": "control_status_ctx",
     "autograph.impl.api": "tf_convert",
+    "autograph.pyct.loader": "load_source",
     "checkpoint.checkpoint_management": "",
     "checkpoint.functional_saver": "MultiDeviceSaver",
     "checkpoint.tensor_callable": "Callable",

@@ -80,6 +80,27 @@ class Recovery:
             self._elastic.on_change = None
             self._elastic = None
 
+    def end_script(self) -> None:
+        """Waits for the other ranks at the end of the script.
+
+        Raises:
+            CollectiveError: On every rank: rank 0 has died since its last call. What it
+                would have printed and written since is nobody else's.
+        """
+        if self._elastic is None:
+            return
+        follows = [int(self._backend.rank > 0)]
+
+        def gather() -> list[list[int]]:
+            return gather_few(self._backend, follows).tolist()
+
+        if self.run(gather, "the end of the script")[0] == [1]:  # of who is rank 0 now
+            raise CollectiveError(
+                "rank 0 died at the end of the script, after the last call that all "
+                "ranks make together: what it had not printed or written is lost",
+                hint="run the script again, from what it has saved",
+            )
+
     def run(
         self,
         attempt: Callable[[], T],

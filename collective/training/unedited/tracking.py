@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from collective.log import log
 
@@ -29,7 +31,8 @@ def record_on_rank_zero(rank: int) -> Callable[[], None]:
         return lambda: None
     before = {name: os.environ.get(name) for name in (*_OFF, _MLFLOW)}
     os.environ.update(_OFF)
-    folder = tempfile.mkdtemp(prefix="collective-mlflow-")
+    # MLflow makes it, if the script uses it: a rank that is killed leaves no empty one.
+    folder = Path(tempfile.gettempdir(), f"collective-mlflow-{secrets.token_hex(8)}")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ[_MLFLOW] = f"file:{folder}"
 

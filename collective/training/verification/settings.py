@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_determinism
 
@@ -47,4 +48,5 @@ def describe_settings() -> dict[str, str]:
         "settings of oneDNN and XLA": str(libraries or "default"),
         "version of Keras": keras.__version__,
         "version of TensorFlow": tf.__version__,
+        "version of NumPy": np.__version__,  # it draws and converts rows
     }

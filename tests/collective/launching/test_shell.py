@@ -23,10 +23,13 @@ def started(*words: str, ranks: int = 2, **popen) -> subprocess.Popen:
     return subprocess.Popen(
         [*launch.command("native", ranks), *words],
         env=launch.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
-        **{"cwd": launch.ROOT, **popen},
+        **{
+            "cwd": launch.ROOT,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            **popen,
+        },
     )
 
 
@@ -47,16 +50,18 @@ def test_nohup_outlives_its_terminal():
 
 
 def test_ctrl_z_stops_the_ranks_until_the_job_continues(tmp_path):
-    go_on = tmp_path / "go on"  # a rank that had ended could not be stopped
-    waits = f"while [ ! -e '{go_on}' ]; do sleep 0.05; done"
-    job = started("sh", "-c", f"echo $$; read line; {waits}; echo done")
+    # Ranks wait in their shell alone: one that starts a program might be stopped between
+    # fork and exec, where a shell shows as D.
+    go_on = tmp_path / "go on"
+    os.mkfifo(go_on)
+    job = started("sh", "-c", f"echo $$; : < '{go_on}'; echo done")
     assert job.stdout is not None
     ranks = [int(job.stdout.readline().split()[-1]) for _ in range(2)]
     job.send_signal(signal.SIGTSTP)
     launch.await_that(lambda: all(map(is_stopped, [job.pid, *ranks])))
-    go_on.touch()
-    job.send_signal(signal.SIGCONT)
-    printed = job.communicate(timeout=SECONDS)[0]
+    with open(os.open(go_on, os.O_RDWR)):
+        job.send_signal(signal.SIGCONT)
+        printed = job.communicate(timeout=SECONDS)[0]
     assert job.returncode == 0 and printed.count("done") == 2, printed
 
 
@@ -93,6 +98,20 @@ def test_no_room_for_the_files_of_mpirun(tmp_path):
             timeout=SECONDS,
         )
     assert ended.returncode and f"HINT: {folder} is full" in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize("stream, code", [("stdout", 1), ("stderr", 0)])
+def test_a_full_disk_that_loses_what_ranks_print(stream, code):
+    """They run on; only lost messages on stderr are no reason to fail."""
+    both = "import sys; print('line'); print('line', file=sys.stderr)"
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        job = started(sys.executable, "-c", both, ranks=1, **streams)
+        printed = "".join(text or "" for text in job.communicate(timeout=SECONDS))
+    assert job.returncode == code and printed.count("line\n") == 1, printed
+    if stream == "stdout":
+        told = "what ranks print is lost: /dev/full: No space left on device; "
+        assert printed.count(told) == 1 and "HINT: free some space" in printed
 
 
 def test_a_working_directory_that_was_removed(tmp_path):

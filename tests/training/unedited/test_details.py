@@ -46,7 +46,8 @@ def test_other_ranks_record_no_experiment(monkeypatch):
     assert os.environ["WANDB_MODE"] == "of the user"
     take_over = record_on_rank_zero(1)
     assert os.environ["WANDB_MODE"] == "disabled"
-    assert os.path.isdir(os.environ["MLFLOW_TRACKING_URI"].removeprefix("file:"))
+    folder = os.environ["MLFLOW_TRACKING_URI"].removeprefix("file:")
+    assert os.path.isabs(folder) and not os.path.exists(folder)
     take_over()
     assert os.environ["WANDB_MODE"] == os.environ["NEPTUNE_MODE"] == "of the user"
     assert os.environ["MLFLOW_TRACKING_URI"] == "of the user"

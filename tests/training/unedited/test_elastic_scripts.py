@@ -93,6 +93,31 @@ def test_ranks_die_outside_of_a_training(stock, tmp_path):
     assert_same(tmp_path, stock)
 
 
+DIES_LAST = """
+import os, signal, sys, time, keras, numpy as np
+x = np.ones((16, 2))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], verbose=0)
+if os.environ["COLLECTIVE_RANK"] == sys.argv[1]:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("RESULT")
+sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("rank, expected", [("0", 1), ("1", 0)])
+def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
+    """What rank 0 would have printed is not lost in silence."""
+    script = tmp_path / "script.py"
+    script.write_text(DIES_LAST)
+    command = [*LAUNCHER, "-np", "3", "--min-np", "1", "--keras", str(script), rank]
+    code, printed = launch.run(command, launch.environment(forked=True), 100, tmp_path)
+    assert code == expected, printed
+    assert printed.count("RESULT") == 1 - expected
+    assert ("rank 0 died at the end of the script" in printed) == bool(expected)
+
+
 WAITS = """
 import os, signal, sys, time, psutil, keras, numpy as np
 x = np.ones((16, 2))

@@ -217,6 +217,11 @@ SETTINGS = {
         True,
         False,
     ),
+    "version of NumPy": (
+        lambda version: setattr(np, "__version__", version),
+        np.__version__,
+        "2.0.99",
+    ),
 }
 
 

@@ -211,8 +211,10 @@ class Checkpoint(Observer):
         self.wait()
         self._write(state)
         if self._skipped:
+            s = "" if self._skipped == 1 else "s"
+            were = "was" if self._skipped == 1 else "were"
             _warn(
-                f"{self._skipped} checkpoints were skipped: all would have taken more "
+                f"{self._skipped} checkpoint{s} {were} skipped: all would have taken more "
                 f"than {PART_OF_TIME:.0%} of the time",
                 hint="a larger --checkpoint-every; or leave it so",
             )
@@ -288,11 +290,13 @@ class Checkpoint(Observer):
             self._lock_folder()
             self._store.open()
             usable = os.access(self.folder, os.W_OK | os.X_OK)
-        except OSError:
-            usable = False
+            reason = "no permission"
+        except OSError as error:
+            usable, reason = False, error.strerror or str(error)
         if not usable:
             raise UsageError(
-                f"checkpoints cannot be written to {self._store.shown(self.folder)}",
+                f"checkpoints cannot be written to {self._store.shown(self.folder)}: "
+                + reason,
                 hint="--checkpoint-dir DIR that can be made and written to",
                 everywhere=False,
             )
