@@ -372,6 +372,22 @@ def test_slices(seed: int) -> None:
     check(operands, across, derivatives=1)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_of_the_first_or_last_row_no_others_are_sent(dtype: str, axis: int) -> None:
+    at = (slice(None),) * axis
+    functions = {
+        "first": lambda x: tf.cast(x, dtype)[(*at, 0)],
+        "last": lambda x: tf.cast(x, dtype)[(*at, -1)],
+        "part": lambda x: tf.cast(x, dtype)[(*at, 0, None, ..., 1)],
+        "backwards": lambda x: tf.cast(x, dtype)[(*at, -1, slice(None, None, -1))],
+    }
+    for blocks in [(1,), (2,)]:
+        operands = Operands(generator(axis), blocks).sharded([4, 3], axis)
+        made = check(operands, functions, tolerance=1e-6)
+        assert not made.fallbacks and not made.traffic.gathers
+
+
 # --- look-ups ------------------------------------------------------------------------
 
 
