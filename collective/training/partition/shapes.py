@@ -210,6 +210,29 @@ def _arg(node: Node) -> Shape:
     return x.shape[:axis] + x.shape[axis + 1 :]
 
 
+@shape_rule(
+    "UnsortedSegmentSum",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentProd",
+)
+def _segments(node: Node) -> Any:
+    x, numbers = (value.shape for value in node.inputs[:2])
+    count = sizes_in(node.inputs[2])
+    if x is None or numbers is None or count is None:
+        return None
+    return (count, *x[len(numbers) :])
+
+
+@shape_rule("TopK", "TopKV2")
+def _top(node: Node) -> Any:
+    x = node.inputs[0].shape
+    k = sizes_in(node.inputs[1]) if node.type == "TopKV2" else node.attr("k")
+    if x is None or k is None:
+        return None
+    return [(*x[:-1], k)] * 2
+
+
 @shape_rule("MatMul")
 def _matmul(node: Node) -> Any:
     a, b = (v.shape for v in node.inputs)

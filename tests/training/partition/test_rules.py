@@ -391,6 +391,23 @@ def test_of_the_first_or_last_row_no_others_are_sent(dtype: str, axis: int) -> N
 # --- look-ups ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_of_a_permutation_each_replica_takes_its_rows(dtype: str) -> None:
+    def shuffled(x: tf.Tensor) -> tf.Tensor:
+        draws = tf.random.stateless_uniform([tf.shape(x)[0]], [1, 2])
+        return tf.gather(tf.cast(x, dtype), tf.argsort(draws))
+
+    functions = {
+        "shuffle": shuffled,
+        "mixed": lambda x: tf.cast(x, dtype) * 0.3 + 0.7 * shuffled(x),
+        "pasted": lambda x: tf.where(x > 0, tf.cast(x, dtype), shuffled(x)),
+        "in one": lambda x: x * tf.random.experimental.stateless_shuffle(x, [1, 2]),
+    }
+    operands = Operands(generator(3)).sharded([4, 3])
+    made = check(operands, functions, derivatives=1, tolerance=1e-6)
+    assert made.fallbacks == ["StatelessShuffle", "TopKV2"]  # of all rows
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_look_ups(seed: int) -> None:
     rng, blocks = generator(seed), BLOCKS[2 + seed]

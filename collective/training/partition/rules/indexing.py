@@ -57,6 +57,10 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         ahead = table.axis < axis
         made = table.axis if ahead else table.axis - 1 + indices.rank - batch
         return Plan([table, WHOLE, *rest], [table.moved(made)])
+    is_moved = isinstance(table, Sharded) and numbers == WHOLE and not batch
+    if is_moved and indices.shape and indices.shape[0] == rows.rows:
+        # As many numbers as rows, in any order: each replica looks up its own of them.
+        numbers = Sharded(0)
     if isinstance(numbers, Sharded):
         return Plan(
             [WHOLE, numbers, *rest], [numbers.moved(axis + numbers.axis - batch)]
