@@ -256,6 +256,12 @@ def _batch_matmul(node: Node) -> Any:
     return (*batch, rows, b[-2] if node.attr("adj_y") else b[-1])
 
 
+@shape_rule("SparseToDense")
+def _dense(node: Node) -> Any:
+    sizes = sizes_in(node.inputs[1])
+    return sizes if isinstance(sizes, tuple) else None
+
+
 @shape_rule("SparseTensorDenseMatMul")
 def _sparse_matmul(node: Node) -> Any:
     a, b = sizes_in(node.inputs[2]), node.inputs[3].shape
