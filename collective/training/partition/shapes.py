@@ -9,7 +9,13 @@ from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import product, quotient, total
 from collective.training.partition.strided import entries_of
-from collective.training.partition.values import axes_in, axis_in, broadcast, shape_rule
+from collective.training.partition.values import (
+    alike,
+    axes_in,
+    axis_in,
+    broadcast,
+    shape_rule,
+)
 
 
 @shape_rule("Reshape")
@@ -117,6 +123,15 @@ def _split_v(node: Node) -> Any:
 def _filled(node: Node) -> Shape:
     sizes = sizes_in(node.inputs[0 if node.type == "Fill" else 1])
     return sizes if isinstance(sizes, tuple) and -1 not in sizes else None
+
+
+@shape_rule("Empty", "ScatterNd")
+def _of_sizes(node: Node) -> Shape:
+    sizes = sizes_in(node.inputs[0 if node.type == "Empty" else 2])
+    return sizes if isinstance(sizes, tuple) else None
+
+
+alike("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub")
 
 
 @shape_rule("Tile")

@@ -408,6 +408,20 @@ def test_of_a_permutation_each_replica_takes_its_rows(dtype: str) -> None:
     assert made.fallbacks == ["StatelessShuffle", "TopKV2"]  # of all rows
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "int64"])
+def test_a_confusion_matrix_is_a_sum(dtype: str) -> None:
+    functions = {
+        "counts": lambda a, b, w: tf.math.confusion_matrix(a, b, 4, dtype=dtype),
+        "weights": lambda a, b, w: tf.math.confusion_matrix(
+            a, b, 4, tf.cast(w * 9, dtype), dtype=dtype
+        ),
+    }
+    operands = Operands(generator(2)).sharded([], 0, below(4)).sharded([], 0, below(4))
+    made = check(operands.sharded([]), functions, tolerance=1e-5)
+    gathered = {value.shape for value in made.traffic.gathers}
+    assert not made.fallbacks and not gathered
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_look_ups(seed: int) -> None:
     rng, blocks = generator(seed), BLOCKS[2 + seed]
