@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests import launch
 from tests.keras_coverage.case import (
     Case,
     below,
@@ -195,10 +199,24 @@ _VOCABULARY = ["tree", "house", "river", "sky"]
 
 
 def _saved_model() -> Call:
+    """One that rank 0 has written before the others come here."""
+    folder = Path(os.environ.get(launch.REFERENCE, tempfile.gettempdir()), "saved")
+    if not folder.exists():
+        _save(folder)
+    return layers.TFSMLayer(str(folder), call_endpoint="serve", trainable=False)
+
+
+def _save(folder: Path) -> None:
     inner = keras.Sequential([keras.Input((3,)), layers.Dense(3, activation="tanh")])
-    with tempfile.TemporaryDirectory() as folder:
-        inner.export(folder, verbose=False)
-        return layers.TFSMLayer(folder, call_endpoint="serve", trainable=False)
+    inner.export(str(folder), verbose=False)
+
+
+class _AugMix(layers.AugMix):
+    """Keras draws by Python's ``random`` while it traces: here the same each time."""
+
+    def get_random_transformation(self, *data: Any, **options: Any) -> Any:
+        random.seed(3)
+        return super().get_random_transformation(*data, **options)
 
 
 def _boxes() -> Call:
@@ -220,6 +238,7 @@ def _explicit() -> dict[str, Case]:
     return {
         "AdditiveAttention": _attention("AdditiveAttention"),
         "Attention": _attention("Attention"),
+        "AugMix": case(lambda: _AugMix(_RANGE, seed=7), image, before=False),
         "Bidirectional": case(lambda: layers.Bidirectional(layers.LSTM(3)), sequence),
         "CategoryEncoding": case(
             lambda: layers.CategoryEncoding(6), below(6, 3), before=False

@@ -58,12 +58,12 @@ class _Result:
 
 
 def read(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was found of each object, for each number of ranks."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """What was found of each object, for each number of ranks: what came last."""
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in file.read_text().splitlines():
         entry = json.loads(line)
-        found[entry["name"]].append(entry)
-    return found
+        found[entry["name"]][entry["ranks"]] = entry
+    return {name: list(entries.values()) for name, entries in found.items()}
 
 
 def exchanged(lines: list[str]) -> bool:
@@ -87,7 +87,7 @@ def _types(lines: list[str], pattern: str) -> tuple[str, ...]:
 
 def text(found: dict[str, list[dict[str, Any]]]) -> str:
     """The page."""
-    results = {name: _result(found[name]) for name in CASES}
+    results = {name: _result(found.get(name, [])) for name in CASES}
     equal = sum(result.is_equal is True for result in results.values())
     parts = [
         _HEAD.format(

@@ -117,6 +117,7 @@ def _ctc(name: str) -> Case:
         lambda rows: (signed(6, 3)(rows), below(4, 2)(rows) + 1),
         loss=lambda: _with(getattr(keras.losses, name), name),
         metrics=list,
+        tolerance=1e-6,  # Keras computes it in float32
     )
 
 

@@ -46,7 +46,8 @@ def test_is_as_stock_keras(names, backends_by_name, monkeypatch):
     if backend.rank == 0 and RESULTS in os.environ:
         with Path(os.environ[RESULTS]).open("a") as file:
             for name, result in results.items():
-                print(json.dumps({"name": name, **result}), file=file)
+                entry = {"name": name, "ranks": backend.size, **result}
+                print(json.dumps(entry), file=file)
     assert [result for result in results.values() if result["apart"]] == []
 
 
