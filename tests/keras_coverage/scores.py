@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -83,6 +84,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def _with(found: Any, name: str) -> Any:
     """A class made, a function with the arguments that it needs."""
+    if name in ("Mean", "Sum"):
+        return _of_predictions(found)
     if isinstance(found, type):
         return found(**_OPTIONS.get(name, {}))
     if name == "categorical_generalized_cross_entropy":
@@ -90,6 +93,16 @@ def _with(found: Any, name: str) -> Any:
     if "top_k" in name:
         return lambda a, b: found(a, b, 2)
     return found
+
+
+def _of_predictions(kind: type) -> Any:
+    """A metric of one value, where a model gives labels, too."""
+
+    class OfPredictions(kind):  # type: ignore[misc, valid-type]
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None):
+            return super().update_state(y_pred, sample_weight)
+
+    return OfPredictions()
 
 
 def _scored(kind: str, **settings: Callable[[], Any]) -> Case:
@@ -105,6 +118,11 @@ def _scored(kind: str, **settings: Callable[[], Any]) -> Case:
         lambda rows: (signed(4)(rows), labels(rows)),
         **(standard | settings),
     )
+
+
+def _in_float32(one: Case) -> Case:
+    """Of what TensorFlow has no kernel in float64."""
+    return replace(one, floatx="float32", tolerance=1e-5)
 
 
 def _ctc(name: str) -> Case:
@@ -135,3 +153,6 @@ METRICS = {
     for name in names.split()
     if hasattr(keras.metrics, name)
 }
+for _name, _case in METRICS.items():
+    if "topk" in _name.lower().replace("_", ""):
+        METRICS[_name] = _in_float32(_case)

@@ -91,9 +91,8 @@ def _grouped(most: int = 8) -> list[tuple[str, ...]]:
     found: dict[object, list[str]] = {}
     for name, case in CASES.items():
         alone = name if case.optimizer is not None else None
-        found.setdefault((name.rpartition(".")[0], case.tolerance, alone), []).append(
-            name
-        )
+        kind = name.rpartition(".")[0], case.floatx, case.tolerance, alone
+        found.setdefault(kind, []).append(name)
     return [
         tuple(names[i : i + most])
         for names in found.values()
