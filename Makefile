@@ -20,7 +20,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help demo train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
-	test-equivalence test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
+	test-equivalence test-keras test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -88,7 +88,8 @@ unit: core
 	$(PYTEST) --numprocesses 2 --dist worksteal -m "not launches and not trains and $(LEFT_OUT)"
 
 # What make test leaves out: each has a target of its own below; test-all runs all.
-LEFT_OUT := not compares and not matrix and not installs and not soak and not builds
+LEFT_OUT := not compares and not matrix and not installs and not soak and not builds \
+	and not keras_coverage
 PYTEST   := $(BIN)/python -m pytest
 # One worker more than the two cores that this is meant for: much of the time it waits
 # for ranks it has started.
@@ -104,7 +105,7 @@ else
 endif
 
 # Everything: hours on two cores.
-test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
+test-all: check test-wheel test-equivalence test-keras test-compare test-horovod test-mpis test-versions mutations soak
 	$(PYTEST) $(PARALLEL)
 	$(PYTEST) $(PARALLEL) tests/hosts -m "not installs"
 	$(PYTEST) tests/cluster
@@ -127,6 +128,11 @@ soak: core
 # Every backend on 3 and 4 ranks, and the cases that make test leaves out: minutes.
 test-equivalence: core
 	$(PYTEST) -m "matrix and not horovod"
+
+# Every public layer, loss, metric, optimizer, ... of Keras in a small model, on 2 and 3
+# ranks: half an hour. TABLE=docs/reference/keras-coverage.md writes what was found.
+test-keras: core
+	$(if $(TABLE),KERAS_TABLE=$(abspath $(TABLE))) $(PYTEST) tests/keras_coverage -m "keras_coverage"
 
 # compare.py as a whole, on every backend that can run here: minutes.
 test-compare: core

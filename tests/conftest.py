@@ -33,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "matrix: every backend on 3 and 4 ranks (make test-equivalence)"
     )
     config.addinivalue_line(
+        "markers", "keras_coverage: all of Keras, object by object (make test-keras)"
+    )
+    config.addinivalue_line(
         "markers", "compares: runs compare.py whole (make test-compare)"
     )
     config.addinivalue_line(

@@ -30,6 +30,16 @@ def _rank_sizes(node: Node) -> Any:
     return node.inputs[0].rank
 
 
+@size_rule("SparseCross", "SparseCrossHashed")
+def _crossed(node: Node) -> Any:
+    shapes = [value.shape for value in node.inputs]
+    count = len(node.op.get_attr("dense_types"))
+    known = [shape for shape in shapes[:count] if shape is not None]
+    if node.op.get_attr("N") or len(known) < count:
+        return None
+    return [None, None, (known[0][0], product(shape[1] for shape in known))]
+
+
 @size_rule("Identity", "StopGradient", "Snapshot")
 def _same(node: Node) -> Any:
     return node.inputs[0].sizes

@@ -9,7 +9,13 @@ from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import product, quotient, total
 from collective.training.partition.strided import entries_of
-from collective.training.partition.values import axes_in, axis_in, broadcast, shape_rule
+from collective.training.partition.values import (
+    alike,
+    axes_in,
+    axis_in,
+    broadcast,
+    shape_rule,
+)
 
 
 @shape_rule("Reshape")
@@ -119,6 +125,15 @@ def _filled(node: Node) -> Shape:
     return sizes if isinstance(sizes, tuple) and -1 not in sizes else None
 
 
+@shape_rule("Empty", "ScatterNd")
+def _of_sizes(node: Node) -> Shape:
+    sizes = sizes_in(node.inputs[0 if node.type == "Empty" else 2])
+    return sizes if isinstance(sizes, tuple) else None
+
+
+alike("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub")
+
+
 @shape_rule("Tile")
 def _tile(node: Node) -> Shape:
     x, times = node.inputs[0], sizes_in(node.inputs[1])
@@ -210,6 +225,29 @@ def _arg(node: Node) -> Shape:
     return x.shape[:axis] + x.shape[axis + 1 :]
 
 
+@shape_rule(
+    "UnsortedSegmentSum",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentProd",
+)
+def _segments(node: Node) -> Any:
+    x, numbers = (value.shape for value in node.inputs[:2])
+    count = sizes_in(node.inputs[2])
+    if x is None or numbers is None or count is None:
+        return None
+    return (count, *x[len(numbers) :])
+
+
+@shape_rule("TopK", "TopKV2")
+def _top(node: Node) -> Any:
+    x = node.inputs[0].shape
+    k = sizes_in(node.inputs[1]) if node.type == "TopKV2" else node.attr("k")
+    if x is None or k is None:
+        return None
+    return [(*x[:-1], k)] * 2
+
+
 @shape_rule("MatMul")
 def _matmul(node: Node) -> Any:
     a, b = (v.shape for v in node.inputs)
@@ -231,6 +269,12 @@ def _batch_matmul(node: Node) -> Any:
         return None
     rows = a[-1] if node.attr("adj_x") else a[-2]
     return (*batch, rows, b[-2] if node.attr("adj_y") else b[-1])
+
+
+@shape_rule("SparseToDense")
+def _dense(node: Node) -> Any:
+    sizes = sizes_in(node.inputs[1])
+    return sizes if isinstance(sizes, tuple) else None
 
 
 @shape_rule("SparseTensorDenseMatMul")

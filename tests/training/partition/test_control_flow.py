@@ -285,3 +285,24 @@ def test_variables_of_a_loop_that_come_back_along_another_axis() -> None:
         )[1:]
 
     check(Operands(generator(2)).sharded([3], 0, unit), {"": function}, derivatives=1)
+
+
+def test_connectionist_temporal_classification_is_computed_by_rows() -> None:
+    """Its loops fill tables of the rows, which begin whole, in float32 alone."""
+
+    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        ones = tf.ones([tf.shape(x)[0]], tf.int32)
+        return tf.nn.ctc_loss(
+            labels=tf.cast(tf.floor(y * 3), tf.int32) + 1,
+            logits=tf.cast(x, tf.float32),
+            label_length=2 * ones,
+            logit_length=6 * ones,
+            blank_index=0,
+            logits_time_major=False,
+        )
+
+    operands = Operands(generator(3)).sharded([6, 5]).sharded([2], 0, unit)
+    functions = {"sum": lambda x, y: tf.reduce_sum(loss(x, y))}
+    made = check(operands, functions, derivatives=1, tolerance=1e-4)
+    assert not made.fallbacks
+    assert len(made.traffic.gathers) == 1  # of the slope, as it is returned

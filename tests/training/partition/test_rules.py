@@ -372,7 +372,54 @@ def test_slices(seed: int) -> None:
     check(operands, across, derivatives=1)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_of_the_first_or_last_row_no_others_are_sent(dtype: str, axis: int) -> None:
+    at = (slice(None),) * axis
+    functions = {
+        "first": lambda x: tf.cast(x, dtype)[(*at, 0)],
+        "last": lambda x: tf.cast(x, dtype)[(*at, -1)],
+        "part": lambda x: tf.cast(x, dtype)[(*at, 0, None, ..., 1)],
+        "backwards": lambda x: tf.cast(x, dtype)[(*at, -1, slice(None, None, -1))],
+    }
+    for blocks in [(1,), (2,)]:
+        operands = Operands(generator(axis), blocks).sharded([4, 3], axis)
+        made = check(operands, functions, tolerance=1e-6)
+        assert not made.fallbacks and not made.traffic.gathers
+
+
 # --- look-ups ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_of_a_permutation_each_replica_takes_its_rows(dtype: str) -> None:
+    def shuffled(x: tf.Tensor) -> tf.Tensor:
+        draws = tf.random.stateless_uniform([tf.shape(x)[0]], [1, 2])
+        return tf.gather(tf.cast(x, dtype), tf.argsort(draws))
+
+    functions = {
+        "shuffle": shuffled,
+        "mixed": lambda x: tf.cast(x, dtype) * 0.3 + 0.7 * shuffled(x),
+        "pasted": lambda x: tf.where(x > 0, tf.cast(x, dtype), shuffled(x)),
+        "in one": lambda x: x * tf.random.experimental.stateless_shuffle(x, [1, 2]),
+    }
+    operands = Operands(generator(3)).sharded([4, 3])
+    made = check(operands, functions, derivatives=1, tolerance=1e-6)
+    assert made.fallbacks == ["StatelessShuffle", "TopKV2"]  # of all rows
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "int64"])
+def test_a_confusion_matrix_is_a_sum(dtype: str) -> None:
+    functions = {
+        "counts": lambda a, b, w: tf.math.confusion_matrix(a, b, 4, dtype=dtype),
+        "weights": lambda a, b, w: tf.math.confusion_matrix(
+            a, b, 4, tf.cast(w * 9, dtype), dtype=dtype
+        ),
+    }
+    operands = Operands(generator(2)).sharded([], 0, below(4)).sharded([], 0, below(4))
+    made = check(operands.sharded([]), functions, tolerance=1e-5)
+    gathered = {value.shape for value in made.traffic.gathers}
+    assert not made.fallbacks and not gathered
 
 
 @pytest.mark.parametrize("seed", range(3))

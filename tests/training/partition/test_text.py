@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.partition.operands import Operands, check, generator, raw
+from tests.training.partition.operands import Operands, check, generator, raw, unit
 
 WORDS = ["", "a", "Bee", "über", "42", "two words", " three  more words ", "é\x00x"]
 
@@ -73,6 +73,23 @@ def test_words_of_rows(seed):
     }
     made = check(operands, functions)
     assert "RaggedTensorToTensor" not in made.fallbacks
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_crossed_numbers_lie_by_rows(dtype):
+    """Of each row, so that all behind them is computed by rows."""
+
+    def crossed(x, y):
+        x, y = (tf.cast(tf.math.floor(n * 5), tf.int64) for n in (x, y))
+        dense = tf.sparse.to_dense(tf.sparse.cross_hashed([x, y], 11))
+        return tf.cast(tf.ensure_shape(dense, [None, 6]), dtype)
+
+    functions = {
+        "crossed": lambda x, y: crossed(x, y),
+        "summed": lambda x, y: crossed(x, y)[:, :2] * tf.cast(x, dtype),
+    }
+    operands = Operands(generator(2)).sharded([2], 0, unit).sharded([3], 0, unit)
+    assert check(operands, functions).fallbacks == ["SparseCross"]
 
 
 def test_strings_are_gathered():

@@ -57,6 +57,10 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         ahead = table.axis < axis
         made = table.axis if ahead else table.axis - 1 + indices.rank - batch
         return Plan([table, WHOLE, *rest], [table.moved(made)])
+    is_moved = isinstance(table, Sharded) and numbers == WHOLE and not batch
+    if is_moved and indices.shape and indices.shape[0] == rows.rows:
+        # As many numbers as rows, in any order: each replica looks up its own of them.
+        numbers = Sharded(0)
     if isinstance(numbers, Sharded):
         return Plan(
             [WHOLE, numbers, *rest], [numbers.moved(axis + numbers.axis - batch)]
@@ -77,7 +81,7 @@ def gather_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ScatterNd")
 def scatter_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Zeros to which the rows are added: the gradient of ``GatherNd``."""
+    """Zeros to which the rows are added: the gradient of ``GatherNd``, and counts."""
     indices, updates = node.inputs[:2]
     layouts = summed(layouts)
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
@@ -85,7 +89,9 @@ def scatter_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return whole(node)
     if indices.rank is None or found[0].axis >= indices.rank - 1:
         return None
-    if layouts[2] != WHOLE or not updates.dtype.is_floating:
+    if layouts[2] != WHOLE or not (
+        updates.dtype.is_floating or updates.dtype.is_integer
+    ):
         return None
     return Plan([found[0], found[0], WHOLE], [SUM])
 
@@ -135,9 +141,27 @@ def tensor_scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None
     layouts = summed(layouts)
     table, rank = layouts[0], node.inputs[1].rank
     width = None if node.inputs[1].shape is None else node.inputs[1].shape[-1]
+    if table == WHOLE and isinstance(width, int) and rank is not None:
+        table = _as_written(node, layouts[2], width - rank + 1, rows)
     if not isinstance(table, Sharded):
         return whole(node) if all(lay == WHOLE for lay in layouts) else None
     if rank is None or not isinstance(width, int) or table.axis < width:
         return None
     updates = table.moved(table.axis - width + rank - 1)
     return with_a_row(Plan([table, WHOLE, updates], [table]), node)
+
+
+def _as_written(node: Node, updates: Layout, behind: int, rows: Rows) -> Layout:
+    """The layout of a whole table of which rows are written; whole if it has none.
+
+    Args:
+        behind: How many axes further behind the same axis of the table is.
+    """
+    shape = node.inputs[0].shape
+    if not isinstance(updates, Sharded) or shape is None:
+        return WHOLE
+    found = updates.moved(updates.axis + behind)
+    is_long = 0 <= found.axis < len(shape) and (
+        shape[found.axis] == found.per_row * rows.rows
+    )
+    return found if is_long else WHOLE

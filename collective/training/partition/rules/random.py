@@ -20,6 +20,7 @@ from collective.training.partition.layouts import WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import quotient
+from collective.training.partition.values import alike
 
 # Kernels that reject numbers keep so many 32-bit words of the stream for each of theirs,
 # and Philox gives four words a count.
@@ -31,6 +32,7 @@ _COUNTED = {
     "StatelessRandomNormalV2": 1,
     "StatelessTruncatedNormalV2": 4 * _RESERVED,
 }
+alike("RandomShuffle", "StatelessShuffle")
 # Several batches in one draw stand behind each other, as in two views of the same rows.
 _MOST_BATCHES = 8
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import AnySize, quotient, total
 from collective.training.partition.strided import Entry, entries, entries_of
 from collective.training.partition.values import axis_in
@@ -83,7 +84,9 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if found is None:
         return None
     entry = next(e for e in found if e.axis == layout.axis)
-    if entry.out is None or entry.step != 1:
+    if entry.out is None:
+        return _one_place(node, layout, found, entry)
+    if entry.step != 1:
         return None
     if entry.is_full:
         made = layout.moved(entry.out)
@@ -103,6 +106,39 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return [inputs[0][index]]
 
     return Plan([layout, *[WHOLE] * 3], [made], emit)
+
+
+def _one_place(
+    node: Node, layout: Sharded, found: list[Entry], entry: Entry
+) -> Plan | None:
+    """The first or last place: of the replica that has it, with zeros of all others.
+
+    Another one may not be there, which is an error.
+    """
+    x = node.inputs[0]
+    last = None if x.shape is None else x.shape[layout.axis] - 1
+    if entry.begin != 0 and (entry.begin is None or entry.begin != last):
+        return None
+    if len(layout.blocks) > 1 or not (x.dtype.is_floating or x.dtype.is_integer):
+        return None
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        ((first, count),) = pieces_of(emission, layout)
+        place = emission.number(entry.begin) - emission.number(first)
+        own = emission.number(count)
+        is_here = (place >= 0) & (place < own)
+        begin = tf.clip_by_value(place, 0, own)
+        end = begin + tf.cast(is_here, tf.int64)
+        ranged = [
+            e._replace(out=0, is_full=False) if e.axis == layout.axis else e
+            for e in found
+        ]
+        index = _index(ranged, inputs[1:], node, layout.axis, begin, end)
+        # No place, or one: its sum has no such axis.
+        out = sum(e.out is not None for e in found[: found.index(entry)])
+        return [tf.reduce_sum(inputs[0][index], out)]
+
+    return Plan([layout, *[WHOLE] * 3], [SUM], emit)
 
 
 def _spec_of(node: Node, axis: int, rank: int, count: int) -> int | None:

@@ -85,11 +85,11 @@ def _split_rows(value: Value) -> AnySize | None:
     return strings[0] if shape.index == 2 and strings else None
 
 
-@rule("RaggedTensorToTensor")
+@rule("RaggedTensorToTensor", "SparseToDense")
 def padded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Words are split and looked up whole; from here on each replica has its rows."""
+    """What is ragged or sparse is whole; from here on each replica has its rows."""
     shape = node.outputs[0].shape
-    if shape is None or shape[0] != rows.rows:
+    if not shape or shape[0] != rows.rows:
         return None
 
     def make_whole(emission: Any, x: list[Any]) -> list[tf.Tensor]:

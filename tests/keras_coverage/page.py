@@ -1,0 +1,142 @@
+"""The page of results, made of what a run has found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tests.keras_coverage.case import BATCH, ROWS
+from tests.keras_coverage.table import ALIASES, CASES, GROUPS
+
+_HEAD = """# What of Keras is trained alike
+
+*Written by `make test-keras TABLE=docs/reference/keras-coverage.md`: Keras {keras}, TensorFlow
+{tensorflow}.*
+
+Each object stands in a small model, which stock Keras trains in one process, and `collective.fit` on
+2 and 3 ranks (backend `native`): {rows} rows in batches of {batch}, so that a rank has no row of the last. Equal are
+weights, state of optimizer and layers, history and the result of `evaluate`, to 10⁻¹⁰ in float64.
+*Gathered* names the operations for which rows are gathered, *whole* those that every rank computes
+for all rows, *from rank 0* the draws that rank 0 makes for all; a sum of gradients is in every row.
+Objects with the same result share a line. {equal} of {all} objects are equal; names of the same object
+count once and are in parentheses.
+"""
+
+
+_LINES = (
+    r"gathered: .*, for (.*)$",
+    r"computed whole on every rank: (\w+) at",
+    r"as rank 0 made it: (\w+) at",
+)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What was found of an object, on all numbers of ranks."""
+
+    is_equal: bool | None  # None: it was not tried
+    gathered: tuple[str, ...]
+    whole: tuple[str, ...]
+    drawn: tuple[str, ...]
+
+    @property
+    def cells(self) -> str:
+        """The columns behind the names."""
+        found = [
+            ", ".join(f"`{t}`" for t in types) or "–"
+            for types in (self.gathered, self.whole, self.drawn)
+        ]
+        words = {True: "yes", False: "**no**", None: "not run"}
+        return " | ".join([words[self.is_equal], *found])
+
+
+def read(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was found of each object, for each number of ranks: what came last."""
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        found[entry["name"]][entry["ranks"]] = entry
+    return {name: list(entries.values()) for name, entries in found.items()}
+
+
+def exchanged(lines: list[str]) -> bool:
+    """Whether lines of ``--explain`` name more than sums."""
+    return any(_types(lines, pattern) for pattern in _LINES)
+
+
+def _result(entries: list[dict[str, Any]]) -> _Result:
+    lines = [line for entry in entries for line in entry.get("lines", [])]
+    return _Result(
+        not any(entry["apart"] for entry in entries) if entries else None,
+        *(_types(lines, pattern) for pattern in _LINES),
+    )
+
+
+def _types(lines: list[str], pattern: str) -> tuple[str, ...]:
+    found = (re.search(pattern, line) for line in lines)
+    types = {t for m in found if m for t in m.group(1).split(", ")}
+    return tuple(sorted(types - {"Shape"}))  # it reads no numbers
+
+
+def text(found: dict[str, list[dict[str, Any]]]) -> str:
+    """The page."""
+    results = {name: _result(found.get(name, [])) for name in CASES}
+    equal = sum(result.is_equal is True for result in results.values())
+    parts = [
+        _HEAD.format(
+            keras=keras.__version__,
+            tensorflow=tf.__version__,
+            rows=ROWS,
+            batch=BATCH,
+            equal=equal,
+            all=len(results),
+        )
+    ]
+    for prefix, group in GROUPS.items():
+        names = [n for n in CASES if n.rpartition(".")[0] == prefix]
+        parts.append(f"## keras.{prefix}\n\n{_table(names, results)}")
+        if group.excluded:
+            reasons = _inverted(group.excluded)
+            parts.append(
+                "Not trained: "
+                + "; ".join(
+                    f"{', '.join(f'`{n}`' for n in sorted(names))} ({reason})"
+                    for reason, names in reasons.items()
+                )
+                + ".\n"
+            )
+    return "\n".join(parts)
+
+
+def _table(names: list[str], results: dict[str, _Result]) -> str:
+    alike = _inverted({name: results[name].cells for name in names})
+    lines = [
+        "| object | equal | gathered for | whole | from rank 0 |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {', '.join(map(_called, same))} | {cells} |"
+        for cells, same in alike.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _inverted(of: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, value in of.items():
+        found[value].append(name)
+    return found
+
+
+def _called(full: str) -> str:
+    """A name, and those in its own module that are the same object."""
+    prefix, _, name = full.rpartition(".")
+    found = [other.removeprefix(f"{prefix}.") for other in ALIASES[full]]
+    return f"`{name}`" + (f" ({', '.join(f'`{n}`' for n in found)})" if found else "")

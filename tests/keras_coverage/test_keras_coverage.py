@@ -1,0 +1,96 @@
+"""Every public object of Keras that has a part in a training: as by stock Keras.
+
+This file starts itself on ranks, where each small model is trained by Keras on rank 0 and
+by all ranks together. ``KERAS_TABLE=docs/reference/keras-coverage.md`` writes the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from collective.training.exchange import broadcast_object
+from tests import launch
+from tests.keras_coverage import page
+from tests.keras_coverage.case import differences, outcome
+from tests.keras_coverage.table import CASES, GROUPED, missing
+from tests.training.small import on_rank_zero
+
+HERE = "tests/keras_coverage/test_keras_coverage.py"
+RESULTS = "TESTS_KERAS_RESULTS"  # where rank 0 writes what it has found
+
+
+def test_every_object_has_a_case():
+    assert missing() == []
+
+
+@pytest.mark.skipif(not launch.launched(), reason="on ranks, which the launch starts")
+@pytest.mark.usefixtures("clean_keras")
+@pytest.mark.parametrize("names", GROUPED, ids=lambda names: names[0])
+def test_is_as_stock_keras(names, backends_by_name, monkeypatch):
+    """Several objects in one model, which takes less time; each alone if that says more."""
+    monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
+    backend = backends_by_name(os.environ[launch.BACKEND])
+    found = _compared(names, backend)
+    if len(names) > 1 and not broadcast_object(backend, _is_plain(found)):
+        results = {name: _compared([name], backend) for name in names}
+    else:
+        results = dict.fromkeys(names, found)
+    if backend.rank == 0 and RESULTS in os.environ:
+        with Path(os.environ[RESULTS]).open("a") as file:
+            for name, result in results.items():
+                entry = {"name": name, "ranks": backend.size, **result}
+                print(json.dumps(entry), file=file)
+    assert [result for result in results.values() if result["apart"]] == []
+
+
+def _compared(names: Sequence[str], backend: Any) -> dict[str, Any]:
+    """What is apart, and the lines that explain the steps."""
+    cases = [CASES[name] for name in names]
+    wanted = on_rank_zero(backend, lambda: _stock(names))
+    keras.utils.clear_session(free_memory=False)
+    try:
+        assert not isinstance(wanted, str), f"stock Keras: {wanted}"
+        got, lines = outcome(cases, backend)
+    except Exception as error:
+        return {"apart": [f"{type(error).__name__}: {error}"], "lines": []}
+    return {"apart": differences(got, wanted, cases[0].tolerance), "lines": lines}
+
+
+def _is_plain(found: dict[str, Any]) -> bool:
+    """Whether all is equal, and nothing but sums is exchanged."""
+    return not found["apart"] and not page.exchanged(found["lines"])
+
+
+def _stock(names: Sequence[str]) -> dict[str, Any] | str:
+    """By Keras alone, once for all launches; what it raises, for all ranks."""
+    file = Path(
+        os.environ[launch.REFERENCE], f"{'-'.join([names[0], names[-1]])}.pickle"
+    )
+    if not file.exists():
+        try:
+            found: Any = outcome([CASES[name] for name in names])[0]
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        file.write_bytes(pickle.dumps(found))
+    return pickle.loads(file.read_bytes())
+
+
+@pytest.mark.launches
+@pytest.mark.keras_coverage
+def test_on_ranks(tmp_path):
+    file = tmp_path / "results"
+    for ranks in (2, 3):
+        tests = [f"{HERE}::test_is_as_stock_keras"]
+        options = {RESULTS: str(file)}
+        ended = launch.launch("native", ranks, tests, tmp_path, seconds=3600, **options)
+        assert ended.passed() == len(GROUPED)
+    if table := os.environ.get("KERAS_TABLE"):
+        Path(table).write_text(page.text(page.read(file)))
