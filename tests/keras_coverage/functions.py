@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -28,6 +29,8 @@ def _activation(name: str) -> Case:
         function = getattr(keras.activations, name)
         if name == "threshold":
             return layers.Lambda(lambda x: function(x, 0.1, 0.3))
+        if name == "glu":  # of half the width, which a layer does not expect
+            return layers.Lambda(function)
         return layers.Activation(function)
 
     def wide() -> Any:
@@ -68,6 +71,9 @@ REGULARIZERS = {
         "orthogonal_regularizer",
     ]
 }
+for _name in ("OrthogonalRegularizer", "orthogonal_regularizer"):
+    # Keras computes it in float32, and has none in float64.
+    REGULARIZERS[_name] = replace(REGULARIZERS[_name], floatx="float32", tolerance=1e-5)
 NO_REGULARIZERS = {"Regularizer": "a base class", **_MADE_OF_NAMES}
 
 CONSTRAINTS = {

@@ -21,14 +21,23 @@ _HEAD = """# What of Keras is trained alike
 {tensorflow}.*
 
 Each object stands in a small model, which stock Keras trains in one process, and `collective.fit` on
-2 and 3 ranks (backend `native`): {rows} rows in batches of {batch}, so that a rank has no row of the last. Equal are
-weights, state of optimizer and layers, history and the result of `evaluate`, to 10⁻¹⁰ in float64.
+{ranks} ranks (backend `native`): {rows} rows in batches of {batch}, of which the last has two rows. Equal are
+weights, state of optimizer and layers, history and the result of `evaluate`, to 10⁻¹⁰ in float64
+(to 10⁻⁵ in float32 where Keras or TensorFlow has no float64).
 *Gathered* names the operations for which rows are gathered, *whole* those that every rank computes
 for all rows, *from rank 0* the draws that rank 0 makes for all; a sum of gradients is in every row.
 Objects with the same result share a line. {equal} of {all} objects are equal; names of the same object
 count once and are in parentheses.
 """
 
+_WHY = """## Why rows are gathered
+
+`CutMix`, `MixUp` and `shuffle` mix rows of the whole batch, and `Circle` compares all pairs. Words of
+`TextVectorization` are split and features of `HashedCrossing` crossed whole, into tensors of no fixed
+length; what follows is by rows. `categorical` draws from one stream for all rows.
+`ContrastLimitedAdaptiveHistogramEqualization` looks up by a number computed of image and pixel, which
+may name any image.
+"""
 
 _LINES = (
     r"gathered: .*, for (.*)$",
@@ -89,6 +98,9 @@ def text(found: dict[str, list[dict[str, Any]]]) -> str:
     """The page."""
     results = {name: _result(found.get(name, [])) for name in CASES}
     equal = sum(result.is_equal is True for result in results.values())
+    ranks = {entry["ranks"] for entries in found.values() for entry in entries}
+    for entries in found.values():  # those that every object was tried on
+        ranks &= {entry["ranks"] for entry in entries}
     parts = [
         _HEAD.format(
             keras=keras.__version__,
@@ -97,6 +109,7 @@ def text(found: dict[str, list[dict[str, Any]]]) -> str:
             batch=BATCH,
             equal=equal,
             all=len(results),
+            ranks=" and ".join(map(str, sorted(ranks))),
         )
     ]
     for prefix, group in GROUPS.items():
@@ -112,7 +125,7 @@ def text(found: dict[str, list[dict[str, Any]]]) -> str:
                 )
                 + ".\n"
             )
-    return "\n".join(parts)
+    return "\n".join([*parts, _WHY])
 
 
 def _table(names: list[str], results: dict[str, _Result]) -> str:

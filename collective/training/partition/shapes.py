@@ -350,6 +350,12 @@ def _random(node: Node) -> Shape:
     return sizes if isinstance(sizes, tuple) else None
 
 
+@shape_rule("StatelessMultinomial", "Multinomial")
+def _classes(node: Node) -> Shape:
+    x, count = node.inputs[0].shape, sizes_in(node.inputs[1])
+    return None if x is None or count is None else (x[0], count)
+
+
 @shape_rule("Range")
 def _range(node: Node) -> Any:
     start, limit, delta = map(sizes_in, node.inputs)

@@ -161,3 +161,21 @@ def test_generators_of_state() -> None:
             np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(ours.state, theirs.state)
     np.testing.assert_array_equal(seeds[0].state, seeds[1].state)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_drawn_classes_lie_by_rows(dtype: str) -> None:
+    """They are drawn of all rows; what is computed of them is not."""
+
+    def picked(x: tf.Tensor) -> tf.Tensor:
+        logits = tf.cast(x, dtype)
+        drawn = tf.random.stateless_categorical(logits, 2, [1, 2])
+        return tf.gather(logits, drawn, axis=1, batch_dims=1)
+
+    operands = Operands(generator(3)).sharded([4])
+    functions = {
+        "picked": picked,
+        "times": lambda x: picked(x) * tf.cast(x, dtype)[:, :2],
+    }
+    made = check(operands, functions, derivatives=1, tolerance=1e-5)
+    assert made.fallbacks == ["StatelessMultinomial"]
