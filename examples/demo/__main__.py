@@ -1,6 +1,7 @@
 """The demo: ordinary programs on one process, by stock TensorFlow, and on our ranks.
 
     python examples/demo
+    python examples/demo docs/assets/demo.svg    # and a picture of what it prints
 
 Prints one table, and ends with code 1 where our ranks have not trained what one process
 has.
@@ -216,10 +217,20 @@ def verdict(run: Run, found: Outcome, wanted: Outcome) -> tuple[str, bool]:
     return f"another model: {run.why or 'why?'}", not run.is_ours
 
 
-def main() -> int:
-    """Runs everything, and prints the table."""
+def picture(console: Console) -> str:
+    """An SVG of what the console has shown; with fonts of the reader's machine alone."""
+    drawn = console.export_svg(title="make demo")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S)
+
+
+def main(svg: str | None = None) -> int:
+    """Runs everything, and prints the table.
+
+    Args:
+        svg: A file for a picture of it.
+    """
     runs = [run for ways in PROGRAMS.values() for run in ways]
-    console = Console()
+    console = Console(record=svg is not None, width=None if svg is None else 108)
     with console.status("trains, two jobs at a time"):
         found = outcomes(runs)
     table = Table("program", "loss", "", title="The same script, the same numbers?")
@@ -241,8 +252,10 @@ def main() -> int:
     console.print(
         "The programs are in examples/demo; run there, a command is a line above."
     )
+    if svg is not None:
+        Path(svg).write_text(picture(console))
     return 0 if is_well else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))
