@@ -195,6 +195,19 @@ def multiply_instead_of_summing(backend) -> None:
         ]
 
 
+@pytest.fixture
+def pretended_gpu(monkeypatch) -> None:
+    """TensorFlow names a GPU that is not there."""
+    import tensorflow as tf
+
+    real = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
+    )
+
+
 class Reference:
     """The results of the cases in one process, or on N logical devices of one.
 

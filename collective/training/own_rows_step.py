@@ -82,7 +82,7 @@ class OwnRowsStep:
         self._run = traced(self._run_replicas, input_signature=signature)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``Step.__call__``."""
+        """Trains on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         report = self.backend.call(self._run, args, self._explain_error)
@@ -91,9 +91,7 @@ class OwnRowsStep:
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
-        self.model.reset_metrics()
-        if last is not None and last[self.layout.ROWS]:
-            self.layout.restore(last)
+        self.layout.begin_epoch(last)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""

@@ -139,7 +139,7 @@ class PartitionedStep:
         return tf.nest.map_structure(lambda *t: tf.add_n(t), *found)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``Step.__call__``."""
+        """Trains on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         undone: Any = contextlib.nullcontext()
@@ -159,9 +159,7 @@ class PartitionedStep:
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
         with devices.on_first(self.model, self.backend):
-            self.model.reset_metrics()
-            if last is not None and last[self.layout.ROWS]:
-                self.layout.restore(last)
+            self.layout.begin_epoch(last)
         keras_compat.follow_first(self._metrics)
 
     def trace(self) -> None:

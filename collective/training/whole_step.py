@@ -136,7 +136,7 @@ class WholeStep:
         say(self.model, backend, micro_batches)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``Step.__call__``."""
+        """Trains on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         begin = time.time()
         rows, _, sums = self._rows(batch, number)
@@ -193,9 +193,7 @@ class WholeStep:
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
-        self.model.reset_metrics()
-        if last is not None and last[self.layout.ROWS]:
-            self.layout.restore(last)
+        self.layout.begin_epoch(last)
 
     def trace(self) -> None:
         """Nothing is traced."""

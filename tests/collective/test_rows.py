@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 from collective.tensorflow_ops import rows
@@ -14,23 +13,13 @@ def dense(slices):
         return tf.convert_to_tensor(slices)
 
 
-@pytest.fixture
-def pretended(monkeypatch):
-    real = tf.config.list_logical_devices
-    monkeypatch.setattr(
-        tf.config,
-        "list_logical_devices",
-        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
-    )
-
-
 def operations(graph):
     yield from graph.get_operations()
     for function in graph._functions.values():
         yield from function.graph.get_operations()
 
 
-def test_eagerly_and_where_nothing_repeats(pretended):
+def test_eagerly_and_where_nothing_repeats(pretended_gpu):
     slices = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([1, 1]), tf.constant([3, 1]))
     assert dense(slices).numpy().tolist() == [[0], [2], [0]]
     assert not rows.parts_ranks([tf.ones([2])])
@@ -41,7 +30,7 @@ def compiled(operations, kind):
     return {o.get_attr("_XlaCompile") for o in operations if o.type == kind}
 
 
-def test_xla_leaves_what_only_values_of_a_step_decide(pretended):
+def test_xla_leaves_what_only_values_of_a_step_decide(pretended_gpu):
     @tf.function
     @compiled_around_collectives
     def added(values, indices):

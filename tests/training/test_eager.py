@@ -142,14 +142,8 @@ def test_what_is_not_finite_is_not_applied(backend):
 
 
 @pytest.mark.on_ranks
-def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, monkeypatch):
+def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, pretended_gpu):
     """A GPU is pretended, which rounds otherwise on each rank."""
-    real = tf.config.list_logical_devices
-    monkeypatch.setattr(
-        tf.config,
-        "list_logical_devices",
-        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
-    )
 
     class Rounds(keras.layers.Layer):
         @tf.custom_gradient

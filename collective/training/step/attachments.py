@@ -2,7 +2,7 @@
 
 An attachment sends numbers of each replica to every rank. Its tensors are
 appended to those of the step, so no message is added, and every rank has the totals of
-the same steps. ``Step`` takes a list of attachments and knows nothing else about them:
+the same steps. A step takes a list of attachments and knows nothing else about them:
 
     prepare()           outside the graph, before each step
     contribution(step)  inside the graph: this replica's tensors
@@ -34,7 +34,7 @@ class ReplicaStep(NamedTuple):
 class Total:
     """The sum of an attachment's contributions: a part of a step's report."""
 
-    report: Any  # see ``Step.__call__``
+    report: Any  # see ``TrainingStep.__call__``
     start: int
     stop: int
 

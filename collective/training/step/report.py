@@ -54,6 +54,12 @@ class Layout:
         flat = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *values]]
         return tf.concat(flat, axis=0)
 
+    def begin_epoch(self, last: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        self.model.reset_metrics()
+        if last is not None and last[self.ROWS]:
+            self.restore(last)
+
     def restore(self, report: np.ndarray) -> None:
         """Gives the metrics the values that they have in a report."""
         values = _cut(report[self.FIXED :], self._metric_shapes)

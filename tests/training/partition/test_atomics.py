@@ -19,14 +19,8 @@ ROWS, COLUMNS, WORDS = 14, 3, 5  # each word is looked up several times
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def pretended(monkeypatch, pretended_gpu):
     """A GPU, and a second rank; returns what is made on the host."""
-    real = tf.config.list_logical_devices
-    monkeypatch.setattr(
-        tf.config,
-        "list_logical_devices",
-        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
-    )
     monkeypatch.setattr(BackendExchange, "place", (0, 2))
     made = []
     on_host = atomics.on_host

@@ -13,20 +13,13 @@ import tensorflow as tf
 
 from tests.training.partition.partitioned import Partitioned
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
+pytestmark = [
+    pytest.mark.usefixtures("pretended_gpu"),
+    pytest.mark.trains,  # for seconds: not in make check
+]
 ROWS = 6
 #: By type of operation: the inputs that its GPU kernel reads in the memory of the host.
 ON_HOST = {"Slice": [1, 2], "PadV2": [1]}
-
-
-@pytest.fixture(autouse=True)
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tf.config.list_logical_devices
-    monkeypatch.setattr(
-        tf.config,
-        "list_logical_devices",
-        lambda kind=None: ["a GPU"] if kind == "GPU" else real(kind),
-    )
 
 
 def emitted(function: Any, *arguments: np.ndarray) -> Partitioned:
