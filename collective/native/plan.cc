@@ -40,6 +40,7 @@ void AddToPlan(int number, int group, const std::string& function,
   traced.plan.number = number;
   traced.plan.group = group;
   traced.names.insert(hash(name));
+  traced.names.insert(hash(name + kRowsStep));
 }
 
 Plan PlanOf(int number, int group) {

@@ -28,6 +28,9 @@ struct Announcement {
   bool joined = false;  // none: this member has joined (join.h)
 };
 
+// After the name of a collective of rows: its first step, which tells their numbers.
+constexpr char kRowsStep[] = " (rows)";
+
 // While a function is traced: one more collective. `number` is this rank's, of
 // the trace, and not 0.
 void AddToPlan(int number, int group, const std::string& function,

@@ -576,3 +576,28 @@ def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message, tmp
     assert ended == code
     for error in (first, last):
         assert re.search(message, error), error
+
+
+def test_ranks_of_one_function_wait_for_a_slow_one():
+    """Also in the first step of an all-gather, whose name is not the one traced."""
+    code = """
+    import time
+    import tensorflow as tf
+    import collective.tensorflow as hvd
+
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+
+    @tf.function
+    def step(x):
+        if pair.included():
+            x = hvd.allreduce(x, op=hvd.Sum, name="weights", process_set=pair)
+        return hvd.allgather(x, name="rows")
+
+    time.sleep(4 if hvd.rank() == 2 else 0)
+    print(step(tf.ones(2)).numpy())
+    """
+    ranks = Ranks(3, code, COLLECTIVE_STALL_SECONDS="1")
+    for exit_code, out, err in ranks.finish(timeout=400):
+        assert exit_code == 0, out + err
+        assert "[2. 2. 1. 1. 2. 2.]" in out, out + err

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/tensorflow_kernel.h"
+#include "plan.h"
 
 namespace {
 
@@ -110,7 +111,7 @@ class RunOnRows : public Run {
     mine_.insert(mine_.end(), rows_.begin(), rows_.end());
     all_.resize(mine_.size() * size_);
     counts_.assign(size_, static_cast<int64_t>(mine_.size()));
-    step_name_ = name_ + " (rows)";
+    step_name_ = name_ + collective::kRowsStep;
     tensor_ = {};
     tensor_.input = mine_.data();
     tensor_.output = all_.data();
