@@ -24,7 +24,6 @@ class Recorded:
     sketches: np.ndarray
     sizes: np.ndarray
     final: list[np.ndarray]
-    by_replicas: str
     sha256: str = ""
 
     @classmethod
@@ -34,8 +33,7 @@ class Recorded:
             names = file["names"].tolist()
             final = [file[f"final {i}"] for i in range(len(names))]
             arrays = (file["sketches"], file["sizes"], final)
-            texts = (str(file["by_replicas"]), str(file["sha256"]))
-            return cls(file["losses"], names, *arrays, *texts)
+            return cls(file["losses"], names, *arrays, str(file["sha256"]))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ class Proof:
     """The equality test in one precision; what is found, by backend."""
 
     reference: str  # the backend with which every other is compared
-    because: str = ""  # why it is not ``single``; empty if it is
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     # Why a run failed, and its last lines.
     failures: dict[str, list[str]] = field(default_factory=dict)

@@ -200,30 +200,15 @@ class Comparison:
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
     ) -> None:
-        """Compares every trace with that of one replica.
-
-        A model that depends on its number of replicas is compared between the backends
-        of several replicas instead.
-        """
+        """Compares every trace with that of one replica."""
         alone = traces.get(REFERENCE)
         if alone is None:
             return
-        skipped = [REFERENCE]
-        if alone.by_replicas and self.plan.most > 1:
-            proof.because = alone.by_replicas
-            several = [name for name in traces if name not in ALONE]
-            if not several:
-                return
-            proof.reference, skipped = several[0], [*ALONE, several[0]]
-            other_orders = ()  # micro-batches train a different model as well
         for name, recorded in traces.items():
             if self.plan.virtual:
                 proof.verdicts[name] = judge_bits(alone, recorded)
-            elif name not in skipped:
-                reference = traces[proof.reference]
-                proof.verdicts[name] = judge(
-                    reference, recorded, tolerance, other_orders
-                )
+            elif name != REFERENCE:
+                proof.verdicts[name] = judge(alone, recorded, tolerance, other_orders)
 
     def _time_share(self) -> str:
         """Times one process on the cores of one of the replicas."""

@@ -61,11 +61,6 @@ def _equal(precision: str, proof: Proof) -> Table:
     if bits:
         table.sentences.append("With virtual replicas every bit has to be the same.")
         return table
-    if proof.because:
-        table.sentences.append(
-            f"{proof.because}, so {REFERENCE} trains a different model by design; the "
-            f"other backends are compared with {proof.reference}."
-        )
     tolerances = {v.tolerance for v in proof.verdicts.values()}
     for first, last in tolerances:
         text = f"Largest relative differences. Up to {first:.1e} is rounding"

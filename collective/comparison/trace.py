@@ -12,7 +12,6 @@ writes ``FILE-N.npz``. ``--summary`` trains again with nothing recorded, in floa
                                    elements with fixed random signs (float64)
     sizes        [steps, tensors]  Euclidean norms of the tensors
     final 0 ...                    the weights after the last step
-    by_replicas  scalar            why the model depends on the number of replicas, or ''
     sha256       scalar            the digest of the state after the last step
 
 A sketch changes with every element of its tensor, so two traces show at which step and
@@ -65,10 +64,8 @@ class Trace(keras.callbacks.Callback):
         self.sketches.append([float(np.sum(v * s)) for v, s in signed])
         self.sizes.append([float(np.linalg.norm(v)) for v in values])
 
-    def write(
-        self, path: Path, losses: list[float], sha256: str, by_replicas: bool
-    ) -> None:
-        """Writes the file; ``by_replicas``: a layer may depend on their number."""
+    def write(self, path: Path, losses: list[float], sha256: str) -> None:
+        """Writes the file."""
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
         }
@@ -78,18 +75,9 @@ class Trace(keras.callbacks.Callback):
             names=np.array([v.path for v in self.tensors]),
             sketches=np.array(self.sketches),
             sizes=np.array(self.sizes),
-            by_replicas=_by_replicas(self.model) if by_replicas else "",
             sha256=sha256,
             **final,  # type: ignore[arg-type]
         )
-
-
-def _by_replicas(model: keras.Model) -> str:
-    """Returns why N replicas train a different model than one; empty if they do not."""
-    layers = list(model._flatten_layers())
-    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
-        return "BatchNorm uses the statistics of its replica"
-    return ""
 
 
 def main(arguments: list[str]) -> int:
@@ -120,8 +108,7 @@ def _train(work: command.Job, path: Path, backend: Backend) -> None:
     trace = Trace()
     summary = command.run(work, callbacks=[trace], backend=backend)
     if backend.rank == 0:
-        by_replicas = work.virtual_replicas is None
-        trace.write(path, summary.losses, summary.state_sha256 or "", by_replicas)
+        trace.write(path, summary.losses, summary.state_sha256 or "")
 
 
 if __name__ == "__main__":

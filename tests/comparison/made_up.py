@@ -20,7 +20,7 @@ def results(*, wrong=False, **rates):
     losses = {"single": [2.0, 1.5], "mpi": [2.0, 1.5], "native": [2.0, 1.5 + 1e-15]}
     for precision in ("float64", "float32"):
         verdicts = {"mpi": EQUAL, "native": WRONG if wrong else EQUAL}
-        found.equal[precision] = Proof("single", "", verdicts, {}, losses)
+        found.equal[precision] = Proof("single", verdicts, {}, losses)
     for name in ("single", "tf-parameter-server"):
         found.learned[name] = Learned([64, 128], [2.0, 1.5], [0.5, 0.75], {"loss": 1.4})
     rounds = {

@@ -17,7 +17,7 @@ def training(moved=0.0, step=0, tensor=0):
     final = [np.full((3, 2), 2.0), np.zeros(2)]
     final[tensor].flat[0] += moved * max(1.0, final[tensor].max())
     losses = np.linspace(2, 1, STEPS)
-    return Recorded(losses, list(NAMES), sketches, sizes, final, "")
+    return Recorded(losses, list(NAMES), sketches, sizes, final)
 
 
 def test_a_training_equals_itself():
