@@ -105,7 +105,7 @@ class Partition:
         emission = Emission(
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
-        emission.attached = list(attached)
+        emission.pending.attached = list(attached)
         variables = {id(v.handle): v for v in self.function.graph.variables}
         captured = [
             exchange.copies(variables[id(outer)])
@@ -118,7 +118,7 @@ class Partition:
         ):
             emission.put(value, layout, list(tensors))
         outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
-        sums = emission.attached
+        sums = emission.pending.attached
         with tf.control_dependencies(emission.effects()):
             return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
 
