@@ -15,7 +15,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.keras_compat import Values, Whole
+from collective.training.keras_compat.whole_variables import Values, Whole
 from collective.training.sharding.shards import Shard
 
 
@@ -86,12 +86,12 @@ class ShardedVariables:
                 written.
         """
         shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
-        with keras_compat.whole_variables(shapes, fetch) as whole:
+        with keras_compat.whole_variables.whole_variables(shapes, fetch) as whole:
             yield whole
 
     @contextlib.contextmanager
     def whole_shapes(self) -> Iterator[None]:
         """Inside, variables have whole shapes: to read whole values from a file."""
         shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
-        with keras_compat.replace_shapes(shapes):
+        with keras_compat.optimizers.replace_shapes(shapes):
             yield

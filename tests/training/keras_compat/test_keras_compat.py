@@ -37,16 +37,16 @@ def test_build_reports_a_model_that_does_not_fit():
     x, y, _ = rows()
     spec = spec_of((x[:, 1:], y, None))
     with pytest.raises(ValueError, match="expected axis -1"):
-        keras_compat.build(cases.mlp(cases.adam)(), tuple(spec)[:3])
+        keras_compat.model.build(cases.mlp(cases.adam)(), tuple(spec)[:3])
 
 
 def test_core_optimizer_and_expects_overflow():
     inner = keras.optimizers.SGD()
     outer = keras.optimizers.LossScaleOptimizer(inner)
-    assert keras_compat.core_optimizer(inner) is inner
-    assert keras_compat.core_optimizer(outer) is inner
-    assert keras_compat.expects_overflow(outer)
-    assert not keras_compat.expects_overflow(inner)
+    assert keras_compat.optimizers.core_optimizer(inner) is inner
+    assert keras_compat.optimizers.core_optimizer(outer) is inner
+    assert keras_compat.optimizers.expects_overflow(outer)
+    assert not keras_compat.optimizers.expects_overflow(inner)
 
 
 @pytest.mark.parametrize("as_given", [False, True])
@@ -63,7 +63,7 @@ def test_apply_takes_gradients_as_they_are(as_given, backends_by_name):
         def replica():
             given = [tf.constant([1.0, 2.0, 3.0])], [variable]
             if as_given:
-                keras_compat.apply(optimizer, *given)
+                keras_compat.optimizers.apply(optimizer, *given)
             else:
                 optimizer.apply(*given)
             return tf.zeros([])
@@ -81,7 +81,9 @@ def test_is_seed_state_finds_those_of_random_layers_only():
     layers = [keras.Input((3,)), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)]
     model = keras.Sequential(layers)
-    found = [v for v in model.non_trainable_variables if keras_compat.is_seed_state(v)]
+    found = [
+        v for v in model.non_trainable_variables if keras_compat.seeds.is_seed_state(v)
+    ]
     assert len(found) == 2 and len(model.non_trainable_variables) == 4
 
 
@@ -90,12 +92,12 @@ def test_takes_training():
         def call(self, x):
             return x
 
-    assert not keras_compat.takes_training(Without())
-    assert keras_compat.takes_training(cases.Subclassed())
+    assert not keras_compat.model.takes_training(Without())
+    assert keras_compat.model.takes_training(cases.Subclassed())
 
 
 def test_tf_variable_is_the_one_that_holds_the_value(mlp):
-    keras_compat.tf_variable(mlp.trainable_variables[1]).assign(np.ones(16))
+    keras_compat.model.tf_variable(mlp.trainable_variables[1]).assign(np.ones(16))
     np.testing.assert_array_equal(np.array(mlp.trainable_variables[1]), np.ones(16))
 
 
@@ -104,6 +106,6 @@ def test_overrides():
         def compute_loss(self, **kwargs):
             return 0.0
 
-    assert keras_compat.overrides(Own(), "compute_loss")
-    assert not keras_compat.overrides(Own(), "compute_metrics")
-    assert not keras_compat.overrides(keras.Sequential(), "compute_loss")
+    assert keras_compat.model.overrides(Own(), "compute_loss")
+    assert not keras_compat.model.overrides(Own(), "compute_metrics")
+    assert not keras_compat.model.overrides(keras.Sequential(), "compute_loss")
