@@ -66,6 +66,7 @@ class OwnRowsStep:
         self._metrics = [
             keras_compat.model.tf_variable(v) for v in self.layout.variables
         ]
+        self._counts_alone = method == "train_step" and not backend.synchronous
         # By its id, what an optimizer writes: the same on every replica.
         self._updated: set[int] = set()
         self._state: list[tf.Variable] = []  # what else is written
@@ -75,8 +76,6 @@ class OwnRowsStep:
         known = self._updated | {id(v) for v in self._metrics}
         if backend.synchronous:  # else each worker writes by itself
             self._state = [v for v in _written(source.graph) if id(v) not in known]
-        elif method == "train_step":
-            keras_compat.optimizers.count_atomically(self.model.optimizer)
         if seed is not None:
             keras_compat.seeds.reseed(captured_variables(source.graph), seed)
         if method == "train_step":
@@ -129,6 +128,11 @@ class OwnRowsStep:
             inside.enter_context(
                 keras_compat.replica_draws.draw_as_replica(self.backend.rank)
             )
+            if self._counts_alone:
+                optimizer = self.model.optimizer
+                inside.enter_context(
+                    keras_compat.optimizers.count_atomically(optimizer)
+                )
             scope = inside.enter_context(
                 keras_compat.tracing.counted_metrics(self.model)
             )

@@ -238,9 +238,10 @@ class PartitionedStep:
 def with_loss(prepared: PreparedModel, method: str) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone."""
     model = prepared.model
+    around = prepared.trains if method == "train_step" else prepared.placed
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
-        with keras_compat.tracing.loss_of_step(model) as losses, prepared.placed():
+        with keras_compat.tracing.loss_of_step(model) as losses, around():
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
         if not isinstance(logs, dict):
             raise UsageError(

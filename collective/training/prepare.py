@@ -25,7 +25,6 @@ from collective.training.refusals import check_model
 from collective.training.sharding import slots
 from collective.training.step.rows import Rows, packed, rows_of
 from collective.training.traced import traced
-from collective.training.undone_writes import undo_writes
 from collective.training.variables import dtype_of_sums, optimizers_of
 
 
@@ -154,7 +153,7 @@ def _or_eagerly(
         yield
     except UsageError:
         draws = keras_compat.eager_draws.eager_draws()
-        with runs_eagerly(model), undo_writes():
+        with runs_eagerly(model), keras_compat.undone_writes.undo_writes():
             getattr(model, method)(packed(zeros(spec)))
         keras_compat.eager_draws.set_eager_draws(draws, again=True)
     if built and not host_random.is_read():
@@ -222,7 +221,7 @@ def _build_by_step(
     is_local = isinstance(backend, LocalDevices)
     with devices.on_first(model, backend) if is_local else backend.scope():
         try:
-            with keras_compat.optimizers.only_builds(optimizer):
+            with keras_compat.tracing.only_builds(optimizer):
                 traced(step).get_concrete_function(rows_of(spec))
         except UsageError:
             raise

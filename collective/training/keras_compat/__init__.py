@@ -20,6 +20,7 @@ from collective.training.keras_compat import (
     seeds,
     tensorflow_names,
     tracing,
+    undone_writes,
     weights_file,
     whole_variables,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "seeds",
     "tensorflow_names",
     "tracing",
+    "undone_writes",
     "weights_file",
     "whole_variables",
 ]

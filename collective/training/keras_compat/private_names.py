@@ -31,13 +31,12 @@ KERAS: Mapping[str, str] = {
     "backend.common.variables:Variable": (
         "_value _shape _dtype _path _initialize _direct_assign"
     ),
-    "backend.tensorflow.distribution_lib": "",
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
     "backend.tensorflow.trainer": "TFEpochIterator",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
         "distribute_strategy make_train_function"
     ),
-    "distribution.distribution_lib": "Distribution",
+    "distribution.distribution_lib": "Distribution distribution_lib",
     "layers.layer:Layer": "_flatten_layers _losses _metrics _call_has_training_arg",
     "layers.normalization.batch_normalization:BatchNormalization": (
         "_moments synchronized"
@@ -114,9 +113,7 @@ TENSORFLOW: Mapping[str, str] = {
     "ops.gen_stateless_random_ops": "",
     "ops.gen_stateless_random_ops_v2": "",
     "ops.handle_data_util": "copy_handle_data get_resource_handle_data",
-    "ops.resource_variable_ops": (
-        "BaseResourceVariable ResourceVariable UninitializedVariable"
-    ),
+    "ops.resource_variable_ops": ("BaseResourceVariable UninitializedVariable"),
     "trackable.base": "VARIABLE_VALUE_KEY",
     "util._pywrap_determinism": "enable is_enabled",
 }

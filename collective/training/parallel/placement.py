@@ -75,7 +75,10 @@ class Placement:
         keras_compat.optimizers.build_optimizer(
             model.optimizer, model.trainable_variables, on_variable_devices=True
         )
-        keras_compat.optimizers.update_on_variable_devices(model.optimizer)
+
+    def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, an optimizer updates each variable on its device."""
+        return keras_compat.optimizers.update_on_variable_devices(optimizer)
 
     @contextlib.contextmanager
     def layer_calls(self) -> Iterator[None]:

@@ -151,10 +151,16 @@ class TensorParallelVariables(ShardedVariables):
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
         every = [*model.variables, *model.optimizer.variables]
         super().__init__(every, shards, backend)
-        keras_compat.optimizers.clip_shards(model.optimizer, self._summed_squares)
-        keras_compat.optimizers.find_overflow(
-            model.optimizer, self._is_finite_everywhere
-        )
+
+    @contextlib.contextmanager
+    def updates(self, optimizer: keras.Optimizer) -> Iterator[None]:
+        """Inside, an optimizer clips by norms of whole gradients, and finds any overflow."""
+        known = keras_compat.optimizers
+        with (
+            known.clip_shards(optimizer, self._summed_squares),
+            known.find_overflow(optimizer, self._is_finite_everywhere),
+        ):
+            yield
 
     @contextlib.contextmanager
     def whole(self, fetch: Callable[[], Values]) -> Iterator[Whole]:

@@ -37,6 +37,10 @@ class ShardedVariables:
         self._shards = shards
         self._sharded = [v for v in variables if id(v) in shards]
 
+    def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
+        """Around the trace of what an optimizer does."""
+        return contextlib.nullcontext()
+
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
         """The whole shape of a variable of which ranks have shards; else None."""
         shard = self._shards.get(id(variable))

@@ -109,3 +109,42 @@ def test_overrides():
     assert keras_compat.model.overrides(Own(), "compute_loss")
     assert not keras_compat.model.overrides(Own(), "compute_metrics")
     assert not keras_compat.model.overrides(keras.Sequential(), "compute_loss")
+
+
+def test_writes_are_undone_whoever_makes_them():
+    """Also of variables that are made inside, and through what ``assign`` returns."""
+    ours, of_keras = tf.Variable(1.0), keras.Variable(np.ones(2))
+    table = tf.Variable(tf.zeros([3]))
+    function = tf.function(lambda: ours.assign_add(5.0))
+    with keras_compat.undone_writes.undo_writes():
+        of_keras.assign([7.0, 8.0])
+        ours.assign(2.0).assign_add(3.0)
+        function()
+        table.scatter_nd_update([[1]], [4.0])
+        made = tf.Variable(6.0)
+        made.assign_sub(2.0)
+        assert float(ours) == 10.0 and float(made) == 4.0
+    assert of_keras.numpy().tolist() == [1.0, 1.0]
+    assert (float(ours), float(made), table.numpy().tolist()) == (1.0, 6.0, [0.0] * 3)
+    ours.assign(3.0)
+    assert float(ours) == 3.0
+
+
+def test_an_optimizer_is_its_own_again():
+    """What a step replaces of a user's optimizer, it puts back."""
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipnorm=1.0))
+    optimizer.build([keras.Variable(np.ones(2))])
+    inner = optimizer.inner_optimizer
+    before = [{**vars(v)} for v in (optimizer, inner, inner.iterations)]
+    known = keras_compat.optimizers
+    with (
+        known.clip_shards(optimizer, lambda squares, _: squares),
+        known.find_overflow(optimizer, lambda finite: finite),
+        known.update_on_variable_devices(optimizer),
+        known.count_atomically(optimizer),
+    ):
+        assert {"update_step", "_clip_gradients"} <= vars(inner).keys()
+        assert "check_finite" in vars(optimizer)
+        assert "assign_add" in vars(inner.iterations)
+    after = [{**vars(v)} for v in (optimizer, inner, inner.iterations)]
+    assert [v.keys() for v in after] == [v.keys() for v in before]

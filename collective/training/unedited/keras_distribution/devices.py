@@ -23,7 +23,7 @@ from collective.training.unedited.keras_distribution.model_parallel import (
 
 def replace_keras_distribution(job: Job) -> None:
     """Has ``keras.distribution`` know the job, until ``job.undo``."""
-    backend, module = job.backend, keras_compat.distribution.distribution_backend()
+    backend = job.backend
 
     def list_devices(device_type: str | None = None) -> list[str]:
         kind = (device_type or _default_kind()).lower()
@@ -36,16 +36,15 @@ def replace_keras_distribution(job: Job) -> None:
     ) -> None:
         _check_process(job, num_processes, process_id)
 
-    job.replace(module, "list_devices", list_devices)
-    job.replace(
-        module,
-        "get_device_count",
-        lambda device_type=None: len(list_devices(device_type)),
-    )
-    job.replace(module, "initialize", initialize)
-    job.replace(module, "num_processes", lambda: backend.size)
-    job.replace(module, "process_id", lambda: backend.rank)
-    job.replace(module, "distribute_tensor", _distribute_tensor)
+    functions: dict[str, Any] = {
+        "list_devices": list_devices,
+        "get_device_count": lambda device_type=None: len(list_devices(device_type)),
+        "initialize": initialize,
+        "num_processes": lambda: backend.size,
+        "process_id": lambda: backend.rank,
+        "distribute_tensor": _distribute_tensor,
+    }
+    job.replace(*keras_compat.distribution.backend_module(functions))
     kind = keras_compat.distribution.distribution_class()
     job.replace(kind, "__init__", _making(kind.__init__))
     stock = keras.distribution.set_distribution
