@@ -288,6 +288,12 @@ def test_replicas_draw_numbers_of_their_own():
             "keras": lambda: keras.random.truncated_normal([5], seed=3),
             "shuffle": lambda: keras.random.shuffle(tf.range(50), seed=3),
             "stateful": lambda: tf.random.normal([5], seed=6),
+            "categorical": lambda: tf.random.categorical(tf.zeros([1, 99]), 5, seed=6),
+            "sampled": lambda: tf.random.uniform_candidate_sampler(
+                [[1]], 1, 5, True, 99, seed=6
+            )[0],
+            "generator": lambda: tf.random.Generator.from_seed(3).normal([5]),
+            "truncated": lambda: tf.random.Generator.from_seed(3).truncated_normal([5]),
         }
         tf.random.set_seed(1)
         if replica is None:
