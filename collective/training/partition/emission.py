@@ -8,6 +8,7 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +26,7 @@ from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known, on_host
 from collective.training.partition.layouts import (
+    MOMENTS,
     OWNED,
     SUM,
     WHOLE,
@@ -40,6 +42,8 @@ from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
+
+_SMALL = 1 << 14  # elements
 
 
 class Emission:
@@ -181,7 +185,7 @@ class Emission:
 
     def put(self, value: Value, layout: Layout, tensors: list[tf.Tensor]) -> None:
         """Keeps a value in a layout: a tensor for each replica, or one for all."""
-        if value.shape is not None and not value.is_handle:
+        if value.shape is not None and not value.is_handle and layout != MOMENTS:
             for tensor in tensors:
                 _set_shape(tensor, value, layout)
         self._forms[value, layout] = tensors
@@ -414,6 +418,8 @@ class Emission:
         ):
             few = is_single(layout) and not plan.is_single
             self.put(value, layout, tensors[:1] if few else tensors)
+            if value.is_needed_whole and _is_small(value):
+                self.get(value, WHOLE)  # travels with the next exchange
         self._made[node.number] = made
         return True
 
@@ -446,6 +452,13 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
+
+
+def _is_small(value: Value) -> bool:
+    """Whether it costs no time to send it; gradients leave together, at the end."""
+    if value.variable is not None or not value.is_static or value.shape is None:
+        return False
+    return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

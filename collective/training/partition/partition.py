@@ -64,6 +64,7 @@ class Partition:
         self.function = function
         self.rows = rows
         self.graph = read(function.graph, gradients)
+        rules.moments.find(self.graph)
         self._arguments = len(layouts)
         self._owned = owned or {}
         captured = [

@@ -12,6 +12,7 @@ from collective.training.partition.copies import reduced
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, variables_of
 from collective.training.partition.layouts import (
+    MOMENTS,
     OWNED,
     SUM,
     WHOLE,
@@ -70,6 +71,11 @@ class Pending:
         scattered = [v for v in values if (v.layout, values[v]) == (SUM, OWNED)]
         if self._unsent or scattered:
             by_kind.setdefault("sum", [])
+        # They are sums, too, and give the means beside the variances.
+        if variances := by_kind.pop(MOMENTS.kind, []):
+            means = {value.node.mean for value in variances if value.node}
+            sums = [v for v in by_kind.get("sum", []) if v not in means]
+            by_kind["sum"] = [*sums, *variances]
         for kind, of_kind in by_kind.items():
             self._reduce(emission, kind, of_kind, scattered if kind == "sum" else [])
         for value, layout in values.items():
@@ -88,7 +94,7 @@ class Pending:
         """Sums values of one kind over all replicas, and ``scattered`` piece by piece."""
         # Scalars behind gradients, of which the first that is not finite is named.
         values.sort(key=lambda value: value.rank == 0)
-        parts = [emission.get(value, Partial(kind)) for value in values]
+        parts = [emission.get(value, value.layout) for value in values]
         attached = self._unsent if kind == "sum" else []
         with self._in_order():
             results = reduced(
@@ -103,7 +109,11 @@ class Pending:
         self._note([tensor for total in results for tensor in total])
         totals = iter(results)
         for value in values:
-            emission.put(value, WHOLE, next(totals))
+            total = next(totals)
+            if value.layout == MOMENTS and value.node and value.node.mean:
+                means, total = value.node.plan.finish(total)
+                emission.put(value.node.mean, WHOLE, means)
+            emission.put(value, WHOLE, total)
         if attached:
             self.attached = [next(totals)[0] for _ in attached]
             self._is_attached_sent = True
