@@ -88,7 +88,7 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
     with backend.scope():
         options = {"metrics": ["accuracy"], "jit_compile": False}
         model = compiled(name, "adam", (8, 8, 1), **options)
-        keras_compat.build(model, plan.spec[:3])
+        keras_compat.model.build(model, plan.spec[:3])
     attached = attachments(model) if attachments else []
     return make_step(get_prepared(model), backend, plan.spec, attachments=attached)
 

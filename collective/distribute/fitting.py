@@ -7,7 +7,6 @@ strategy, so that it finds the model's variables on each device.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -74,8 +73,9 @@ def backend_of(strategy: Any) -> Backend:
     several = devices > 1
     methods = _OnDevices if several else _InStrategy
     kind = type(backend)
-    found = copy.copy(backend)
-    found.__class__ = type(kind.__name__, (methods, kind), {"__doc__": kind.__doc__})
+    made = type(kind.__name__, (methods, kind), {"__doc__": kind.__doc__})
+    found: Any = object.__new__(made)
+    found.__dict__.update(vars(backend))
     found.strategy = strategy
     found.devices = extended.worker_devices
     found.between = backend if backend.replicas > 1 else None

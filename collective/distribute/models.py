@@ -35,7 +35,9 @@ def backend_for(model: Any, backend: str | Backend) -> str | Backend:
 
 def _runs_as_one_process(model: keras.Model, strategy: Any) -> bool:
     """Whether a model has a step of its own, and this process one replica of it."""
-    own = any(keras_compat.overrides(model, m) for m in ("train_step", "test_step"))
+    own = any(
+        keras_compat.model.overrides(model, m) for m in ("train_step", "test_step")
+    )
     return own and len(strategy.extended.worker_devices) == 1
 
 
@@ -53,5 +55,5 @@ def as_one_process(model: Any) -> Iterator[None]:
         yield
         return
     extended = strategy.extended
-    with extended.as_one_replica(), keras_compat.one_copy(model, strategy):
+    with extended.as_one_replica(), keras_compat.one_copy.one_copy(model, strategy):
         yield

@@ -36,11 +36,11 @@ def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
         return
     settings = [
         weakref.ref(part)
-        for part in keras_compat.compiled_settings(model)
+        for part in keras_compat.model.compiled_settings(model)
         if part is not None
     ]
     former, flags = _known.get(model, ([], []))
-    now = keras_compat.trainable_flags(model)
+    now = keras_compat.model.trainable_flags(model)
     if former != settings or len(now) != len(flags):
         _known[model] = settings, now
         yield
@@ -48,7 +48,7 @@ def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
     changed = [
         (layer, wanted)
         for layer, wanted, flag in zip(
-            keras_compat.layers_of(model), now, flags, strict=True
+            keras_compat.model.layers_of(model), now, flags, strict=True
         )
         if wanted != flag
     ]
@@ -58,7 +58,7 @@ def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
             "trained as it was compiled, as Keras does (model.compile again to follow)",
             changed[0][0].name,
         )
-    keras_compat.set_trainable_flags(model, flags)
+    keras_compat.model.set_trainable_flags(model, flags)
     try:
         yield
     finally:

@@ -260,7 +260,9 @@ def fit(
             ENDLESS if steps is None else steps,
             observers,
             validate,
-            lambda epoch: keras_compat.is_validated(model, epoch, validation_freq),
+            lambda epoch: keras_compat.model.is_validated(
+                model, epoch, validation_freq
+            ),
         )
         with runs_eagerly(model), interrupts.between_steps():
             if membership is not None:

@@ -69,5 +69,5 @@ def open_inputs(
         rows = batch_size or default_batch_size(data, steps)
         return Input(data, rows, shuffle=False)
     if steps is not None:
-        keras_compat.limit_generator(data, steps)
+        keras_compat.data.limit_generator(data, steps)
     return Batches(data, backend, steps)

@@ -63,7 +63,10 @@ class OwnRowsStep:
         self.paths: list[str] = []
         self._step = with_loss(prepared, method)
         self._is_stacked = is_stacked
-        self._metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
+        self._metrics = [
+            keras_compat.model.tf_variable(v) for v in self.layout.variables
+        ]
+        self._counts_alone = method == "train_step" and not backend.synchronous
         # By its id, what an optimizer writes: the same on every replica.
         self._updated: set[int] = set()
         self._state: list[tf.Variable] = []  # what else is written
@@ -73,10 +76,8 @@ class OwnRowsStep:
         known = self._updated | {id(v) for v in self._metrics}
         if backend.synchronous:  # else each worker writes by itself
             self._state = [v for v in _written(source.graph) if id(v) not in known]
-        elif method == "train_step":
-            keras_compat.count_atomically(self.model.optimizer)
         if seed is not None:
-            keras_compat.reseed(captured_variables(source.graph), seed)
+            keras_compat.seeds.reseed(captured_variables(source.graph), seed)
         if method == "train_step":
             register_outside_variables(prepared, backend, source, writes=True)
         self._run = traced(self._run_replicas, input_signature=signature)
@@ -99,7 +100,9 @@ class OwnRowsStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+        keras_compat.optimizers.finish(
+            self.model.optimizer, self.model.trainable_variables
+        )
 
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
@@ -121,9 +124,18 @@ class OwnRowsStep:
         update = _Update(self, share, number)
         before = [tf.identity(variable) for variable in self._state]
         with contextlib.ExitStack() as inside:
-            inside.enter_context(keras_compat.applied_by(update))
-            inside.enter_context(keras_compat.draw_as_replica(self.backend.rank))
-            scope = inside.enter_context(keras_compat.counted_metrics(self.model))
+            inside.enter_context(keras_compat.tracing.applied_by(update))
+            inside.enter_context(
+                keras_compat.replica_draws.draw_as_replica(self.backend.rank)
+            )
+            if self._counts_alone:
+                optimizer = self.model.optimizer
+                inside.enter_context(
+                    keras_compat.optimizers.count_atomically(optimizer)
+                )
+            scope = inside.enter_context(
+                keras_compat.tracing.counted_metrics(self.model)
+            )
             loss, logs = self._step(*rows)
         after = [tf.identity(variable) for variable in self._state]
         changes = [
@@ -198,14 +210,16 @@ class _Update:
         with tf.control_dependencies(sums):
             self.stop = now()
         checks = []
-        if not keras_compat.expects_overflow(optimizer):
+        if not keras_compat.optimizers.expects_overflow(optimizer):
             checks = finite.check(places, self.number, backend)
         with tf.control_dependencies(checks):
             means = iter([tf.identity(total) for total in sums])
         mean = [None if g is None else next(means) for g in mine]
-        result = keras_compat.apply(optimizer, mean, variables)
+        result = keras_compat.optimizers.apply(optimizer, mean, variables)
         written = [*variables, *optimizer.variables]
-        self.step._updated.update(id(keras_compat.tf_variable(v)) for v in written)
+        self.step._updated.update(
+            id(keras_compat.model.tf_variable(v)) for v in written
+        )
         return result
 
 

@@ -70,7 +70,9 @@ class PartitionedStep:
         self.backend, self.virtual = backend, virtual
         self.attachments = Attachments(attachments)
         self._name, self._is_explained = method, False
-        self._expects_overflow = keras_compat.expects_overflow(self.model.optimizer)
+        self._expects_overflow = keras_compat.optimizers.expects_overflow(
+            self.model.optimizer
+        )
         parts = prepared.partition
         self._slots = slots = parts if isinstance(parts, ShardedSlots) else None
         self._method = PartitionedMethod(
@@ -78,7 +80,7 @@ class PartitionedStep:
             spec,
             expected_rows=expected_rows,
             micro_batches=micro_batches,
-            fixed_rows=keras_compat.fixed_rows(self.model),
+            fixed_rows=keras_compat.model.fixed_rows(self.model),
             whole_gradients=bool(backend.rounds_to or prepared.hook),
             slots=slots,
             tracing=devices.on_first(self.model, backend),
@@ -92,9 +94,11 @@ class PartitionedStep:
         _, logs = self._method.structure
         shapes = {name: tuple(value.shape) for name, value in logs.items()}
         self.layout = Layout(self.model, shapes)
-        self._metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
+        self._metrics = [
+            keras_compat.model.tf_variable(v) for v in self.layout.variables
+        ]
         self._begin(prepared, seed)
-        state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
+        state = [keras_compat.model.tf_variable(v) for v in all_variables(self.model)]
         self._state = [*state, *self._metrics]
         if self._hook is not None:
             self._state += self._hook.variables
@@ -103,7 +107,7 @@ class PartitionedStep:
 
     def _begin(self, prepared: PreparedModel, seed: int | None) -> None:
         if seed is not None:
-            keras_compat.reseed(captured_variables(self.graph), seed)
+            keras_compat.seeds.reseed(captured_variables(self.graph), seed)
         if self._name == "train_step":
             slots = self._slots
             with contextlib.nullcontext() if slots is None else slots.stood_in():
@@ -160,7 +164,7 @@ class PartitionedStep:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
         with devices.on_first(self.model, self.backend):
             self.layout.begin_epoch(last)
-        keras_compat.follow_first(self._metrics)
+        keras_compat.one_copy.follow_first(self._metrics)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
@@ -172,7 +176,9 @@ class PartitionedStep:
         with whole:
             if slots is not None:  # gathered if it reads one: averages of the weights
                 whole.enter_context(slots.whole(lambda: slots.gather(everywhere=True)))
-            keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+            keras_compat.optimizers.finish(
+                self.model.optimizer, self.model.trainable_variables
+            )
 
     @property
     def paths(self) -> list[str]:
@@ -205,7 +211,7 @@ class PartitionedStep:
         )
         with tf.control_dependencies([loss, *logs.values()]):
             metrics = [
-                keras_compat.copies(variable)[0].read_value()
+                keras_compat.one_copy.copies(variable)[0].read_value()
                 for variable in self._metrics
             ]
             start, stop = exchange.span()
@@ -232,9 +238,10 @@ class PartitionedStep:
 def with_loss(prepared: PreparedModel, method: str) -> Any:
     """The method, as a function of rows that also returns the loss of the batch alone."""
     model = prepared.model
+    around = prepared.trains if method == "train_step" else prepared.placed
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
-        with keras_compat.loss_of_step(model) as losses, prepared.placed():
+        with keras_compat.tracing.loss_of_step(model) as losses, around():
             logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
         if not isinstance(logs, dict):
             raise UsageError(

@@ -25,7 +25,6 @@ from collective.training.refusals import check_model
 from collective.training.sharding import slots
 from collective.training.step.rows import Rows, packed, rows_of
 from collective.training.traced import traced
-from collective.training.undone_writes import undo_writes
 from collective.training.variables import dtype_of_sums, optimizers_of
 
 
@@ -92,7 +91,7 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
     """Makes all variables, but those of optimizers that are built for parts later."""
     parts = backend.tensor is not None or bool(backend.stages)
     with _or_eagerly(model, backend, spec):
-        if keras_compat.overrides(model, "train_step"):
+        if keras_compat.model.overrides(model, "train_step"):
             _build_by_step(model, backend, spec, optimizer=not parts)
         else:
             _build(model, backend, spec, optimizer=not parts)
@@ -101,8 +100,8 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
 def features_of(model: keras.Model) -> set[str]:
     """The features that a training has by its model."""
     found = {
-        "own_step": keras_compat.overrides(model, "train_step"),
-        "loss_scale": keras_compat.expects_overflow(model.optimizer),
+        "own_step": keras_compat.model.overrides(model, "train_step"),
+        "loss_scale": keras_compat.optimizers.expects_overflow(model.optimizer),
     }
     return {name for name, present in found.items() if present}
 
@@ -153,10 +152,10 @@ def _or_eagerly(
     try:
         yield
     except UsageError:
-        draws = keras_compat.eager_draws()
-        with runs_eagerly(model), undo_writes():
+        draws = keras_compat.eager_draws.eager_draws()
+        with runs_eagerly(model), keras_compat.undone_writes.undo_writes():
             getattr(model, method)(packed(zeros(spec)))
-        keras_compat.set_eager_draws(draws, again=True)
+        keras_compat.eager_draws.set_eager_draws(draws, again=True)
     if built and not host_random.is_read():
         host_random.set_state(before)  # Keras would have drawn nothing
 
@@ -180,7 +179,7 @@ def _zeros(spec: Any) -> Any:
 
 
 def _is_built(model: keras.Model) -> bool:
-    return all(layer.built for layer in keras_compat.layers_of(model))
+    return all(layer.built for layer in keras_compat.model.layers_of(model))
 
 
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
@@ -189,7 +188,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
     quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
         try:
-            keras_compat.build(model, spec[:3], optimizer=optimizer)
+            keras_compat.model.build(model, spec[:3], optimizer=optimizer)
         except Exception as error:
             if model.run_eagerly:
                 raise _not_traceable(model, error) from error
@@ -222,7 +221,7 @@ def _build_by_step(
     is_local = isinstance(backend, LocalDevices)
     with devices.on_first(model, backend) if is_local else backend.scope():
         try:
-            with keras_compat.only_builds(optimizer):
+            with keras_compat.tracing.only_builds(optimizer):
                 traced(step).get_concrete_function(rows_of(spec))
         except UsageError:
             raise

@@ -48,6 +48,16 @@ class PreparedModel:
         with self.placement.operations_beside_inputs(), self.placement.layer_calls():
             yield
 
+    @contextlib.contextmanager
+    def trains(self) -> Iterator[None]:
+        """As ``placed``, and the optimizer knows the placement and the shards, too."""
+        with contextlib.ExitStack() as inside:
+            inside.enter_context(self.placed())
+            for part in (self.placement, self.partition):
+                if part is not None:
+                    inside.enter_context(part.updates(self.model.optimizer))
+            yield
+
 
 # Of each model, the other fields of ``PreparedModel``: without a reference to the model,
 # so that the entry ends with it.

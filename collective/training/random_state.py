@@ -16,7 +16,7 @@ class RandomState:
     def __init__(self, model: Any):
         self._host = host_random.state()
         known = isinstance(model, keras.Model)
-        states = keras_compat.seed_states(model) if known else []
+        states = keras_compat.seeds.seed_states(model) if known else []
         self._seeds = [(state, np.array(state)) for state in states]
 
     def put(self) -> None:

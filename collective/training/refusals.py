@@ -50,20 +50,20 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             f"model {model.name!r} is not compiled",
             hint="model.compile(optimizer=..., loss=...) before collective.fit",
         )
-    if keras_compat.overrides(model, "make_train_function"):
+    if keras_compat.model.overrides(model, "make_train_function"):
         raise UsageError(
             f"model {model.name!r} has a make_train_function of its own, which would be "
             "left out",
             hint="override train_step, or train it by python itself",
         )
-    if keras_compat.distribution_ignored():
+    if keras_compat.distribution.distribution_ignored():
         log.warning(
             "Keras ignores the script's %s on TensorFlow. HINT: collectiverun -np N "
             "--keras script.py trains as it says",
-            type(keras_compat.current_distribution()).__name__,
+            type(keras_compat.distribution.current_distribution()).__name__,
         )
     strategy = getattr(backend, "strategy", None)
-    optimizer = keras_compat.core_optimizer(model.optimizer)
+    optimizer = keras_compat.optimizers.core_optimizer(model.optimizer)
     if strategy is not None and optimizer.gradient_accumulation_steps:
         raise UsageError(
             f"backend {backend.name!r} cannot run an optimizer that accumulates: a "

@@ -97,12 +97,12 @@ def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedSte
     model = prepared.model
     compiled = [
         model.optimizer,
-        *keras_compat.compiled_objects(model),
+        *keras_compat.model.compiled_objects(model),
         *model.variables,
         *model.metrics_variables,
         *(v for o in optimizers_of(model) for v in o.variables),
     ]
-    flags = [layer.trainable for layer in keras_compat.layers_of(model)]
+    flags = [layer.trainable for layer in keras_compat.model.layers_of(model)]
     kept = vars(model).get(_KEPT)
     if kept is None or not kept.is_of(compiled, flags):
         kept = vars(model)[_KEPT] = _Kept(compiled, flags)

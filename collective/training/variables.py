@@ -51,8 +51,8 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """That of ``compile``; of a model with its own ``train_step``, all that it holds."""
-    if keras_compat.overrides(model, "train_step"):
-        return [model.optimizer, *keras_compat.other_optimizers(model)]
+    if keras_compat.model.overrides(model, "train_step"):
+        return [model.optimizer, *keras_compat.model.other_optimizers(model)]
     return [model.optimizer]
 
 
@@ -82,7 +82,9 @@ def outside_variables(model: keras.Model) -> list[tf.Variable]:
 
 def outside_seeds(model: keras.Model) -> list[tf.Variable]:
     """The states of seed generators among them."""
-    return [v for v in outside_variables(model) if keras_compat.SEED_STATE in v.name]
+    return [
+        v for v in outside_variables(model) if keras_compat.seeds.SEED_STATE in v.name
+    ]
 
 
 def captured_variables(graph: Any) -> list[tf.Variable]:
@@ -93,7 +95,7 @@ def captured_variables(graph: Any) -> list[tf.Variable]:
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     known = [by_handle.pop(id(outer), None) for outer, _ in graph.captures]
     found = [*(v for v in known if v is not None), *by_handle.values()]
-    return [keras_compat.container(variable) for variable in found]
+    return [keras_compat.one_copy.container(variable) for variable in found]
 
 
 def register_outside_variables(
@@ -111,10 +113,10 @@ def register_outside_variables(
     model = prepared.model
     own = [*prepared.trainable, *prepared.state]
     own += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    own += keras_compat.metric_variables(model)
-    known = {id(keras_compat.tf_variable(v)) for v in own}
+    own += keras_compat.model.metric_variables(model)
+    known = {id(keras_compat.model.tf_variable(v)) for v in own}
     rates = tf.function(
-        lambda: keras_compat.learning_rates(model.optimizer), autograph=False
+        lambda: keras_compat.optimizers.learning_rates(model.optimizer), autograph=False
     )
     with backend.scope():
         graphs = traced.graph, rates.get_concrete_function().graph

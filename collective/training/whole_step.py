@@ -131,8 +131,10 @@ class WholeStep:
         self._rows = WholeRows(backend, spec, self.attachments)
         self._method = with_loss(prepared, method)
         if seed is not None:
-            states = keras_compat.seed_states(self.model)
-            keras_compat.reseed([keras_compat.tf_variable(v) for v in states], seed)
+            states = keras_compat.seeds.seed_states(self.model)
+            keras_compat.seeds.reseed(
+                [keras_compat.model.tf_variable(v) for v in states], seed
+            )
         say(self.model, backend, micro_batches)
 
     def __call__(self, batch: Batch, number: int) -> Any:
@@ -141,11 +143,11 @@ class WholeStep:
         begin = time.time()
         rows, _, sums = self._rows(batch, number)
         end = time.time()
-        checks = keras_compat.applied_by(self._checked(number))
+        checks = keras_compat.tracing.applied_by(self._checked(number))
         with as_rank_zero(self.backend), checks:
             loss, logs = self._method(*rows)
         self.layout.last = logs
-        metrics = [keras_compat.tf_variable(v) for v in self.layout.variables]
+        metrics = [keras_compat.model.tf_variable(v) for v in self.layout.variables]
         report = self.layout.pack(
             [loss, batch.global_rows, begin, end], [*metrics, *sums]
         )
@@ -156,7 +158,7 @@ class WholeStep:
         """Applies gradients, after it has looked for what is not finite."""
 
         def apply(optimizer: Any, gradients: Sequence[Any], variables: Any) -> Any:
-            if not keras_compat.expects_overflow(optimizer):
+            if not keras_compat.optimizers.expects_overflow(optimizer):
                 pairs = zip(gradients, variables, strict=False)
                 known = [(g, v.path) for g, v in pairs if g is not None]
                 self.paths[:] = [path for _, path in known]
@@ -200,7 +202,9 @@ class WholeStep:
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+        keras_compat.optimizers.finish(
+            self.model.optimizer, self.model.trainable_variables
+        )
 
 
 class WholePrediction:
@@ -234,10 +238,10 @@ class WholePrediction:
 def as_rank_zero(backend: Backend) -> Iterator[None]:
     """Inside, every rank draws the numbers that rank 0 draws."""
     if backend.size > 1:
-        state = keras_compat.eager_draws(), host_random.state()
+        state = keras_compat.eager_draws.eager_draws(), host_random.state()
         eager, host = broadcast_object(backend, state)
         if backend.rank:
-            keras_compat.set_eager_draws(eager)
+            keras_compat.eager_draws.set_eager_draws(eager)
             if not host_random.is_read():  # by data, which draw what they draw
                 host_random.set_state(host)
     yield

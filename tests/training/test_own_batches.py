@@ -266,7 +266,7 @@ def test_arrays_are_no_batches():
 @PLAIN
 def test_batches_are_stacked():
     batches = tf.data.Dataset.range(23).batch(4)
-    found = stacked(keras_compat.adapter(batches), 2)
+    found = stacked(keras_compat.data.adapter(batches), 2)
     assert found.num_batches == 3
     stacks = [stack.numpy() for stack in found.get_tf_dataset()]
     assert [s.shape for s in stacks] == [(2, 4), (2, 4), (1, 4)]
@@ -288,11 +288,17 @@ def test_replicas_draw_numbers_of_their_own():
             "keras": lambda: keras.random.truncated_normal([5], seed=3),
             "shuffle": lambda: keras.random.shuffle(tf.range(50), seed=3),
             "stateful": lambda: tf.random.normal([5], seed=6),
+            "categorical": lambda: tf.random.categorical(tf.zeros([1, 99]), 5, seed=6),
+            "sampled": lambda: tf.random.uniform_candidate_sampler(
+                [[1]], 1, 5, True, 99, seed=6
+            )[0],
+            "generator": lambda: tf.random.Generator.from_seed(3).normal([5]),
+            "truncated": lambda: tf.random.Generator.from_seed(3).truncated_normal([5]),
         }
         tf.random.set_seed(1)
         if replica is None:
             return {name: draw().numpy() for name, draw in draws.items()}
-        with keras_compat.draw_as_replica(replica):
+        with keras_compat.replica_draws.draw_as_replica(replica):
             return {name: draw().numpy() for name, draw in draws.items()}
 
     plain, first, second = drawn(None), drawn(0), drawn(1)

@@ -94,7 +94,7 @@ def evaluate(
             with runs_eagerly(model), interrupts.between_steps():
                 logs |= sorted(evaluation(hooks).items())
             hooks.share_state()
-        return logs if return_dict else keras_compat.in_metric_order(model, logs)
+        return logs if return_dict else keras_compat.data.in_metric_order(model, logs)
 
 
 def open_hooks(

@@ -20,7 +20,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.distribute.models import backend_for
 from collective.errors import UsageError
-from collective.training import interrupts
+from collective.training import interrupts, keras_compat
 from collective.training.evaluation.evaluate import (
     open_hooks,
     shown,
@@ -44,7 +44,6 @@ from collective.training.prepare import runs_eagerly, zeros
 from collective.training.prepared import get_prepared
 from collective.training.step.rows import without_none
 from collective.training.traced import traced
-from collective.training.undone_writes import undo_writes
 from collective.training.verification import compare_settings
 from collective.training.whole_step import WholePrediction
 
@@ -169,7 +168,7 @@ class _Prediction:
     def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
-            with self.backend.scope(), undo_writes():
+            with self.backend.scope(), keras_compat.undone_writes.undo_writes():
                 self.model(zeros(self.inputs.spec).x)
         use_weights_of_rank_zero(self.model, self.backend)
 

@@ -87,7 +87,7 @@ class Arrays(Source):
             )
         else:
             read = [
-                keras_compat.sparse_rows(tensor, rows)
+                keras_compat.data.sparse_rows(tensor, rows)
                 if isinstance(leaf, tf.SparseTensor)
                 else tf.gather(tensor, rows)
                 for tensor, leaf in zip(self._resident, self._leaves, strict=True)
@@ -154,7 +154,7 @@ def _kind(tree: Any) -> str:
 
 def _tensor(leaf: Any) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        return keras_compat.sparse_by_rows(leaf)  # which can be read in any order
+        return keras_compat.data.sparse_by_rows(leaf)  # which can be read in any order
     return tf.convert_to_tensor(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 

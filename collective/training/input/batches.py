@@ -58,7 +58,7 @@ class Batches(Feed):
 
     def __init__(
         self,
-        data: keras_compat.DataAdapter,
+        data: keras_compat.data.DataAdapter,
         backend: Backend,
         steps_per_epoch: int | None = None,
         virtual: VirtualReplicas | None = None,
@@ -67,7 +67,7 @@ class Batches(Feed):
         self._virtual = virtual
         self._cut = _Cut(backend.local_replicas, backend.replicas, virtual)
         self._adapter = _Shares(data, self._cut, backend)
-        self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
+        self._keras = keras_compat.data.EpochIterator(self._adapter, steps_per_epoch)
         self.plan = BatchesPlan(steps_per_epoch)
         # ``Batch`` of type specs, with an open number of rows.
         self.spec = self._adapter.spec
@@ -199,14 +199,16 @@ class _Cut:
         return _rows(whole, start, stop)
 
 
-class _Shares(keras_compat.DataAdapter):
+class _Shares(keras_compat.data.DataAdapter):
     """An adapter whose elements are ``_Read``: the rows of this process, and more.
 
     With a checksum of the whole batch, unless there is one process. In an elastic job
     batches are whole, and none is cut; else of the whole ones only the shapes are there.
     """
 
-    def __init__(self, data: keras_compat.DataAdapter, share: _Cut, backend: Backend):
+    def __init__(
+        self, data: keras_compat.data.DataAdapter, share: _Cut, backend: Backend
+    ):
         self._data = data
         self._within_epoch = False
         alone, elastic = backend.size == 1, backend.elastic
@@ -214,7 +216,7 @@ class _Shares(keras_compat.DataAdapter):
 
         @tf.autograph.experimental.do_not_convert
         def cut(_: tf.Tensor, element: Any) -> _Read:
-            whole = keras_compat.unpack(element)
+            whole = keras_compat.data.unpack(element)
             leaf = leaves.first_leaf(whole[0])
             _check_axes(whole)
             rows = leaves.count_rows(leaf)

@@ -29,7 +29,7 @@ from collective.training.input.order import ROWS, WITHIN_BATCHES
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
 
-Data: TypeAlias = "Source | keras_compat.DataAdapter"
+Data: TypeAlias = "Source | keras_compat.data.DataAdapter"
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -119,7 +119,7 @@ def as_data(
     if x is None:
         raise UsageError("no data are given: x is None", hint="fit(model, x, y)")
     x = original(x)
-    if isinstance(x, keras_compat.DataAdapter):
+    if isinstance(x, keras_compat.data.DataAdapter):
         return x
     rows = isinstance(x, tf.data.Dataset) and of_rows
     if not (rows or isinstance(x, Source)) and _is_array_data(x):
@@ -139,12 +139,12 @@ def as_data(
             )
         return as_source(x)
     mixed = isinstance(x, keras.utils.PyDataset) and bool(shuffle)
-    as_keras = seed is None and keras_compat.tensorflow_seed() is not None
+    as_keras = seed is None and keras_compat.data.tensorflow_seed() is not None
     if mixed and not as_keras and x.num_batches is not None:
         x, mixed = ShuffledItems(x, seed or 0), False
     weights = dict(class_weight) if class_weight else None
     try:
-        return keras_compat.adapter(x, weights, shuffle=mixed and as_keras)
+        return keras_compat.data.adapter(x, weights, shuffle=mixed and as_keras)
     except ValueError as error:
         first = first_line(error)
         raise UsageError(
@@ -161,7 +161,7 @@ def plan_shuffle(
 
     Keras' own order follows from the seed of the script, where it has set one: rank 0's.
     """
-    of_script = keras_compat.tensorflow_seed()
+    of_script = keras_compat.data.tensorflow_seed()
     if backend.size > 1 and not backend.elastic:  # whatever the arguments of this rank
         of_script = broadcast_object(backend, of_script)
     of_arrays = isinstance(data, Arrays | CastFloats)
@@ -184,7 +184,7 @@ def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_array_data(x: Any) -> bool:
-    return keras_compat.is_array(x) or isinstance(x, (tuple, list, Mapping))
+    return keras_compat.data.is_array(x) or isinstance(x, (tuple, list, Mapping))
 
 
 def _tree(part: Any, name: str) -> Any:
@@ -198,9 +198,9 @@ def _tree(part: Any, name: str) -> Any:
         and not _is_rows(part)
     ):
         return tuple(_tree(item, f"{name}[{i}]") for i, item in enumerate(part))
-    if part is None or not keras_compat.is_array(part):
+    if part is None or not keras_compat.data.is_array(part):
         return part  # Arrays says what is wrong with it
-    array = keras_compat.as_dense_or_sparse(part)
+    array = keras_compat.data.as_dense_or_sparse(part)
     if isinstance(array, np.ndarray) and array.dtype == np.object_:
         items = array.reshape(-1).tolist()
         if all(isinstance(item, (str, bytes)) for item in items):
@@ -217,7 +217,7 @@ def _is_rows(part: Any) -> bool:
 def _has_array(item: Any) -> bool:
     if isinstance(item, (list, tuple)):
         return any(_has_array(one) for one in item)
-    return isinstance(item, Mapping) or keras_compat.is_array(item)
+    return isinstance(item, Mapping) or keras_compat.data.is_array(item)
 
 
 def _source(x: Any, y: Any, sample_weight: Any) -> Source:
@@ -242,7 +242,7 @@ def _weighted(
             "class_weight= needs a y that is one array",
             hint="pass sample_weight=, an array for each output",
         )
-    return x, y, keras_compat.class_weights(y, dict(class_weight))
+    return x, y, keras_compat.data.class_weights(y, dict(class_weight))
 
 
 def _split(parts: Row, share: float) -> tuple[Row, Row]:

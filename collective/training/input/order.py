@@ -33,7 +33,7 @@ class KerasOrder:
         shuffle = True if kind == ROWS else "batch"
         numbers = np.arange(rows, dtype=np.int64)
         self._passes = functools.partial(
-            keras_compat.passes, numbers, size, shuffle, seed
+            keras_compat.data.passes, numbers, size, shuffle, seed
         )
         self._left: Iterator[np.ndarray] = iter(())
         self._number, self._order = -1, numbers

@@ -15,7 +15,7 @@ from collective.training import keras_compat
 from collective.training.input import leaves
 
 
-class _Stacked(keras_compat.DataAdapter):
+class _Stacked(keras_compat.data.DataAdapter):
     """An adapter that stacks batches of another one; a batch of fewer rows is left out.
 
     Args:
@@ -25,7 +25,7 @@ class _Stacked(keras_compat.DataAdapter):
 
     is_stacked = True
 
-    def __init__(self, data: keras_compat.DataAdapter, replicas: int):
+    def __init__(self, data: keras_compat.data.DataAdapter, replicas: int):
         self._data = data
         self._replicas = replicas
         batches = data.get_tf_dataset()
@@ -67,7 +67,7 @@ class _Stacked(keras_compat.DataAdapter):
 def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
     """For ``scan``: the rows of the first batch, and whether this one has as many."""
     element = batch[0] if len(batch) == 1 else batch
-    rows = leaves.count_rows(leaves.first_leaf(keras_compat.unpack(element)[0]))
+    rows = leaves.count_rows(leaves.first_leaf(keras_compat.data.unpack(element)[0]))
     rows = tf.cast(rows, tf.int64)
     first = tf.where(rows_of_first < 0, rows, rows_of_first)
     return first, (element, rows == first)
@@ -75,7 +75,7 @@ def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
 
 def stacked(data: Any, replicas: int) -> _Stacked:
     """The batches of data, stacked; a UsageError for rows, of which none were made."""
-    if not isinstance(data, keras_compat.DataAdapter):
+    if not isinstance(data, keras_compat.data.DataAdapter):
         raise UsageError(
             "per_replica='batch' takes data that are batches, and these are rows",
             hint="x=tf.data.Dataset.from_tensor_slices((x, y)).batch(64, "

@@ -6,17 +6,29 @@ a script's ``DataParallel`` has no effect.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import keras
-from keras.src.backend.tensorflow import distribution_lib as of_tensorflow
 from keras.src.distribution import distribution_lib
 
 
-def distribution_backend() -> ModuleType:
-    """The module that ``keras.distribution`` asks for devices and processes."""
-    return of_tensorflow
+def backend_module(
+    functions: Mapping[str, Callable[..., Any]],
+) -> tuple[ModuleType, str, ModuleType]:
+    """A module in the place of that which ``keras.distribution`` asks for devices.
+
+    Args:
+        functions: What it has beside, or in place of, those of Keras.
+
+    Returns:
+        Where Keras refers to its own: module and name; and the new one.
+    """
+    stock = distribution_lib.distribution_lib
+    module = ModuleType(stock.__name__)
+    module.__dict__.update(vars(stock), **functions)
+    return distribution_lib, "distribution_lib", module
 
 
 def distribution_class() -> type[Any]:
@@ -31,9 +43,8 @@ def current_distribution() -> Any:
 
 def distribution_ignored() -> bool:
     """Whether a script has set a distribution, and Keras alone would look at it."""
-    known = hasattr(
-        of_tensorflow, "num_processes"
-    )  # in no Keras; where a job stands in
+    # No Keras has it; ``backend_module`` has.
+    known = hasattr(distribution_lib.distribution_lib, "num_processes")
     return current_distribution() is not None and not known
 
 

@@ -1,8 +1,4 @@
-"""Keras' optimizers: given sums, built for shards, placed on devices.
-
-``clip_shards``, ``find_overflow``, ``update_on_variable_devices`` and
-``count_atomically`` change the optimizer object for good.
-"""
+"""Keras' optimizers: given sums, built for shards, placed on devices."""
 
 from __future__ import annotations
 
@@ -67,13 +63,19 @@ def apply(
         return optimizer.apply(gradients, variables)
 
 
-def count_atomically(optimizer: keras.Optimizer) -> None:
-    """Makes the optimizer's step counter right where workers update it concurrently.
+@contextlib.contextmanager
+def count_atomically(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Inside, the step counter is traced for workers that update it concurrently.
 
     Keras reads it, adds one and writes it, which loses counts.
     """
-    for each in (core_optimizer(optimizer), *single_optimizers(optimizer)):
-        each.iterations.assign_add = each.iterations.value.assign_add
+    with contextlib.ExitStack() as stack:
+        for each in {core_optimizer(optimizer), *single_optimizers(optimizer)}:
+            counter = each.iterations
+            stack.enter_context(
+                replacing(counter, "assign_add", counter.value.assign_add)
+            )
+        yield
 
 
 @contextlib.contextmanager
@@ -138,8 +140,9 @@ def build_optimizer(
     return slots
 
 
-def update_on_variable_devices(optimizer: keras.Optimizer) -> None:
-    """Makes the optimizer update each variable on the variable's device."""
+@contextlib.contextmanager
+def update_on_variable_devices(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Inside, the optimizer updates each variable on the variable's device."""
     core = core_optimizer(optimizer)
     update = core.update_step
 
@@ -147,14 +150,16 @@ def update_on_variable_devices(optimizer: keras.Optimizer) -> None:
         with tf.device(variable.device):
             return update(gradient, variable, learning_rate)
 
-    core.update_step = update_step
+    with replacing(core, "update_step", update_step):
+        yield
 
 
+@contextlib.contextmanager
 def clip_shards(
     optimizer: keras.Optimizer,
     summed: Callable[[list[tf.Tensor], Sequence[keras.Variable]], list[tf.Tensor]],
-) -> None:
-    """Has gradients clipped by norms of which this process has a part.
+) -> Iterator[None]:
+    """Inside, gradients are clipped by norms of which this process has a part.
 
     Args:
         summed: From the sums of squares here, of the gradients of which variables, to
@@ -184,7 +189,11 @@ def clip_shards(
         divisor = tf.maximum(norm, limit) / limit + (norm - norm)
         return [_over(tf.convert_to_tensor(g), divisor) for g in grads]
 
-    core._backend_apply_gradients, core._clip_gradients = apply, clip
+    with (
+        replacing(core, "_backend_apply_gradients", apply),
+        replacing(core, "_clip_gradients", clip),
+    ):
+        yield
 
 
 def _over(gradient: Any, divisor: tf.Tensor) -> Any:
@@ -197,17 +206,21 @@ def _over(gradient: Any, divisor: tf.Tensor) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
+@contextlib.contextmanager
 def find_overflow(
     optimizer: keras.Optimizer, everywhere: Callable[[tf.Tensor], tf.Tensor]
-) -> None:
-    """Has a LossScaleOptimizer skip an update where gradients of another process overflow.
+) -> Iterator[None]:
+    """Inside, a LossScaleOptimizer skips an update where another process' gradients overflow.
 
     Args:
         everywhere: From whether those here are finite to whether all are.
     """
-    if expects_overflow(optimizer):
-        here = optimizer.check_finite
-        optimizer.check_finite = lambda grads: everywhere(here(grads))
+    if not expects_overflow(optimizer):
+        yield
+        return
+    here = optimizer.check_finite
+    with replacing(optimizer, "check_finite", lambda grads: everywhere(here(grads))):
+        yield
 
 
 @contextlib.contextmanager
@@ -236,21 +249,3 @@ def applied_to(optimizer: Any, variables: Any) -> list[Any]:
     if variables is None:
         variables = core_optimizer(optimizer)._trainable_variables
     return list(variables)
-
-
-@contextlib.contextmanager
-def only_builds(builds: bool = True) -> Iterator[None]:
-    """Inside, optimizers apply nothing; those that would have may be built at its end."""
-    noted: list[tuple[keras.Optimizer, list[Any]]] = []
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        noted.append((self, applied_to(self, trainable_variables)))
-
-    with contextlib.ExitStack() as stack:
-        for kind in optimizers_with_apply():
-            stack.enter_context(replacing(kind, "apply", apply))
-        yield
-    for optimizer, variables in noted:
-        if builds and not optimizer.built:
-            with keras.name_scope(optimizer.name, caller=optimizer):
-                optimizer.build(variables)

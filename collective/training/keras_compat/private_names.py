@@ -31,13 +31,12 @@ KERAS: Mapping[str, str] = {
     "backend.common.variables:Variable": (
         "_value _shape _dtype _path _initialize _direct_assign"
     ),
-    "backend.tensorflow.distribution_lib": "",
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
     "backend.tensorflow.trainer": "TFEpochIterator",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
         "distribute_strategy make_train_function"
     ),
-    "distribution.distribution_lib": "Distribution",
+    "distribution.distribution_lib": "Distribution distribution_lib",
     "layers.layer:Layer": "_flatten_layers _losses _metrics _call_has_training_arg",
     "layers.normalization.batch_normalization:BatchNormalization": (
         "_moments synchronized"
@@ -101,6 +100,7 @@ TENSORFLOW: Mapping[str, str] = {
     "framework.auto_control_deps_utils": "get_read_write_resource_inputs",
     "framework.op_def_registry": "get",
     "framework.ops": "get_gradient_function uid",
+    "framework.random_seed": "get_seed",
     "ops.control_flow_util": "GraphOrParentsInXlaContext",
     "ops.control_flow_util_v2": (
         "create_new_tf_function get_func_graph maybe_set_lowering_attr"
@@ -110,13 +110,10 @@ TENSORFLOW: Mapping[str, str] = {
     ),
     "ops.gen_functional_ops": "_while case stateless_case stateless_while",
     "ops.gen_random_index_shuffle_ops": "",
-    "ops.gen_random_ops": "",
     "ops.gen_stateless_random_ops": "",
-    "ops.gen_stateless_random_ops_v2": "",
     "ops.handle_data_util": "copy_handle_data get_resource_handle_data",
-    "ops.resource_variable_ops": (
-        "BaseResourceVariable ResourceVariable UninitializedVariable"
-    ),
+    "ops.random_ops_util": "get_key_counter_alg",
+    "ops.resource_variable_ops": ("BaseResourceVariable UninitializedVariable"),
     "trackable.base": "VARIABLE_VALUE_KEY",
     "util._pywrap_determinism": "enable is_enabled",
 }

@@ -10,44 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import (
     gen_random_index_shuffle_ops,
-    gen_random_ops,
     gen_stateless_random_ops,
-    gen_stateless_random_ops_v2,
+    random_ops_util,
 )
 
 from collective.replacements import replacing
 
-# By the argument that is another on each replica.
-_COUNTER = (
-    "stateless_random_uniform_v2",
-    "stateless_random_uniform_int_v2",
-    "stateless_random_uniform_full_int_v2",
-    "stateless_random_normal_v2",
-    "stateless_truncated_normal_v2",
-    "stateless_random_gamma_v3",
-    "stateless_shuffle",
-)
-_SEED = {
-    gen_stateless_random_ops: {
-        "stateless_random_binomial": 1,
-        "stateless_random_poisson": 1,
-        "stateless_multinomial": 2,
-    },
-    gen_random_index_shuffle_ops: {"random_index_shuffle": 1},
-}
-_STATEFUL = (
-    "random_uniform",
-    "random_uniform_int",
-    "random_standard_normal",
-    "truncated_normal",
-    "multinomial",
-    "random_shuffle",
+# Operations without a counter: their owner, their name, the place of their seed.
+_BY_SEED = (
+    (gen_stateless_random_ops, "stateless_random_binomial", 1),
+    (gen_stateless_random_ops, "stateless_random_poisson", 1),
+    (gen_stateless_random_ops, "stateless_multinomial", 2),
+    (gen_random_index_shuffle_ops, "random_index_shuffle", 1),
 )
 
 
@@ -57,57 +38,53 @@ def draw_as_replica(replica: int) -> Iterator[None]:
 
     Replica 0 draws those of one process.
     """
+    counters = random_ops_util.get_key_counter_alg
+    of_generator = tf.random.Generator._prepare_key_counter
+    seeds = random_seed.get_seed
+
+    def get_key_counter_alg(*args: Any, **kwargs: Any) -> Any:
+        key, counter, algorithm = counters(*args, **kwargs)
+        return key, _moved(counter, replica), algorithm
+
+    def prepare_key_counter(self: Any, shape: Any) -> Any:
+        key, counter = of_generator(self, shape)
+        return key, _moved(counter, replica)
+
+    def get_seed(op_seed: Any) -> Any:  # of operations that keep a state
+        seed, seed2 = seeds(op_seed)
+        if seed or seed2:  # else its numbers differ anyway
+            seed2 += replica
+        return seed, seed2
+
     with contextlib.ExitStack() as stack:
-
-        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-            plain = getattr(owner, name)
-            stack.enter_context(replacing(owner, name, make(plain)))
-
-        counted = functools.partial(
-            _moved, argument="counter", place=2, replica=replica
-        )
-        for name in _COUNTER:
-            replace(gen_stateless_random_ops_v2, name, counted)
-        for owner, names in _SEED.items():
-            for name, place in names.items():
-                make = functools.partial(
-                    _moved, argument="seed", place=place, replica=replica
-                )
-                replace(owner, name, make)
-        for name in _STATEFUL:
-            replace(gen_random_ops, name, lambda plain: _seeded(plain, replica))
+        for owner, name, value in (
+            (random_ops_util, "get_key_counter_alg", get_key_counter_alg),
+            (tf.random.Generator, "_prepare_key_counter", prepare_key_counter),
+            (random_seed, "get_seed", get_seed),
+        ):
+            stack.enter_context(replacing(owner, name, value))
+        for owner, name, place in _BY_SEED:
+            draw = functools.partial(_draw, getattr(owner, name), place, replica)
+            stack.enter_context(replacing(owner, name, draw))
         yield
 
 
-def _moved(plain: Any, argument: str, place: int, replica: int) -> Any:
-    """An operation whose argument has the replica's number in its upper half."""
-
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        value = kwargs[argument] if argument in kwargs else given[place]
-        value = tf.convert_to_tensor(value)
-        upper = [replica if i == 1 else 0 for i in range(value.shape[0])]
-        if value.dtype == tf.uint64:  # which not every device can add
-            moved = tf.bitcast(value, tf.int64) + tf.constant(upper, tf.int64)
-            value = tf.bitcast(moved, tf.uint64)
-        else:
-            moved = tf.cast(value, tf.int64) + tf.constant(upper, tf.int64)
-            value = tf.cast(moved, value.dtype)
-        if argument in kwargs:
-            kwargs[argument] = value
-        else:
-            given[place] = value
-        return plain(*given, **kwargs)
-
-    return draw
+def _draw(plain: Any, place: int, replica: int, *args: Any, **kwargs: Any) -> Any:
+    """An operation whose seed has the replica's number in its upper half."""
+    given = list(args)
+    if "seed" in kwargs:
+        kwargs["seed"] = _moved(kwargs["seed"], replica)
+    else:
+        given[place] = _moved(given[place], replica)
+    return plain(*given, **kwargs)
 
 
-def _seeded(plain: Any, replica: int) -> Any:
-    """An operation that keeps a state, with a seed of the replica's own."""
-
-    def draw(*args: Any, seed: int = 0, seed2: int = 0, **kwargs: Any) -> Any:
-        if seed or seed2:  # else its numbers differ anyway
-            seed2 += replica
-        return plain(*args, seed=seed, seed2=seed2, **kwargs)
-
-    return draw
+def _moved(value: Any, replica: int) -> tf.Tensor:
+    """A counter or seed with the replica's number added to its upper half."""
+    value = tf.convert_to_tensor(value)
+    upper = [replica if i == 1 else 0 for i in range(value.shape[0])]
+    if value.dtype == tf.uint64:  # which not every device can add
+        moved = tf.bitcast(value, tf.int64) + tf.constant(upper, tf.int64)
+        return tf.bitcast(moved, tf.uint64)
+    moved = tf.cast(value, tf.int64) + tf.constant(upper, tf.int64)
+    return tf.cast(moved, value.dtype)

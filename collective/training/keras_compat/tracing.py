@@ -68,6 +68,20 @@ def applied_by(
         yield
 
 
+@contextlib.contextmanager
+def only_builds(builds: bool = True) -> Iterator[None]:
+    """Inside, optimizers apply nothing; those that would have may be built at its end."""
+    noted: list[tuple[keras.Optimizer, list[Any]]] = []
+    with applied_by(
+        lambda optimizer, _, variables: noted.append((optimizer, variables))
+    ):
+        yield
+    for optimizer, variables in noted:
+        if builds and not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+
+
 class _OfMetrics(keras.StatelessScope):
     """Keeps what is written to metrics; everything else is written."""
 

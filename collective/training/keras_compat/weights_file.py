@@ -16,8 +16,9 @@ from keras.src.saving import saving_lib
 
 from collective.replacements import replacing
 
-# The attributes that Keras leaves out of a file, by kind of object. To find them Keras
-# makes an optimizer each time, and variables cannot be made in a StatelessScope.
+# The attributes that Keras leaves out of a file, by kind of object. Keras 3.15 keeps them by
+# one name and looks for them by another, so it finds them each time. To find them Keras
+# makes an optimizer, and variables cannot be made in a StatelessScope.
 _skipped = functools.cache(saving_lib.get_attr_skipset)
 
 

@@ -80,8 +80,9 @@ class CallbackState:
         if backend.rank == 0 or first != kinds:
             return first == kinds
         for callback in self.callbacks:
-            callback._model = model
-            callback.params = dict(params)
+            # Keras' own: a user's ``set_model`` is for the rank that runs the callbacks.
+            keras.callbacks.Callback.set_model(callback, model)
+            keras.callbacks.Callback.set_params(callback, dict(params))
         self._given = (self._given or {}) | changed
         self._given_in_part = in_part
         self._put(changed)

@@ -92,7 +92,7 @@ class Hooks:
         self._variables = (
             replicated_variables(model) if _optimizer(model) is not None else []
         )
-        self._trainable = keras_compat.trainable_flags(model)
+        self._trainable = keras_compat.model.trainable_flags(model)
         self._shards = HookShards(model, backend, len(_STOPS) + 4)
         self._ready = False
         self._state = callback_state.CallbackState(self.callbacks)
@@ -144,7 +144,7 @@ class Hooks:
                 raise error
             return
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
-        trainable = keras_compat.trainable_flags(self.model)
+        trainable = keras_compat.model.trainable_flags(self.model)
         changed = trainable != self._trainable
         found = changed, drawn, assigned, error is not None
         flags = np.array([*stops, *map(float, found)])
@@ -156,7 +156,7 @@ class Hooks:
                 setattr(self.model, name, bool(value))
         if changed:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
-            keras_compat.set_trainable_flags(self.model, self._trainable)
+            keras_compat.model.set_trainable_flags(self.model, self._trainable)
         if drawn:
             host_random.share(self.backend)
         self._follow(hook, bool(assigned))
@@ -172,7 +172,7 @@ class Hooks:
         if self.backend.size == 1:
             return False, False, self._run(hook, args)
         if "batch" in hook:
-            with keras_compat.assignments() as seen:
+            with keras_compat.model.assignments() as seen:
                 error = self._run(hook, args)
             optimizer = _optimizer(self.model)
             rates = _learning_rate(optimizer) if optimizer is not None else []
@@ -186,7 +186,7 @@ class Hooks:
         """Around hooks, where a strategy has the model on several devices."""
         if getattr(self.backend, "strategy", None) is None:
             return contextlib.nullcontext()
-        return keras_compat.on_one_device()
+        return keras_compat.one_copy.on_one_device()
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
@@ -314,7 +314,9 @@ class RankZeroCallbacks(Observer):
         self._epoch = self._first = self._stop = 0
         self._logs: dict[str, Any] = {}  # of the last epoch
         # Which layers the step trains; until the first step.
-        self._trained: list[bool] | None = keras_compat.trainable_flags(self.model)
+        self._trained: list[bool] | None = keras_compat.model.trainable_flags(
+            self.model
+        )
         self.model.stop_training = False
 
     def begin(self) -> None:
@@ -325,7 +327,9 @@ class RankZeroCallbacks(Observer):
         """
         self.hooks.agree()
         self.hooks.call("on_train_begin", (), {})
-        initial = keras_compat.initial_epoch(self.model) or self.position.initial_epoch
+        initial = (
+            keras_compat.model.initial_epoch(self.model) or self.position.initial_epoch
+        )
         agreed = self.backend.broadcast_array(np.array([float(initial)]))
         self.position.initial_epoch = int(agreed[0])
 
@@ -341,7 +345,7 @@ class RankZeroCallbacks(Observer):
     def before_input(self, number: int) -> None:
         """Calls ``on_train_batch_begin``; refuses what changed the trained layers before."""
         if self._trained is not None:
-            if self._trained != keras_compat.trainable_flags(self.model):
+            if self._trained != keras_compat.model.trainable_flags(self.model):
                 raise UsageError(
                     "a callback's on_train_begin, or another hook before the first step, has "
                     "changed layer.trainable",

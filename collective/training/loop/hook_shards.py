@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.keras_compat import Values
+from collective.training.keras_compat.whole_variables import Values
 from collective.training.prepared import get_partition
 
 

@@ -192,7 +192,7 @@ def random_state(model: keras.Model) -> dict[str, np.ndarray]:
     if kind == "MT19937":
         state["numpy"] = np.array(key, np.uint32)
         state["numpy_spare"] = np.array(rest, np.float64)
-    if (seed := keras_compat.global_seed_state()) is not None:
+    if (seed := keras_compat.seeds.global_seed_state()) is not None:
         state["keras"] = np.array(seed)
     for i, variable in enumerate(outside_seeds(model)):
         state[f"seed {i}"] = np.asarray(variable.read_value())
@@ -203,7 +203,7 @@ def _put_random_state(state: dict[str, np.ndarray], model: keras.Model) -> None:
     if state and not host_random.is_read():
         _put_host_random(state)
     if "keras" in state:
-        keras_compat.make_global_seed_state().assign(state["keras"])
+        keras_compat.seeds.make_global_seed_state().assign(state["keras"])
     for i, variable in enumerate(outside_seeds(model)):
         if f"seed {i}" in state:
             variable.assign(state[f"seed {i}"])
@@ -233,7 +233,7 @@ def state_sha256(model: keras.Model, gathered: Gathered | None = None) -> str:
     digest = hashlib.sha256()
     values = values_of(model, gathered=gathered)
     for variable, value in zip(all_variables(model), values, strict=True):
-        if keras_compat.is_seed_state(variable):
+        if keras_compat.seeds.is_seed_state(variable):
             continue
         about = f"{tf.as_dtype(value.dtype).name}{list(value.shape)};"
         digest.update(about.encode())

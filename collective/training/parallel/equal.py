@@ -66,7 +66,7 @@ def cut_variables(prepared: PreparedModel) -> list[tf.Variable]:
     if parts is not None:
         slots = prepared.model.optimizer.variables
         found += [v for v in slots if parts.shape_of(v) is not None]
-    return [keras_compat.tf_variable(v) for v in found]
+    return [keras_compat.model.tf_variable(v) for v in found]
 
 
 class _Spread:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.keras_compat import Node
+from collective.training.keras_compat.layers import Node
 
 # Per trained weight: itself, its gradient, and two of the optimizer, as Adam has.
 COPIES = 4
@@ -40,7 +40,7 @@ class Placement:
 
     def __init__(self, model: keras.Model, devices: Sequence[str], rows: int):
         self.devices = list(devices)
-        layers = keras_compat.layers_in_order(model)
+        layers = keras_compat.layers.layers_in_order(model)
         if model.optimizer.built:
             raise UsageError(
                 "the optimizer has been built already, for weights on one device",
@@ -69,13 +69,16 @@ class Placement:
             for layer, _ in layers[start:end]:
                 self._layer_stages[id(layer)] = stage
                 for variable in _variables(layer):
-                    keras_compat.move_variable(variable, self.devices[stage])
+                    keras_compat.model.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
         self._stages = {(s.device_type, s.device_index): i for i, s in enumerate(specs)}
-        keras_compat.build_optimizer(
+        keras_compat.optimizers.build_optimizer(
             model.optimizer, model.trainable_variables, on_variable_devices=True
         )
-        keras_compat.update_on_variable_devices(model.optimizer)
+
+    def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, an optimizer updates each variable on its device."""
+        return keras_compat.optimizers.update_on_variable_devices(optimizer)
 
     @contextlib.contextmanager
     def layer_calls(self) -> Iterator[None]:
@@ -90,11 +93,11 @@ class Placement:
                 with tf.device(self.devices[stage]):
                     copies = dict(values)
                     for tensor in node.inputs:
-                        copies[tensor] = keras_compat.copy_tensor(values[tensor])
+                        copies[tensor] = keras_compat.layers.copy_tensor(values[tensor])
                     node.compute(copies)
                 values.update({tensor: copies[tensor] for tensor in node.outputs})
 
-        with keras_compat.replace_layer_calls(graph):
+        with keras_compat.layers.replace_layer_calls(graph):
             yield
 
     def operations_beside_inputs(self) -> contextlib.AbstractContextManager[Any]:

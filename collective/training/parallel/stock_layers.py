@@ -52,7 +52,7 @@ class _StockLayer(TensorParallelLayer):
             return {id(v): np.zeros(s.shape, np.asarray(v).dtype) for v, s in cut}
 
         shapes = [(v, shard.shape) for v, shard in cut]
-        with keras_compat.whole_variables(shapes, blank) as whole:
+        with keras_compat.whole_variables.whole_variables(shapes, blank) as whole:
             super().load_own_variables(store)
             written = whole.written()
         for variable, shard in cut:

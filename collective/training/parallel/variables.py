@@ -19,7 +19,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.replacements import replacing
 from collective.training import keras_compat
-from collective.training.keras_compat import Values, Whole
+from collective.training.keras_compat.whole_variables import Values, Whole
 from collective.training.parallel.layers import TensorParallelLayer
 from collective.training.sharding.shards import Shard
 from collective.training.sharding.whole import ShardedVariables
@@ -41,7 +41,7 @@ def _check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None
         option: The option that asks for shards.
         partitioned: Whether an earlier training has partitioned its variables already.
     """
-    optimizer = keras_compat.core_optimizer(model.optimizer)
+    optimizer = keras_compat.optimizers.core_optimizer(model.optimizer)
     if type(optimizer) not in _ELEMENTWISE:
         names = sorted(kind.__name__ for kind in _ELEMENTWISE)
         raise UsageError(
@@ -145,12 +145,22 @@ class TensorParallelVariables(ShardedVariables):
                 "--model transformer has some. With keras.distribution.ModelParallel: a "
                 "pattern in its LayoutMap that matches a variable's path",
             )
-        slots = keras_compat.build_optimizer(model.optimizer, model.trainable_variables)
+        slots = keras_compat.optimizers.build_optimizer(
+            model.optimizer, model.trainable_variables
+        )
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
         every = [*model.variables, *model.optimizer.variables]
         super().__init__(every, shards, backend)
-        keras_compat.clip_shards(model.optimizer, self._summed_squares)
-        keras_compat.find_overflow(model.optimizer, self._is_finite_everywhere)
+
+    @contextlib.contextmanager
+    def updates(self, optimizer: keras.Optimizer) -> Iterator[None]:
+        """Inside, an optimizer clips by norms of whole gradients, and finds any overflow."""
+        known = keras_compat.optimizers
+        with (
+            known.clip_shards(optimizer, self._summed_squares),
+            known.find_overflow(optimizer, self._is_finite_everywhere),
+        ):
+            yield
 
     @contextlib.contextmanager
     def whole(self, fetch: Callable[[], Values]) -> Iterator[Whole]:

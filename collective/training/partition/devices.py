@@ -42,7 +42,7 @@ from collective.training.virtual.pieces import VirtualReplicas
 def on_first(model: keras.Model, backend: Backend) -> Any:
     """Inside, variables are those of the first device, and no strategy is there."""
     if isinstance(backend, LocalDevices):
-        return keras_compat.first_copy(model, backend.strategy)
+        return keras_compat.one_copy.first_copy(model, backend.strategy)
     return contextlib.nullcontext()
 
 
@@ -104,7 +104,7 @@ class DeviceExchange(TimedExchange):
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handles of a variable on each device, or the one of all."""
-        return [copy.handle for copy in keras_compat.copies(variable)]
+        return [copy.handle for copy in keras_compat.one_copy.copies(variable)]
 
     def reduce(
         self,

@@ -8,6 +8,7 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -19,28 +20,30 @@ from collective.training.partition import atomics, pieces
 from collective.training.partition.copies import (
     first_replicas,
     placed_by_tensorflow,
-    reduced,
     times_made,
 )
 from collective.training.partition.exchange import Exchange
-from collective.training.partition.graph import Graph, Node, Value, variables_of
+from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.known import Known, on_host
 from collective.training.partition.layouts import (
+    MOMENTS,
     OWNED,
     SUM,
     WHOLE,
     Layout,
     Listed,
-    Partial,
     Shape,
     Sharded,
 )
 from collective.training.partition.listed import list_as
+from collective.training.partition.pending import Pending
 from collective.training.partition.propagation import Plan, is_single, is_whole
 from collective.training.partition.schedule import Queue, is_write
-from collective.training.partition.shares import Share, gathered, sliced
+from collective.training.partition.shares import Share, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
+
+_SMALL = 1 << 14  # elements
 
 
 class Emission:
@@ -71,15 +74,9 @@ class Emission:
         self.exchange = exchange
         self.traffic = traffic
         self.replica = 0  # for which of them a node is made now
-        # Tensors of this process that travel in the first sum; their sums afterwards.
-        self.attached: list[tf.Tensor] = []
+        self.pending = Pending(exchange, traffic)
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
-        self._pending: dict[Value, Layout] = {}
-        self._exchanged: list[tf.Operation] = []  # all exchanges so far
-        self._is_attached_sent = False
-        # Written as they come, for they are all weights: few are in memory at a time.
-        self._joined: set[Value] = set()
         count = range(len(share.own))
         self._own = [Symbol(f"own rows {i}") for i in count]
         self._first = [Symbol(f"first row {i}") for i in count]
@@ -188,7 +185,7 @@ class Emission:
 
     def put(self, value: Value, layout: Layout, tensors: list[tf.Tensor]) -> None:
         """Keeps a value in a layout: a tensor for each replica, or one for all."""
-        if value.shape is not None and not value.is_handle:
+        if value.shape is not None and not value.is_handle and layout != MOMENTS:
             for tensor in tensors:
                 _set_shape(tensor, value, layout)
         self._forms[value, layout] = tensors
@@ -213,11 +210,11 @@ class Emission:
                 return [self._as_known(value)]
             if node is not None and node.plan.whole is not None:
                 return self._remade(node, value)
-            self._pending[value] = have
+            self.pending.add(value, have)
             return None
         is_at_hand = (value, WHOLE) in self._forms
         if layout == OWNED and have == SUM and value.is_read_owned and not is_at_hand:
-            self._pending[value] = OWNED
+            self.pending.add(value, OWNED)
             return None
         whole = self.get(value, WHOLE)
         if whole is None:
@@ -310,86 +307,12 @@ class Emission:
             return len(self.exchange.devices) if self.exchange.copies_variables else 1
         return len(self.share.own)
 
-    # --- exchanges ------------------------------------------------------------------
-
-    def _flush(self) -> None:
-        """Exchanges all that wait."""
-        self.traffic.writes_early |= self.traffic.writes
-        pending, self._pending = self._pending, {}
-        by_kind: dict[str, list[Value]] = {}
-        for value, layout in pending.items():
-            if isinstance(layout, Partial):
-                by_kind.setdefault(layout.kind, []).append(value)
-        if self.attached and not self._is_attached_sent:
-            by_kind.setdefault("sum", [])
-        scattered = [v for v in pending if (v.layout, pending[v]) == (SUM, OWNED)]
-        if scattered:
-            by_kind.setdefault("sum", [])
-        for kind, values in by_kind.items():
-            # Scalars behind gradients, of which the first that is not finite is named.
-            values.sort(key=lambda value: value.rank == 0)
-            parts = [self._forms[value, Partial(kind)] for value in values]
-            more = [] if kind != "sum" or self._is_attached_sent else self.attached
-            owned = [] if kind != "sum" else scattered
-            with self._in_order():
-                results = reduced(
-                    self.exchange,
-                    kind,
-                    [*parts, *([t] for t in more)],
-                    variables_of(values),
-                    [self._forms[value, SUM] for value in owned],
-                )
-            totals = results[: len(parts)]
-            owned_parts = results[len(parts) + len(more) :]
-            if more:
-                sums = results[len(parts) : len(parts) + len(more)]
-                self.attached = [total[0] for total in sums]
-                self._is_attached_sent = True
-            self.traffic.sums.append([*owned, *values])
-            self.traffic.scattered += owned
-            self._note([tensor for total in results for tensor in total])
-            for value, total in zip(values, totals, strict=True):
-                self.put(value, WHOLE, total)
-            for value, part in zip(owned, owned_parts, strict=True):
-                self.put(value, OWNED, part)
-        for value, layout in pending.items():
-            if isinstance(layout, Sharded):
-                with self._in_order():
-                    whole = gathered(self, self._forms[value, layout], layout)
-                self.traffic.gathers.append(value)
-                self._note([whole])
-                self.put(value, WHOLE, [whole])
-        owned = [v for v, layout in pending.items() if v.layout == layout == OWNED]
-        if owned:
-            own = [self._forms[value, OWNED][0] for value in owned]
-            with self._in_order():
-                wholes = self.exchange.join(own, [value.shape for value in owned])
-            self.traffic.joins += owned
-            self._joined.update(owned)
-            self._note(wholes)
-            for value, whole in zip(owned, wholes, strict=True):
-                self.put(value, WHOLE, [whole])
-
-    def _in_order(self) -> Any:
-        """Exchanges run one after the other: in the same order on every rank."""
-        return tf.control_dependencies(self._exchanged[-1:])
-
-    def _note(self, tensors: Sequence[tf.Tensor]) -> None:
-        if tensors:  # behind all exchanges before, even if they made no operation
-            with tf.control_dependencies([*self._exchanged[-1:], *tensors]):
-                self._exchanged.append(tf.no_op())
-
     def of_rank_zero(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
         """Rank 0's tensor, of a value that each rank has made whole."""
         is_read = value.users or value in self.graph.outputs
         if self.exchange.place[1] == 1 or not is_read:
             return tensor
-        self.traffic.writes_early |= self.traffic.writes
-        with self._in_order():
-            first = self.exchange.broadcast(tensor)
-        self.traffic.broadcasts.append(value)
-        self._note([first])
-        return first
+        return self.pending.broadcast(value, tensor)
 
     # --- nodes ----------------------------------------------------------------------
 
@@ -413,8 +336,8 @@ class Emission:
             self._ask_for(layouts)
             for node in queue.writes:
                 self._ask_for_inputs(node)
-            if self._pending or (self.attached and not self._is_attached_sent):
-                self._flush()
+            if self.pending:
+                self.pending.exchange(self)
                 queue.resume()
             elif not queue.release_writes():
                 break
@@ -433,7 +356,7 @@ class Emission:
             if node.is_stateful
             for op in self._made.get(node.number, ())
         ]
-        return [*made, *self._exchanged[-1:]]
+        return [*made, *self.pending.last]
 
     def _ask_for(self, layouts: Sequence[Layout]) -> None:
         """Has outputs that are made travel with everything else that waits."""
@@ -461,8 +384,8 @@ class Emission:
             return False
         before = [op for n in node.control for op in self._made.get(n.number, ())]
         if is_write(node):
-            if not self._joined.intersection(node.inputs):
-                before += self._exchanged[-1:]
+            if not self.pending.joined.intersection(node.inputs):
+                before += self.pending.last
             self.traffic.writes = True
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, before)
@@ -495,6 +418,8 @@ class Emission:
         ):
             few = is_single(layout) and not plan.is_single
             self.put(value, layout, tensors[:1] if few else tensors)
+            if value.is_needed_whole and _is_small(value):
+                self.get(value, WHOLE)  # travels with the next exchange
         self._made[node.number] = made
         return True
 
@@ -504,7 +429,7 @@ class Emission:
         """Makes a loop or branch: all replicas together, for they exchange within."""
         assert plan.joint is not None
         count = self.traffic.exchanges
-        with tf.control_dependencies([*before, *self._exchanged[-1:]]):
+        with tf.control_dependencies([*before, *self.pending.last]):
             outputs, op = plan.joint(self, inputs)
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
@@ -512,7 +437,7 @@ class Emission:
             self.put(value, layout, tensors)
         self._made[node.number] = [op]
         if self.traffic.exchanges > count:
-            self._exchanged.append(op)
+            self.pending.last = [op]
 
     def _emitted(
         self, node: Node, plan: Plan, inputs: list[Any]
@@ -527,6 +452,13 @@ class Emission:
         if isinstance(made, tf.Operation):
             return list(made.outputs), [made]
         return list(made), [tensor.op for tensor in made]
+
+
+def _is_small(value: Value) -> bool:
+    """Whether it costs no time to send it; gradients leave together, at the end."""
+    if value.variable is not None or not value.is_static or value.shape is None:
+        return False
+    return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL
 
 
 def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:

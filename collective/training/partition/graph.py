@@ -46,12 +46,14 @@ class Value:
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.
+        exchanges: How many exchanges must come before it, one behind the other.
     """
 
     __slots__ = (
         "_symbols",
         "const",
         "dtype",
+        "exchanges",
         "index",
         "is_handle",
         "is_needed_whole",
@@ -81,6 +83,7 @@ class Value:
         self.sizes: Any = None
         self.layout: Layout = WHOLE
         self.is_needed_whole = self.is_read_owned = False
+        self.exchanges = 0
         self.shape = self.static_shape()
 
     def static_shape(self) -> Shape:
@@ -136,7 +139,16 @@ def sizes_in(value: Value) -> Any:
 class Node:
     """An operation of the graph."""
 
-    __slots__ = ("bodies", "control", "inputs", "number", "op", "outputs", "plan")
+    __slots__ = (
+        "bodies",
+        "control",
+        "inputs",
+        "mean",
+        "number",
+        "op",
+        "outputs",
+        "plan",
+    )
 
     def __init__(
         self, number: int, op: tf.Operation, inputs: list[Value], control: list[Node]
@@ -145,6 +157,7 @@ class Node:
         self.inputs, self.control = inputs, control
         self.outputs = [Value(self, i, t) for i, t in enumerate(op.outputs)]
         self.bodies: list[Graph] = []  # of a loop or branch, its functions
+        self.mean: Value | None = None  # of a variance; see rules/moments.py
         self.plan: Any = None  # see ``propagation``
         for value in inputs:
             value.users.append(self)
@@ -152,7 +165,7 @@ class Node:
     @property
     def type(self) -> str:
         """The type of the operation."""
-        return str(self.op.type)
+        return str(self.op.type) if self.mean is None else "Variance"
 
     @property
     def is_stateful(self) -> bool:

@@ -62,7 +62,7 @@ class Sharded:
 class Partial:
     """The value is what ``kind`` makes of the values of all replicas."""
 
-    kind: str = "sum"  # sum, max, min, prod, any, all
+    kind: str = "sum"  # sum, max, min, prod, any, all; moments
 
     def __repr__(self) -> str:
         return f"partial({self.kind})"
@@ -109,6 +109,7 @@ Layout = Replicated | Sharded | Partial | Listed | Owned
 WHOLE = Replicated()
 OWNED = Owned()
 SUM = Partial("sum")
+MOMENTS = Partial("moments")  # see rules/moments.py
 ROWS = Sharded(0)
 
 

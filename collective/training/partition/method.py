@@ -71,7 +71,7 @@ class PartitionedMethod:
         noted: list[tuple[Any, tf.Tensor]] = []
         stands_in = contextlib.nullcontext() if slots is None else slots.stood_in()
         around = tracing or contextlib.nullcontext()
-        with around, keras_compat.record_gradients(noted), stands_in:
+        with around, keras_compat.calls.record_gradients(noted), stands_in:
             self.source = traced(function).get_concrete_function(*rows)
         # Those that are computed in the graph itself, not in a loop or branch.
         self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
@@ -257,7 +257,7 @@ def _name_of(value: Value, depth: int = 6) -> str:
     for _ in range(depth):
         for found in ahead:
             if found.variable is not None:
-                return keras_compat.path_of(found.variable)
+                return keras_compat.model.path_of(found.variable)
         ahead = [out for v in ahead for node in v.users for out in node.outputs][:64]
     return value.source.name
 

@@ -64,6 +64,7 @@ class Partition:
         self.function = function
         self.rows = rows
         self.graph = read(function.graph, gradients)
+        rules.moments.find(self.graph)
         self._arguments = len(layouts)
         self._owned = owned or {}
         captured = [
@@ -105,7 +106,7 @@ class Partition:
         emission = Emission(
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
-        emission.attached = list(attached)
+        emission.pending.attached = list(attached)
         variables = {id(v.handle): v for v in self.function.graph.variables}
         captured = [
             exchange.copies(variables[id(outer)])
@@ -118,7 +119,7 @@ class Partition:
         ):
             emission.put(value, layout, list(tensors))
         outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
-        sums = emission.attached
+        sums = emission.pending.attached
         with tf.control_dependencies(emission.effects()):
             return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
 

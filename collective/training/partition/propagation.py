@@ -50,6 +50,8 @@ class Plan:
             costs; None where it cannot.
         joint: Makes the outputs of all replicas of this process at once, from lists
             with a tensor for each replica, or one for all.
+        finish: Of a variance whose moments were summed: the mean and the variance, one
+            for each device.
     """
 
     inputs: Sequence[Layout | None]
@@ -59,6 +61,7 @@ class Plan:
     whole: Emit | None = None
     share: Callable[[Any, Sharded], tf.Tensor | None] | None = None
     joint: Callable[[Any, list[Any]], tuple[list[Any], tf.Operation]] | None = None
+    finish: Callable[[Sequence[tf.Tensor]], tuple[list[Any], list[Any]]] | None = None
 
     @property
     def is_single(self) -> bool:
@@ -187,13 +190,26 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
             node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))
         else:
             node.plan = _planned(node, rows)
+        exchanges = _exchanges_before(node)
         for value, layout in zip(node.outputs, node.plan.outputs, strict=True):
-            value.layout = layout
+            value.layout, value.exchanges = layout, exchanges
             _apply_layout(value, rows)
         for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
             if isinstance(value.layout, Partial) and layout not in (None, value.layout):
                 value.is_needed_whole = True
     pull_back(graph, rows)
+
+
+def _exchanges_before(node: Node) -> int:
+    """How many exchanges must come before a node, one behind the other."""
+    return max(
+        (
+            value.exchanges + (layout == WHOLE != value.layout)
+            for value, layout in zip(node.inputs, node.plan.inputs, strict=True)
+            if layout is not None
+        ),
+        default=0,
+    )
 
 
 def seen(value: Value) -> Layout:

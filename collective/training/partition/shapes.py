@@ -205,7 +205,7 @@ def _one_hot(node: Node) -> Any:
     return (*x.shape[:axis], depth, *x.shape[axis:])
 
 
-@shape_rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
+@shape_rule("Sum", "Mean", "Variance", "Max", "Min", "Prod", "All", "Any")
 def _reduced(node: Node) -> Shape:
     x = node.inputs[0]
     axes = axes_in(node.inputs[1], x.rank)

@@ -79,7 +79,7 @@ class ShardedSlots(ShardedVariables):
     def handles(self) -> dict[int, tf.Tensor]:
         """By the ``id`` of a stand-in's handle, the handle of this rank's piece."""
         return {
-            id(self._stand_ins[id(v)].handle): keras_compat.tf_variable(v).handle
+            id(self._stand_ins[id(v)].handle): keras_compat.model.tf_variable(v).handle
             for v in self._sharded
         }
 
@@ -102,7 +102,7 @@ def sharded(
     def leave_piece(variable: keras.Variable) -> None:
         if len(variable.shape):
             cut[id(variable)] = shard = FlatShard(variable.shape, gather)
-            keras_compat.replace_value(variable, shard.cut(variable.value))
+            keras_compat.optimizers.replace_value(variable, shard.cut(variable.value))
 
     def record() -> ShardedSlots:
         made = [v for optimizer in optimizers for v in optimizer.variables]
@@ -117,7 +117,10 @@ def sharded(
     ]
     if before:  # of an optimizer with a past, which rank 0 alone may know
         backend.broadcast(before)
-    with backend.scope(), keras_compat.variables_seen(optimizers, leave_piece):
+    with (
+        backend.scope(),
+        keras_compat.optimizers.variables_seen(optimizers, leave_piece),
+    ):
         for variable in before:
             leave_piece(variable)
         yield record

@@ -15,7 +15,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.keras_compat import Values, Whole
+from collective.training.keras_compat.whole_variables import Values, Whole
 from collective.training.sharding.shards import Shard
 
 
@@ -36,6 +36,10 @@ class ShardedVariables:
         self.backend = backend
         self._shards = shards
         self._sharded = [v for v in variables if id(v) in shards]
+
+    def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
+        """Around the trace of what an optimizer does."""
+        return contextlib.nullcontext()
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
         """The whole shape of a variable of which ranks have shards; else None."""
@@ -86,12 +90,12 @@ class ShardedVariables:
                 written.
         """
         shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
-        with keras_compat.whole_variables(shapes, fetch) as whole:
+        with keras_compat.whole_variables.whole_variables(shapes, fetch) as whole:
             yield whole
 
     @contextlib.contextmanager
     def whole_shapes(self) -> Iterator[None]:
         """Inside, variables have whole shapes: to read whole values from a file."""
         shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
-        with keras_compat.replace_shapes(shapes):
+        with keras_compat.optimizers.replace_shapes(shapes):
             yield

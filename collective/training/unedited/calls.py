@@ -95,7 +95,7 @@ def _is_unseeded(job: Job) -> bool:
     With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
     script without one expects.
     """
-    seeds = {entry_points.global_seed(), keras_compat.tensorflow_seed()}
+    seeds = {entry_points.global_seed(), keras_compat.data.tensorflow_seed()}
     return seeds - {None} == {job.seed}  # clear_session forgets that of Keras
 
 

@@ -80,7 +80,7 @@ class Job:
             for action in self.takes_over:
                 action()
 
-    def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
+    def replace(self, owner: Any, name: str, value: Any) -> None:
         """Replaces an attribute of a class or module, until ``undo``."""
         self._replaced.enter_context(replacing(owner, name, value, new=True))
 

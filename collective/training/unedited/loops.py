@@ -48,7 +48,7 @@ def distribute_loops(job: Job) -> None:
             f"{job.backend.name!r} has a strategy of its own",
             hint="--backend native or mpi",
         )
-    owner = keras_compat.function_class()
+    owner = keras_compat.calls.function_class()
     stock = owner.__call__
     # Of each function, by the graph that its arguments choose.
     steps: weakref.WeakKeyDictionary[Any, dict[Any, LoopStep | None]] = (
@@ -59,7 +59,7 @@ def distribute_loops(job: Job) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         nested = job.inside or not tf.executing_eagerly()
         eager = tf.config.functions_run_eagerly()
-        if nested or eager or not keras_compat.computes_batches(self):
+        if nested or eager or not keras_compat.calls.computes_batches(self):
             return stock(self, *args, **kwargs)
         leaves = _leaves(self, args, kwargs)
         if not any(map(_is_array, leaves)):

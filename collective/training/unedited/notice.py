@@ -30,7 +30,7 @@ _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
 def warn_of_updates(job: Job) -> None:
     """From now on, the first update of each loop outside of ``fit`` is reported."""
-    for owner in keras_compat.optimizers_with_apply():
+    for owner in keras_compat.optimizers.optimizers_with_apply():
         job.replace(owner, "apply", _noted(job, owner.apply))
 
 
@@ -99,7 +99,7 @@ def _before_gradients(job: Job, action: Callable[[], None]) -> None:
 
     @functools.wraps(stock)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
-        trains = any(map(keras_compat.is_trained, tf.nest.flatten(sources)))
+        trains = any(map(keras_compat.calls.is_trained, tf.nest.flatten(sources)))
         if trains and not job.inside:
             action()
         return stock(self, target, sources, *args, **more)

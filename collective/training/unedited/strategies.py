@@ -48,7 +48,7 @@ def replace_strategies(job: Job) -> None:
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
         for kind in (float, int):
-            read = keras_compat.number_of(kind)
+            read = keras_compat.one_copy.number_of(kind)
             job.replace(keras.Variable, f"__{kind.__name__}__", read)
         return
     for kind, one_host in _kinds().items():

@@ -243,7 +243,7 @@ def describe_model(model: keras.Model) -> dict[str, str]:
         shape = tuple(variable.shape)
         parts[f"variable {number}"] = f"{path} {variable.dtype}{shape}{trainable}"
     for method in ("train_step", "test_step", "compute_loss", "compute_metrics"):
-        if keras_compat.overrides(model, method):
+        if keras_compat.model.overrides(model, method):
             of_class = getattr(type(model), method)
             parts[method] = describe(vars(model).get(method, of_class))
     parts |= _compiled(model)
@@ -254,12 +254,12 @@ def describe_model(model: keras.Model) -> dict[str, str]:
 
 def _compiled(model: keras.Model) -> dict[str, str]:
     """Loss, metrics and optimizer."""
-    arguments = keras_compat.compiled_arguments(model)
+    arguments = keras_compat.model.compiled_arguments(model)
     parts = {name: describe(value) for name, value in arguments.items()}
     optimizer = model.optimizer
     parts["class of the optimizer"] = describe(type(optimizer))
     ignored = ["name", *_IGNORED]
-    core = keras_compat.core_optimizer(optimizer)
+    core = keras_compat.optimizers.core_optimizer(optimizer)
     if isinstance(getattr(core, "_learning_rate", None), keras.Variable):
         ignored.append("learning_rate")  # a variable: every rank has rank 0's
     config = _without(config_of(optimizer) or {}, ignored)

@@ -107,7 +107,7 @@ class StockRun(Observer):
             return
         if not self._variables:
             known = [*all_variables(self.model), *outside_variables(self.model)]
-            self._variables = [keras_compat.tf_variable(v) for v in known]
+            self._variables = [keras_compat.model.tf_variable(v) for v in known]
             self._stock = _values(self._variables)
             return
         for i, value in enumerate(_values(self._variables)):
@@ -124,7 +124,7 @@ class StockRun(Observer):
             with (
                 self.backend.only_rank_zero(_WHAT),
                 host_random.unchanged(),
-                keras_compat.tensorflow_draws_unchanged(),
+                keras_compat.data.tensorflow_draws_unchanged(),
             ):
                 self._compare(step, rows)
         if not self.left:
@@ -162,7 +162,7 @@ class StockRun(Observer):
         shown = [*self.prepared.trainable, *self.prepared.state]
         for place, variable in enumerate(shown):  # the first of all_variables
             stock, ours = self._stock[place].numpy(), self._ours[place].numpy()
-            if keras_compat.is_seed_state(variable):
+            if keras_compat.seeds.is_seed_state(variable):
                 continue
             tensors[variable.path] = relative(stock, ours)
             squares += np.square([norm(ours - stock), norm(stock)])
@@ -203,7 +203,7 @@ def _joined(*leaves: Any) -> Any:
 
 def _tolerance(model: keras.Model) -> float:
     """The relative difference that rounding may make in a model."""
-    dtypes = {str(layer.compute_dtype) for layer in keras_compat.layers_of(model)}
+    dtypes = {str(layer.compute_dtype) for layer in keras_compat.model.layers_of(model)}
     dtypes |= {str(v.dtype) for v in model.variables}
     if "float32" in dtypes:
         dtypes.add(products_of_float32())

@@ -169,10 +169,10 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
     variables = replicated_variables(made)
     path = str(tmp_path / "x.weights.h5")
     values = [np.asarray(np.array(v) + np.array(1, v.dtype)) for v in variables]
-    left = keras_compat.save_weights(made, variables, values, Path(path))
-    assert [variables[i].name for i in left] == [keras_compat.SEED_STATE]
+    left = keras_compat.weights_file.save_weights(made, variables, values, Path(path))
+    assert [variables[i].name for i in left] == [keras_compat.seeds.SEED_STATE]
     before = state(made)
-    found = keras_compat.load_weights(made, variables, path)
+    found = keras_compat.weights_file.load_weights(made, variables, path)
     for i, (value, old) in enumerate(zip(found, before, strict=True)):
         if i in left:
             assert value is None

@@ -54,10 +54,10 @@ def test_metrics_are_those_of_one_process(backend, name):
         keras.utils.set_random_seed(backend.rank)  # rank 0's weights are to count
         made = make()
         x, y, weight = (*some(4), None)[:3]
-        keras_compat.build(made, tuple(cases.spec_of((x, y, weight)))[:3])
+        keras_compat.model.build(made, tuple(cases.spec_of((x, y, weight)))[:3])
     backend.broadcast(made.variables[: len(made.weights)])
     alone = make()
-    keras_compat.build(alone, tuple(cases.spec_of((x, y, weight)))[:3])
+    keras_compat.model.build(alone, tuple(cases.spec_of((x, y, weight)))[:3])
     alone.set_weights(made.get_weights())
     # Four batches with a short tail; one batch; fewer rows than replicas.
     for count, batch in ((23, 7), (5, 64), (1, 4)):

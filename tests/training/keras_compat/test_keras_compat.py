@@ -37,16 +37,16 @@ def test_build_reports_a_model_that_does_not_fit():
     x, y, _ = rows()
     spec = spec_of((x[:, 1:], y, None))
     with pytest.raises(ValueError, match="expected axis -1"):
-        keras_compat.build(cases.mlp(cases.adam)(), tuple(spec)[:3])
+        keras_compat.model.build(cases.mlp(cases.adam)(), tuple(spec)[:3])
 
 
 def test_core_optimizer_and_expects_overflow():
     inner = keras.optimizers.SGD()
     outer = keras.optimizers.LossScaleOptimizer(inner)
-    assert keras_compat.core_optimizer(inner) is inner
-    assert keras_compat.core_optimizer(outer) is inner
-    assert keras_compat.expects_overflow(outer)
-    assert not keras_compat.expects_overflow(inner)
+    assert keras_compat.optimizers.core_optimizer(inner) is inner
+    assert keras_compat.optimizers.core_optimizer(outer) is inner
+    assert keras_compat.optimizers.expects_overflow(outer)
+    assert not keras_compat.optimizers.expects_overflow(inner)
 
 
 @pytest.mark.parametrize("as_given", [False, True])
@@ -63,7 +63,7 @@ def test_apply_takes_gradients_as_they_are(as_given, backends_by_name):
         def replica():
             given = [tf.constant([1.0, 2.0, 3.0])], [variable]
             if as_given:
-                keras_compat.apply(optimizer, *given)
+                keras_compat.optimizers.apply(optimizer, *given)
             else:
                 optimizer.apply(*given)
             return tf.zeros([])
@@ -81,7 +81,9 @@ def test_is_seed_state_finds_those_of_random_layers_only():
     layers = [keras.Input((3,)), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)]
     model = keras.Sequential(layers)
-    found = [v for v in model.non_trainable_variables if keras_compat.is_seed_state(v)]
+    found = [
+        v for v in model.non_trainable_variables if keras_compat.seeds.is_seed_state(v)
+    ]
     assert len(found) == 2 and len(model.non_trainable_variables) == 4
 
 
@@ -90,12 +92,12 @@ def test_takes_training():
         def call(self, x):
             return x
 
-    assert not keras_compat.takes_training(Without())
-    assert keras_compat.takes_training(cases.Subclassed())
+    assert not keras_compat.model.takes_training(Without())
+    assert keras_compat.model.takes_training(cases.Subclassed())
 
 
 def test_tf_variable_is_the_one_that_holds_the_value(mlp):
-    keras_compat.tf_variable(mlp.trainable_variables[1]).assign(np.ones(16))
+    keras_compat.model.tf_variable(mlp.trainable_variables[1]).assign(np.ones(16))
     np.testing.assert_array_equal(np.array(mlp.trainable_variables[1]), np.ones(16))
 
 
@@ -104,6 +106,45 @@ def test_overrides():
         def compute_loss(self, **kwargs):
             return 0.0
 
-    assert keras_compat.overrides(Own(), "compute_loss")
-    assert not keras_compat.overrides(Own(), "compute_metrics")
-    assert not keras_compat.overrides(keras.Sequential(), "compute_loss")
+    assert keras_compat.model.overrides(Own(), "compute_loss")
+    assert not keras_compat.model.overrides(Own(), "compute_metrics")
+    assert not keras_compat.model.overrides(keras.Sequential(), "compute_loss")
+
+
+def test_writes_are_undone_whoever_makes_them():
+    """Also of variables that are made inside, and through what ``assign`` returns."""
+    ours, of_keras = tf.Variable(1.0), keras.Variable(np.ones(2))
+    table = tf.Variable(tf.zeros([3]))
+    function = tf.function(lambda: ours.assign_add(5.0))
+    with keras_compat.undone_writes.undo_writes():
+        of_keras.assign([7.0, 8.0])
+        ours.assign(2.0).assign_add(3.0)
+        function()
+        table.scatter_nd_update([[1]], [4.0])
+        made = tf.Variable(6.0)
+        made.assign_sub(2.0)
+        assert float(ours) == 10.0 and float(made) == 4.0
+    assert of_keras.numpy().tolist() == [1.0, 1.0]
+    assert (float(ours), float(made), table.numpy().tolist()) == (1.0, 6.0, [0.0] * 3)
+    ours.assign(3.0)
+    assert float(ours) == 3.0
+
+
+def test_an_optimizer_is_its_own_again():
+    """What a step replaces of a user's optimizer, it puts back."""
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipnorm=1.0))
+    optimizer.build([keras.Variable(np.ones(2))])
+    inner = optimizer.inner_optimizer
+    before = [{**vars(v)} for v in (optimizer, inner, inner.iterations)]
+    known = keras_compat.optimizers
+    with (
+        known.clip_shards(optimizer, lambda squares, _: squares),
+        known.find_overflow(optimizer, lambda finite: finite),
+        known.update_on_variable_devices(optimizer),
+        known.count_atomically(optimizer),
+    ):
+        assert {"update_step", "_clip_gradients"} <= vars(inner).keys()
+        assert "check_finite" in vars(optimizer)
+        assert "assign_add" in vars(inner.iterations)
+    after = [{**vars(v)} for v in (optimizer, inner, inner.iterations)]
+    assert [v.keys() for v in after] == [v.keys() for v in before]

@@ -32,7 +32,7 @@ def describe(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
     """Parts of a training by name, of a model that is compiled and built."""
     parts = describe_data("training", inputs) | describe_model(model)
     kept = {k: v for k, v in parts.items() if not k.startswith(_IGNORED)}
-    rate = keras_compat.core_optimizer(model.optimizer).learning_rate
+    rate = keras_compat.optimizers.core_optimizer(model.optimizer).learning_rate
     if isinstance(rate, keras.Variable | tf.Variable):
         kept[_RATE] = repr(float(np.asarray(rate)))
     python = ".".join(platform.python_version_tuple()[:2])
@@ -84,7 +84,7 @@ def keep_new_rate(
     changed: list[Any] = list(values)
     if before is None or now is None or before == now:
         return changed, ""
-    rate = keras_compat.core_optimizer(model.optimizer).learning_rate
+    rate = keras_compat.optimizers.core_optimizer(model.optimizer).learning_rate
     for place, variable in enumerate(all_variables(model)):
         if variable is rate:
             changed[place] = np.asarray(rate).astype(values[place].dtype)

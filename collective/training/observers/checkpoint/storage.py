@@ -91,7 +91,7 @@ def write(
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        left = keras_compat.save_weights(
+        left = keras_compat.weights_file.save_weights(
             model, variables, state.variables, part / WEIGHTS
         )
         held = set(range(len(variables))) - set(left)
@@ -180,7 +180,9 @@ def _read(
             raise OtherTraining(found)
         message = found and f"{found}; it is used anyway"
     try:
-        held = keras_compat.load_weights(model, variables, str(path / WEIGHTS))
+        held = keras_compat.weights_file.load_weights(
+            model, variables, str(path / WEIGHTS)
+        )
         with np.load(path / ARRAYS, allow_pickle=False) as rest:
             arrays = [
                 rest[name] if (name := f"array_{i}") in rest else np.asarray(held[i])

@@ -268,7 +268,11 @@ def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
     if kind in ("RealDiv", "DivNoNan") and layouts[1] == WHOLE:
         return Plan(layouts, [SUM])
     if kind in ("Add", "AddV2", "Sub", "AddN"):  # one replica adds what is whole
-        return Plan([SUM] * len(layouts), [SUM])
+        others = [v for v, lay in zip(node.inputs, layouts, strict=True) if lay != SUM]
+        # What is whole only after a later exchange would have the sum wait for another.
+        last = max((v.exchanges for v in others), default=0)
+        is_late = last > max(v.exchanges for v in sums)
+        return None if is_late else Plan([SUM] * len(layouts), [SUM])
     return None
 
 

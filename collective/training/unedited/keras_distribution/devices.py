@@ -23,7 +23,7 @@ from collective.training.unedited.keras_distribution.model_parallel import (
 
 def replace_keras_distribution(job: Job) -> None:
     """Has ``keras.distribution`` know the job, until ``job.undo``."""
-    backend, module = job.backend, keras_compat.distribution_backend()
+    backend = job.backend
 
     def list_devices(device_type: str | None = None) -> list[str]:
         kind = (device_type or _default_kind()).lower()
@@ -36,27 +36,26 @@ def replace_keras_distribution(job: Job) -> None:
     ) -> None:
         _check_process(job, num_processes, process_id)
 
-    job.replace(module, "list_devices", list_devices)
-    job.replace(
-        module,
-        "get_device_count",
-        lambda device_type=None: len(list_devices(device_type)),
-    )
-    job.replace(module, "initialize", initialize)
-    job.replace(module, "num_processes", lambda: backend.size)
-    job.replace(module, "process_id", lambda: backend.rank)
-    job.replace(module, "distribute_tensor", _distribute_tensor)
-    kind = keras_compat.distribution_class()
+    functions: dict[str, Any] = {
+        "list_devices": list_devices,
+        "get_device_count": lambda device_type=None: len(list_devices(device_type)),
+        "initialize": initialize,
+        "num_processes": lambda: backend.size,
+        "process_id": lambda: backend.rank,
+        "distribute_tensor": _distribute_tensor,
+    }
+    job.replace(*keras_compat.distribution.backend_module(functions))
+    kind = keras_compat.distribution.distribution_class()
     job.replace(kind, "__init__", _making(kind.__init__))
     stock = keras.distribution.set_distribution
-    for place in keras_compat.places_of(stock):
+    for place in keras_compat.entry_points.places_of(stock):
         job.replace(*place, _setting(job, stock))
     replace_building(job)
 
 
 def check_current(job: Job) -> None:
     """Refuses a distribution that the script has set and this job cannot be."""
-    found = keras_compat.current_distribution()
+    found = keras_compat.distribution.current_distribution()
     if found is not None:
         check(job, found)
 
@@ -108,7 +107,7 @@ def _check_process(job: Job, processes: int | None, process: int | None) -> None
 def _distribute_tensor(tensor: Any, layout: Any) -> Any:
     """Keeps a tensor where it is, unless the layout would split more than its rows."""
     axes = tuple(getattr(layout, "axes", ()))
-    distribution = keras_compat.current_distribution()
+    distribution = keras_compat.distribution.current_distribution()
     rows = getattr(distribution, "batch_dim_name", axes[0] if axes else None)
     if any(axes[1:]) or (axes and axes[0] not in (None, rows)):
         raise UsageError(

@@ -34,7 +34,7 @@ def replace_building(job: Job) -> None:
         job.replace(kind, "build", _building(job, kind))
     base = keras.layers.Layer
     job.replace(base, "add_weight", _adding(job, base.add_weight))
-    for owner in keras_compat.optimizers_with_apply():
+    for owner in keras_compat.optimizers.optimizers_with_apply():
         job.replace(owner, "apply", _applying(job, owner.apply))
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
         call = getattr(keras.Model, name)
@@ -51,7 +51,7 @@ def model_axis(distribution: Any) -> tuple[str, int] | None:
         return None
     mesh, rows = distribution.device_mesh, distribution.batch_dim_name
     sizes = zip(mesh.axis_names, mesh.shape, strict=True)
-    used = keras_compat.axes_used(distribution) - {rows}
+    used = keras_compat.distribution.axes_used(distribution) - {rows}
     found = [(name, size) for name, size in sizes if name in used and size > 1]
     if len(found) > 1:
         raise UsageError(
@@ -88,7 +88,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
     parts = variables.parts_of(model)
     if parts is not None:
         return job.grouped[parts]
-    axis = model_axis(keras_compat.current_distribution())
+    axis = model_axis(keras_compat.distribution.current_distribution())
     return job.backend if model.built or axis is None else job.grouped[axis[1]]
 
 
@@ -102,7 +102,7 @@ def _building(job: Job, kind: type[Any]) -> Any:
         if split is None:
             return stock(self, *args, **kwargs)
         axis, parts = split
-        make_groups(job, keras_compat.current_distribution())
+        make_groups(job, keras_compat.distribution.current_distribution())
         stock_layers.split(self, axis)
         with job.grouped[parts].scope():
             type(self).build(self, *args, **kwargs)
@@ -116,7 +116,7 @@ def _split(layer: Any, kind: type[Any]) -> tuple[int, int] | None:
 
     What cannot be split so is found when the variable is made.
     """
-    distribution = keras_compat.current_distribution()
+    distribution = keras_compat.distribution.current_distribution()
     found = model_axis(distribution)
     if found is None or type(layer) is not kind or layer.built:
         return None
@@ -137,7 +137,7 @@ def _adding(job: Job, stock: Any) -> Any:
     @functools.wraps(stock)
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = stock(self, *args, **kwargs)
-        distribution = keras_compat.current_distribution()
+        distribution = keras_compat.distribution.current_distribution()
         if isinstance(distribution, keras.distribution.ModelParallel):
             axes = _axes(distribution, variable.path)
             if any(axes) and axes != _actual(self, variable.name, distribution):
@@ -201,7 +201,7 @@ def _refusal(variable: Any, axes: Axes, layer: Any) -> UsageError:
 
 def _axes(distribution: Any, path: str) -> Axes:
     """The layout of a variable; axes of the mesh that have length 1 split nothing."""
-    layout = keras_compat.layout_of(distribution, path)
+    layout = keras_compat.distribution.layout_of(distribution, path)
     if layout is None:
         return ()
     mesh = distribution.device_mesh

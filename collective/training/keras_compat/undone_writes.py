@@ -1,0 +1,41 @@
+"""Code that writes variables, and leaves them as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from collective.replacements import replacing
+
+
+@contextlib.contextmanager
+def undo_writes() -> Iterator[None]:
+    """Restores, at its end, every variable that was read or written inside.
+
+    All methods that write a variable ask for its handle first. A variable is known by its
+    handle: what ``assign`` returns is another object with the same one.
+    """
+    before: dict[Any, tf.Tensor] = {}
+    stock = resource_variable_ops.BaseResourceVariable.handle.fget
+
+    def handle(variable: Any) -> tf.Tensor:
+        found = stock(variable)
+        if tf.is_symbolic_tensor(found) or found.ref() in before:
+            return found
+        with tf.init_scope():
+            if tf.raw_ops.VarIsInitializedOp(resource=found):
+                value = tf.raw_ops.ReadVariableOp(resource=found, dtype=variable.dtype)
+                before[found.ref()] = value
+        return found
+
+    kind = resource_variable_ops.BaseResourceVariable
+    try:
+        with replacing(kind, "handle", property(handle)):
+            yield
+    finally:
+        for reference, value in before.items():
+            tf.raw_ops.AssignVariableOp(resource=reference.deref(), value=value)

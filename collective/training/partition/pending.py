@@ -1,0 +1,150 @@
+"""The values that wait for an exchange, and the exchanges that have been made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.copies import reduced
+from collective.training.partition.exchange import Exchange
+from collective.training.partition.graph import Value, variables_of
+from collective.training.partition.layouts import (
+    MOMENTS,
+    OWNED,
+    SUM,
+    WHOLE,
+    Layout,
+    Partial,
+    Sharded,
+)
+from collective.training.partition.shares import gathered
+from collective.training.partition.traffic import Traffic
+
+
+class Pending:
+    """Exchanges together whatever waits at the same time.
+
+    Args:
+        exchange: The sums over ranks.
+        traffic: Where it notes what is exchanged.
+    """
+
+    def __init__(self, exchange: Exchange, traffic: Traffic):
+        self._exchange = exchange
+        self._traffic = traffic
+        self._values: dict[Value, Layout] = {}
+        # Tensors of this process that travel in the first sum; their sums afterwards.
+        self.attached: list[tf.Tensor] = []
+        self._is_attached_sent = False
+        self.last: list[tf.Operation] = []  # what runs behind all exchanges so far
+        # Written as they come, for they are all weights: few are in memory at a time.
+        self.joined: set[Value] = set()
+
+    def add(self, value: Value, layout: Layout) -> None:
+        """A value is to be exchanged.
+
+        Args:
+            layout: The layout that it has; OWNED for a sum of which each rank needs only
+                its own piece.
+        """
+        self._values[value] = layout
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._values or self._unsent)
+
+    @property
+    def _unsent(self) -> list[tf.Tensor]:
+        return [] if self._is_attached_sent else self.attached
+
+    def exchange(self, emission: Any) -> None:
+        """Exchanges all that wait, and gives the emission the results."""
+        self._traffic.writes_early |= self._traffic.writes
+        values, self._values = self._values, {}
+        by_kind: dict[str, list[Value]] = {}
+        for value, layout in values.items():
+            if isinstance(layout, Partial):
+                by_kind.setdefault(layout.kind, []).append(value)
+        scattered = [v for v in values if (v.layout, values[v]) == (SUM, OWNED)]
+        if self._unsent or scattered:
+            by_kind.setdefault("sum", [])
+        # They are sums, too, and give the means beside the variances.
+        if variances := by_kind.pop(MOMENTS.kind, []):
+            means = {value.node.mean for value in variances if value.node}
+            sums = [v for v in by_kind.get("sum", []) if v not in means]
+            by_kind["sum"] = [*sums, *variances]
+        for kind, of_kind in by_kind.items():
+            self._reduce(emission, kind, of_kind, scattered if kind == "sum" else [])
+        for value, layout in values.items():
+            if isinstance(layout, Sharded):
+                with self._in_order():
+                    whole = gathered(emission, emission.get(value, layout), layout)
+                self._traffic.gathers.append(value)
+                self._note([whole])
+                emission.put(value, WHOLE, [whole])
+        if owned := [v for v, layout in values.items() if v.layout == layout == OWNED]:
+            self._join(emission, owned)
+
+    def _reduce(
+        self, emission: Any, kind: str, values: list[Value], scattered: list[Value]
+    ) -> None:
+        """Sums values of one kind over all replicas, and ``scattered`` piece by piece."""
+        # Scalars behind gradients, of which the first that is not finite is named.
+        values.sort(key=lambda value: value.rank == 0)
+        parts = [emission.get(value, value.layout) for value in values]
+        attached = self._unsent if kind == "sum" else []
+        with self._in_order():
+            results = reduced(
+                self._exchange,
+                kind,
+                [*parts, *([t] for t in attached)],
+                variables_of(values),
+                [emission.get(value, SUM) for value in scattered],
+            )
+        self._traffic.sums.append([*scattered, *values])
+        self._traffic.scattered += scattered
+        self._note([tensor for total in results for tensor in total])
+        totals = iter(results)
+        for value in values:
+            total = next(totals)
+            if value.layout == MOMENTS and value.node and value.node.mean:
+                means, total = value.node.plan.finish(total)
+                emission.put(value.node.mean, WHOLE, means)
+            emission.put(value, WHOLE, total)
+        if attached:
+            self.attached = [next(totals)[0] for _ in attached]
+            self._is_attached_sent = True
+        for value in scattered:
+            emission.put(value, OWNED, next(totals))
+
+    def _join(self, emission: Any, values: list[Value]) -> None:
+        """Makes values whole of which each rank has a piece."""
+        own = [emission.get(value, OWNED)[0] for value in values]
+        with self._in_order():
+            wholes = self._exchange.join(own, [value.shape for value in values])
+        self._traffic.joins += values
+        self.joined.update(values)
+        self._note(wholes)
+        for value, whole in zip(values, wholes, strict=True):
+            emission.put(value, WHOLE, [whole])
+
+    def broadcast(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
+        """Rank 0's tensor, of a value that each rank has made whole."""
+        self._traffic.writes_early |= self._traffic.writes
+        with self._in_order():
+            first = self._exchange.broadcast(tensor)
+        self._traffic.broadcasts.append(value)
+        self._note([first])
+        return first
+
+    def _in_order(self) -> AbstractContextManager[None]:
+        """Exchanges run one after the other: in the same order on every rank."""
+        return tf.control_dependencies(self.last)
+
+    def _note(self, tensors: Sequence[tf.Tensor]) -> None:
+        if tensors:  # behind all exchanges before, even if they made no operation
+            with tf.control_dependencies([*self.last, *tensors]):
+                self.last = [tf.no_op()]
