@@ -24,7 +24,7 @@ LAYERS = (
     ("bindings",),
 )
 # Files of the C interface beside its own.
-C_API = {"session", "c_api_timing", "source"}
+C_API = {"session", "c_api_recorder", "c_api_timing", "source"}
 LAYER_OF = {part: i for i, layer in enumerate(LAYERS) for part in layer}
 
 
