@@ -80,5 +80,5 @@ def test_nothing_includes_a_higher_layer():
 
 
 def test_the_bindings_use_the_c_interface():
-    allowed = {"bindings", "c_api", "failure", "kernels", "recorder"}
+    allowed = {"bindings", "c_api", "failure", "kernels", "plan", "recorder"}
     assert parts()["bindings"] <= allowed
