@@ -65,15 +65,10 @@ class ShardedSlots(ShardedVariables):
     @contextlib.contextmanager
     def stood_in(self) -> Iterator[None]:
         """Inside, slots are handles of whole shape, to trace what reads and writes them."""
-        before = [(v, v._value, v._shape) for v in self._sharded]
-        for variable in self._sharded:
-            variable._value = self._stand_ins[id(variable)]
-            variable._shape = self._shards[id(variable)].shape
-        try:
+        shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
+        values = [self._stand_ins[id(v)] for v in self._sharded]
+        with keras_compat.optimizers.replace_shapes(shapes, values):
             yield
-        finally:
-            for variable, value, shape in before:
-                variable._value, variable._shape = value, shape
 
     @property
     def handles(self) -> dict[int, tf.Tensor]:
