@@ -13,11 +13,11 @@ _CALLS = {"replacing", "job.replace", "replace_for"}
 # Attributes of objects that are made there, or are of the project's own classes.
 OWN = {
     ("collective/distribute/datasets.py", "distribute"),
-    ("collective/training/parallel/variables.py", "without_group"),
+    ("collective/training/parallel/tensor_parallel_variables.py", "without_group"),
     ("collective/training/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
     ("collective/training/step/attachments.py", "Attachments"),
-    ("collective/training/unedited/job.py", "Job"),
+    ("collective/training/unedited/script_job.py", "Job"),
 }
 #: A page of more is a sign that something should be done otherwise.
 MOST = 40

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.models import as_one_process, backend_for
+from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.fit_options import FitOptions
 from collective.training import interrupts, keras_compat
 from collective.training.assemble import Assembly

@@ -28,7 +28,7 @@ from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.clock import now
 from collective.training.step.inputs import replica_rows
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 from collective.training.step.rows import Rows, at_least_one_row, without_none
 from collective.training.traced import traced
 from collective.training.variables import captured_variables, register_outside_variables

@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.compression.exchange import HookExchange
+from collective.training.compression.compressed_exchange import HookExchange
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.parallel import equal
@@ -25,11 +25,11 @@ from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
-from collective.training.sharding.slots import ShardedSlots
+from collective.training.sharding.optimizer_slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows
-from collective.training.step.report import Layout, flat_logs
+from collective.training.step.report_layout import Layout, flat_logs
 from collective.training.step.rows import Rows, packed, without_none
 from collective.training.traced import traced
 from collective.training.variables import (

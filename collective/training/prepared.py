@@ -16,10 +16,12 @@ from weakref import WeakKeyDictionary
 import keras
 
 if TYPE_CHECKING:  # this room knows no variant
-    from collective.training.compression.state import HookState
-    from collective.training.parallel.placement import Placement
-    from collective.training.parallel.variables import TensorParallelVariables
-    from collective.training.sharding.slots import ShardedSlots
+    from collective.training.compression.hook_state import HookState
+    from collective.training.parallel.layer_placement import Placement
+    from collective.training.parallel.tensor_parallel_variables import (
+        TensorParallelVariables,
+    )
+    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 @dataclass(frozen=True)

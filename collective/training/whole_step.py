@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.tensorflow_ops.rows import added_once
+from collective.tensorflow_ops.repeated_rows import added_once
 from collective.training import host_random, keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
+from collective.training.object_collectives import broadcast_object
 from collective.training.partition import composites
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partitioned_step import with_loss
@@ -31,7 +31,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 from collective.training.step.rows import Rows, without_none
 from collective.training.traced import traced
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.distribute.models import backend_for
+from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
 from collective.training.evaluation.evaluate import (
@@ -26,7 +26,6 @@ from collective.training.evaluation.evaluate import (
     shown,
     use_weights_of_rank_zero,
 )
-from collective.training.exchange import broadcast_object, gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
@@ -36,6 +35,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
+from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.opening import open_backend, open_inputs
 from collective.training.parallel import equal
 from collective.training.partition import devices

@@ -20,14 +20,14 @@ from collective.backends.base import Backend
 from collective.distribute.datasets import original
 from collective.errors import UsageError, first_line
 from collective.training import keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
 from collective.training.input.conversion import as_source
 from collective.training.input.leaves import slice_leaf
-from collective.training.input.order import ROWS, WITHIN_BATCHES
+from collective.training.input.row_order import ROWS, WITHIN_BATCHES
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
+from collective.training.object_collectives import broadcast_object
 
 Data: TypeAlias = "Source | keras_compat.data.DataAdapter"
 DEFAULT_BATCH_SIZE = 32

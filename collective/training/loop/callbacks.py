@@ -20,11 +20,11 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, host_random, keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.loop import callback_state
 from collective.training.loop.hook_shards import HookShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
+from collective.training.object_collectives import broadcast_object
 from collective.training.prepared import get_partition
 from collective.training.variables import (
     check_frozen_layers,

@@ -23,7 +23,7 @@ from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
 from collective.training.loop.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.loop.position import Position
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 
 
 class TrainingStep(Protocol):

@@ -34,7 +34,9 @@ class FinishedStep(NamedTuple):
     ready: float  # when it had the batch
     done: float  # when the step had returned
     ended: float  # as ``done``, in seconds since the epoch (``time.time``)
-    report: tf.Tensor  # what the step returned, see ``collective.training.step.report``
+    report: (
+        tf.Tensor
+    )  # what the step returned, see ``collective.training.step.report_layout``
     batch: Batch  # what this process has given it
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.backends.tensor_group import is_group
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.parallel.variables import shards_of
+from collective.training.parallel.tensor_parallel_variables import shards_of
 from collective.training.partition.explain import place_of
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.partition import Partition

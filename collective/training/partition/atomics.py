@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.tensorflow_ops.rows import added_once
+from collective.tensorflow_ops.repeated_rows import added_once
 from collective.training.keras_compat.tensorflow_names import (
     copy_operation,
     shape_of_variable,

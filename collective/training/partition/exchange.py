@@ -14,7 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
-from collective.training.exchange import join
+from collective.training.object_collectives import join
 from collective.training.partition import pieces
 from collective.training.step import finite
 from collective.training.step.clock import now

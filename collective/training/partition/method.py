@@ -34,7 +34,7 @@ from collective.training.step.rows import rows_of
 from collective.training.traced import traced
 
 if TYPE_CHECKING:
-    from collective.training.sharding.slots import ShardedSlots
+    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 class PartitionedMethod:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 Save = Callable[[str], Any]
 Arguments = Mapping[str, Any]

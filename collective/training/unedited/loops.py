@@ -31,7 +31,7 @@ from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
 from collective.training.traced import traced
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 

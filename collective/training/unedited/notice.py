@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
 from collective.training.unedited.script import is_library
+from collective.training.unedited.script_job import Job
 
 _EAGER = """%s is not distributed: each of the %d processes computes its gradients of \
 all rows, which is right and takes as long as one process

@@ -19,9 +19,9 @@ import keras
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, ProcessExit
-from collective.training.exchange import gather_few
 from collective.training.failure import ends_the_job
 from collective.training.loop.result import Result
+from collective.training.object_collectives import gather_few
 from collective.training.random_state import RandomState
 
 T = TypeVar("T")

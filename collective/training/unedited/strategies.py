@@ -21,7 +21,7 @@ from collective.distribute.strategy import Strategy
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 _LIBRARIES = ("keras", "tensorflow", "tf_keras", "collective")
 

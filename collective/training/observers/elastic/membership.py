@@ -31,7 +31,6 @@ from collective.errors import (
     UsageError,
 )
 from collective.running_time import Deadline
-from collective.training.exchange import gather_few
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.loop.callbacks import Hooks
@@ -39,6 +38,7 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.loop.state import broadcast, newest
+from collective.training.object_collectives import gather_few
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff

@@ -16,9 +16,9 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import TensorParallel
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.parallel import stock_layers, variables
+from collective.training.parallel import stock_layers, tensor_parallel_variables
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.unedited.job import DISTRIBUTION, Job
+from collective.training.unedited.script_job import DISTRIBUTION, Job
 
 Axes = tuple[str | None, ...]
 # By class of the layer: the variable with two axes, and that which is split with the columns.
@@ -85,7 +85,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
 
     A model without variables yet gets them as the current distribution says.
     """
-    parts = variables.parts_of(model)
+    parts = tensor_parallel_variables.parts_of(model)
     if parts is not None:
         return job.grouped[parts]
     axis = model_axis(keras_compat.distribution.current_distribution())
@@ -174,7 +174,7 @@ def _applying(job: Job, stock: Any) -> Any:
 def _refusing(job: Job, stock: Any, what: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not job.inside and variables.split_layers(self):
+        if not job.inside and tensor_parallel_variables.split_layers(self):
             raise _only_fit(what)
         return stock(self, *args, **kwargs)
 

@@ -15,10 +15,10 @@ from typing import Any
 import keras
 
 from collective.training.keras_compat import entry_points
-from collective.training.parallel.variables import SplitLayers, parts_of
+from collective.training.parallel.tensor_parallel_variables import SplitLayers, parts_of
 from collective.training.prepared import get_partition
 from collective.training.sharding.whole import ShardedVariables
-from collective.training.unedited.job import WHOLE, Job
+from collective.training.unedited.script_job import WHOLE, Job
 
 _METHODS = (
     (keras.layers.Layer, "get_weights"),

@@ -22,9 +22,9 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
 from collective.training.prepare import ModelMisfit
-from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
-from collective.training.unedited.keras_distribution.devices import check_current
+from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
+from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, Job
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.model_parallel import (
     make_groups,
     replace_building,
 )
+from collective.training.unedited.script_job import Job
 
 
 def replace_keras_distribution(job: Job) -> None:

@@ -22,8 +22,8 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
 from collective.replacements import replacing
-from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
+from collective.training.object_collectives import broadcast_object
 from collective.training.unedited.recovery import Recovery
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
