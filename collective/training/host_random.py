@@ -33,7 +33,7 @@ def set_state(new: State) -> None:
 
 
 def read_by(data: object) -> None:
-    """From now on, until ``closed`` or gone, data are read that may draw."""
+    """Marks that these data, which may draw numbers, are read until they are closed or collected."""
     _readers.add(data)
 
 

@@ -195,7 +195,7 @@ class _Update:
     def __call__(
         self, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any
     ) -> Any:
-        """In place of ``optimizer.apply``."""
+        """Called in place of ``optimizer.apply``."""
         backend = self.step.backend
         mine = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         known = [g for g in mine if g is not None]

@@ -52,7 +52,7 @@ class PreparedModel:
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """As ``placed``, and the optimizer knows the placement and the shards, too."""
+        """Like ``placed``; the optimizer also knows the placement and the shards."""
         with contextlib.ExitStack() as inside:
             inside.enter_context(self.placed())
             for part in (self.placement, self.partition):
@@ -81,12 +81,12 @@ def _variables(model: keras.Model) -> dict[str, Any]:
 def get_partition(
     model: keras.Model,
 ) -> ShardedSlots | TensorParallelVariables | None:
-    """The variables of which each rank has a shard; None if there are none."""
+    """Returns the variables that are sharded over ranks, or None if there are none."""
     return get_prepared(model).partition
 
 
 def get_hook(model: keras.Model) -> HookState | None:
-    """What a communication hook keeps between steps; None if there is no hook."""
+    """Returns what a communication hook keeps between steps, or None without a hook."""
     return get_prepared(model).hook
 
 

@@ -169,7 +169,7 @@ class WholeStep:
         return apply
 
     def _of_rank_zero(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Those that a GPU may have added up in another order on each rank.
+        """Takes rank 0's gradients where GPUs may add them up in different orders.
 
         Rows that come several times would be added up so by the optimizer.
         """
@@ -198,7 +198,7 @@ class WholeStep:
         self.layout.begin_epoch(last)
 
     def trace(self) -> None:
-        """Nothing is traced."""
+        """Does nothing: the step is not traced."""
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""

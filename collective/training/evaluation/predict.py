@@ -173,7 +173,7 @@ class _Prediction:
         use_weights_of_rank_zero(self.model, self.backend)
 
     def _outputs(self, batch: Batch) -> Any:
-        """The outputs for the rows of this process, as arrays; None for no rows."""
+        """Returns the outputs for this process's rows as arrays, or None if it has no rows."""
         with runs_eagerly(self.model):
             outputs = self._predictor(without_none(batch))
         count = int(count_rows(first_leaf(batch.x)))
@@ -269,12 +269,12 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
 
 
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without the parts that a batch does not have."""
+    """Drops the parts that the batch does not have."""
     return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
 
 
 def _array(output: Any) -> Any:
-    """An output in memory: ragged as it is, else NumPy."""
+    """Copies an output to memory: a RaggedTensor stays one, others become NumPy arrays."""
     return output if isinstance(output, tf.RaggedTensor) else np.asarray(output)
 
 

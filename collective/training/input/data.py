@@ -298,7 +298,7 @@ def _in_one(x: Any, y: Any, sample_weight: Any, data: Any) -> tuple[Any, Any, An
 
 
 def default_batch_size(data: Data, steps: int | None) -> int:
-    """As Keras: 32, or what makes so many steps of the rows."""
+    """Returns Keras' default of 32, or the size that gives this number of steps."""
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE

@@ -110,7 +110,7 @@ class PlannedFeed(Feed):
         self._iterator: Iterator[Batch] = iter(())
 
     def epochs(self, steps: int) -> int:
-        """As ``Feed.epochs``."""
+        """See ``Feed.epochs``."""
         epoch = self._first_epoch
         while self.bounds(epoch)[0] < steps:
             epoch += 1
@@ -119,7 +119,7 @@ class PlannedFeed(Feed):
     def start(
         self, place: Place, last_step: int, local_replicas: range, replicas: int
     ) -> None:
-        """As ``Feed.start``."""
+        """See ``Feed.start``."""
         _, step = place
         if self._virtual is not None:
             local_replicas = self._virtual.pieces(local_replicas, replicas)
@@ -127,7 +127,7 @@ class PlannedFeed(Feed):
         self._iterator = iter(self._batches(step, last_step, local_replicas, replicas))
 
     def bounds(self, epoch: int, step: int = 0) -> tuple[int, int]:
-        """As ``Feed.bounds``, whatever the step."""
+        """See ``Feed.bounds``; the bounds do not depend on the step."""
         of_pass, of_epoch = self._of_pass, self._of_epoch
         if of_epoch is None:
             return epoch * of_pass, (epoch + 1) * of_pass
@@ -136,7 +136,7 @@ class PlannedFeed(Feed):
         return first, min(first + of_epoch, (number + 1) * of_pass)
 
     def epoch(self, steps: int) -> Iterator[Batch]:
-        """As ``Feed.epoch``."""
+        """See ``Feed.epoch``."""
         for batch in itertools.islice(self._iterator, steps):
             yield self._agreement.checked(batch)
 

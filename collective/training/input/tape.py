@@ -44,7 +44,7 @@ class Tape(Generic[T]):
         return self._firsts[-1]
 
     def next(self) -> T | None:
-        """The next batch; None where the epoch ends, or all have ended."""
+        """Returns the next batch, or None at the end of an epoch or of the data."""
         if self._again:
             event = self._kept[-self._again]
             self._again -= 1

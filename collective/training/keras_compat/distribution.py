@@ -37,7 +37,7 @@ def distribution_class() -> type[Any]:
 
 
 def current_distribution() -> Any:
-    """The distribution that a script has set; None: it has set none."""
+    """Returns the distribution that the script has set, or None."""
     return keras.distribution.distribution()
 
 

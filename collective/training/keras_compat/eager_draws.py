@@ -24,7 +24,7 @@ class EagerDraws(NamedTuple):
 
 
 def eager_draws() -> EagerDraws:
-    """That of this process, which has a seed from now on."""
+    """Returns the generators' state of this process, and sets a seed if there is none."""
     known = context.context()
     if known._seed is None:  # an operation would draw what nobody can repeat
         tf.random.set_seed(int.from_bytes(os.urandom(4), "little"))

@@ -60,7 +60,7 @@ def build(
 
 
 def fixed_rows(model: keras.Model) -> int | None:
-    """The rows of every batch, where the model's inputs say it; else None."""
+    """Returns the batch size that the model's inputs fix, or None."""
     inputs = getattr(model, "inputs", None) or []
     found = {i.shape[0] for i in inputs if getattr(i, "shape", None)}
     return found.pop() if len(found) == 1 else None
@@ -157,7 +157,7 @@ def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """With which epoch ``BackupAndRestore`` wants training to begin."""
+    """The epoch with which ``BackupAndRestore`` wants training to begin."""
     return getattr(model, "_initial_epoch", None)
 
 

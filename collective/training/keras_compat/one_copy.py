@@ -126,7 +126,7 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 
 def container(variable: tf.Variable) -> Any:
-    """What a strategy has made around several copies of a variable; else the variable."""
+    """Returns the strategy's container of several copies of a variable, or the variable itself."""
     values = getattr(variable, "values", None)
     if values is not None:
         return variable if len(values) > 1 else values[0]

@@ -258,7 +258,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def digest(value: Any) -> bytes | None:
-    """A hash of the value; None where it cannot be pickled."""
+    """Returns a hash of the value, or None if it cannot be pickled."""
     found = hashlib.sha256()
     file = io.BytesIO()
     try:

@@ -164,7 +164,7 @@ class Hooks:
     def _run_and_look(
         self, hook: str, args: tuple[Any, ...]
     ) -> tuple[bool, bool, Exception | None]:
-        """As ``_run``; and what the others then miss: random numbers, assigned weights.
+        """Like ``_run``; also finds what other ranks then lack: random numbers, assigned weights.
 
         Between batches, numbers are not looked at: threads that read data draw, too.
         At all other times every rank gets the weights anyway.
@@ -233,7 +233,7 @@ class Hooks:
             self._state.share(self.backend, self.model, self.params)
 
     def share_memory(self) -> None:
-        """As ``share_state``, for a rank that becomes rank 0 in the middle of a training.
+        """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
         It then continues behind the last hook. Every rank calls it.
         """
@@ -334,7 +334,7 @@ class RankZeroCallbacks(Observer):
         self.position.initial_epoch = int(agreed[0])
 
     def reconfigured(self, root: int) -> None:
-        """As ``begin``: another rank may have become rank 0."""
+        """Like ``begin``, because another rank may have become rank 0."""
         self.begin()
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:

@@ -53,7 +53,7 @@ class Observer:
         """
 
     def reconfigured(self, root: int) -> None:
-        """As ``begin``, after ranks joined, left or died; only in elastic jobs.
+        """Like ``begin``, after ranks joined, left or died; only in elastic jobs.
 
         A rank that joins a running job gets this call instead of ``begin``.
 

@@ -102,7 +102,7 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        """The number of its axes; None where it is not known."""
+        """The number of its axes, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
@@ -115,13 +115,13 @@ class Value:
 
 
 def variables_of(values: Sequence[Value]) -> dict[int, Any]:
-    """By the place of a value: the variable whose gradient it is."""
+    """Returns the variable of each value that is a gradient, by the value's index."""
     pairs = ((i, value.variable) for i, value in enumerate(values))
     return {i: variable for i, variable in pairs if variable is not None}
 
 
 def sizes_in(value: Value) -> Any:
-    """The sizes that a value holds, of integers: see ``Value.sizes``; None if unknown."""
+    """The sizes that an integer value holds (see ``Value.sizes``), or None if unknown."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:
         const = np.asarray(value.const)
         if const.ndim == 0:

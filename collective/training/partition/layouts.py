@@ -50,7 +50,7 @@ class Sharded:
         return total(self.blocks)
 
     def moved(self, axis: int) -> Sharded:
-        """The same along another axis."""
+        """Returns this layout along another axis."""
         return Sharded(axis, self.blocks)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ ROWS = Sharded(0)
 def reshaped(
     shape: Sequence[AnySize], layout: Sharded, new: Sequence[AnySize], rows: AnySize
 ) -> Sharded | None:
-    """The layout after a reshape; None where it has none.
+    """Returns the layout after a reshape, or None if there is none.
 
     Places keep their row-major order, so a sharded axis stays one where what lies before
     it and behind it in memory can be split off evenly.

@@ -159,7 +159,7 @@ class PartitionedMethod:
         replica: tf.Tensor,
         exchange: BackendExchange,
     ) -> Any:
-        """As ``__call__``, of outputs that have rows: those of this process."""
+        """Like ``__call__``, for outputs that have rows: returns this process's rows."""
         arguments, share = self._cut(own, total, replica, exchange)
         dense = self._dense_outputs()
         wanted = [
@@ -252,7 +252,7 @@ class PartitionedMethod:
 
 
 def _name_of(value: Value, depth: int = 6) -> str:
-    """The path of the variable whose gradient a value becomes; else its own name."""
+    """Returns the path of the variable whose gradient a value becomes, or the value's name."""
     ahead = [value]
     for _ in range(depth):
         for found in ahead:

@@ -1,4 +1,4 @@
-"""From the layouts of a step's inputs to those of everything in it.
+"""Propagates the layouts of a step's inputs to everything in the step.
 
 Every node gets a ``Plan``: in which layouts it takes its inputs, which it gives to its
 outputs, and how it is made for one replica. A rule (``rules``) makes the plan of a type of
@@ -92,7 +92,7 @@ class Rows:
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
-        """Of batches of any length."""
+        """For batches of any length."""
         return cls(symbolic(Symbol("rows")), expected)
 
 
@@ -243,7 +243,7 @@ def pull_back(graph: Graph, rows: Rows) -> None:
 
 
 def _pull_through(node: Node, returned: set[Value]) -> None:
-    """Of many tensors handed on, those of which pieces alone are read, or nothing."""
+    """Hands on as pieces those tensors of which only pieces, or nothing, is read."""
     layouts = list(node.plan.outputs)
     for place, value in enumerate(node.outputs):
         is_unread = not value.users and value not in returned

@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(node: Node) -> list[Entry] | None:
-    """The entries of a ``StridedSlice``; None where too little is known."""
+    """Returns the entries of a ``StridedSlice``, or None if too little is known."""
     x = node.inputs[0]
     if x.shape is None:
         return None
@@ -92,7 +92,7 @@ def _place(place: AnySize | None, size: AnySize) -> AnySize | None:
 def _range(
     axis: int, out: int, size: AnySize, first: Any, last: Any, step: int
 ) -> Entry:
-    """``first:last:step`` of an axis; None for a bound that is left out."""
+    """``first:last:step`` of an axis; a bound that is left out is None."""
     if (first in (None, (0,))) and last in (None, (size,)) and step == 1:
         return Entry(axis, out, 0, size, 1, True)
     bounds = [b if b is None else b[0] for b in (first, last)]

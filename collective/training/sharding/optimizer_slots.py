@@ -72,7 +72,7 @@ class ShardedSlots(ShardedVariables):
 
     @property
     def handles(self) -> dict[int, tf.Tensor]:
-        """By the ``id`` of a stand-in's handle, the handle of this rank's piece."""
+        """The handle of this rank's piece, by the ``id`` of the stand-in's handle."""
         return {
             id(self._stand_ins[id(v)].handle): keras_compat.model.tf_variable(v).handle
             for v in self._sharded

@@ -86,7 +86,7 @@ def distribute_keras(
     loops: bool = False,
     **fit_options: Any,
 ) -> Distribution:
-    """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
+    """Makes ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
 
     Every rank calls it, before it makes a model. ``collectiverun --keras script.py`` does
     so for a script that does not. A second call changes nothing.

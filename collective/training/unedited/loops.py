@@ -37,7 +37,7 @@ _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 
 
 def distribute_loops(job: Job) -> None:
-    """From now on, functions that are called with a batch compute each rank's rows of it.
+    """Makes functions that are called with a batch compute each rank's rows of it.
 
     Raises:
         UsageError: The backend is not one replica in each process.
@@ -95,7 +95,7 @@ class LoopStep:
 
     @classmethod
     def of(cls, job: Job, source: Any, leaves: Sequence[Any]) -> LoopStep | None:
-        """The step; None where the function is given no batch, or uses no variable."""
+        """Returns the step, or None if the function is given no batch or uses no variable."""
         inputs = source.inputs[: len(source.inputs) - len(source.captured_inputs)]
         fit = len(inputs) == len(leaves) and all(
             tensor.shape.is_compatible_with(np.shape(leaf))

@@ -75,7 +75,7 @@ class Recovery:
             backend.on_change = self._agree
 
     def close(self) -> None:
-        """From now on nothing is repeated."""
+        """Ends the repetition of calls."""
         if self._elastic is not None:
             self._elastic.on_change = None
             self._elastic = None
@@ -247,7 +247,7 @@ class Recovery:
 def decide(
     mine: list[int], of_all: Sequence[list[int]], outside: bool
 ) -> type[_Decision] | None:
-    """What a rank does after a change of the ranks; None: its training continues.
+    """Decides what a rank does after a change of the ranks; None if its training continues.
 
     Args:
         mine: The number of its call, and how far it is in it.

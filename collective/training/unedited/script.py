@@ -63,7 +63,7 @@ class Script:
 
 
 def _first_on_path(folder: str) -> None:
-    """In the place of the working directory, where ``python -m`` has put that."""
+    """Puts a folder where ``python -m`` has put the working directory."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[: not python_command.started()] = [folder]
 
@@ -96,7 +96,7 @@ def print_failure(error: BaseException) -> None:
 
 
 def _leave_out_libraries(shown: traceback.TracebackException) -> None:
-    """Of an error and all that it was raised from; errors that have only such lines go."""
+    """Strips library frames from an error and its causes; drops errors that have no others."""
     own = [frame for frame in shown.stack if not _is_machinery(frame.filename)]
     shown.stack[:] = own
     for name in ("__cause__", "__context__"):

@@ -123,7 +123,7 @@ def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:
 
 
 def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
-    """Refuses ranks that have joined with other data or another model than rank 0.
+    """Rejects ranks that joined with data or a model different from rank 0's.
 
     Args:
         backend: Broadcasts; builds no graph, so after a change of the ranks, too.

@@ -139,7 +139,7 @@ class Checkpoint(Observer):
             position.start = self._newest(position.model, self._plan, resumes)
 
     def _advice(self) -> str:
-        """What a dump says: nothing where there is no checkpoint yet."""
+        """Returns the checkpoint's line for a dump, empty if there is no checkpoint yet."""
         if not storage.saved_in(self.folder):
             return ""
         resume = "again" if self.resume else "with --resume"

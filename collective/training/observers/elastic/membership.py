@@ -191,7 +191,7 @@ class Membership(Observer):
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
     def run(self, loop: Loop, start: Start) -> None:
-        """As ``loop.run``, repeated after each change of the ranks.
+        """Runs ``loop.run``, and repeats it after each change of the ranks.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.

@@ -61,7 +61,7 @@ def check_current(job: Job) -> None:
 
 
 def check(job: Job, distribution: Any) -> None:
-    """Refuses by name what would have no effect, or another one than it says.
+    """Rejects a distribution that would have no effect, or a different one.
 
     Raises:
         UsageError: The distribution has other devices than the job, or keeps data

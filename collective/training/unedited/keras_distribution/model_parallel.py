@@ -42,7 +42,7 @@ def replace_building(job: Job) -> None:
 
 
 def model_axis(distribution: Any) -> tuple[str, int] | None:
-    """The axis of its mesh over which weights are split, and its length; None: none.
+    """Returns the mesh axis over which weights are split, and its length, or None.
 
     Raises:
         UsageError: Several axes would split weights.
@@ -93,7 +93,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
 
 
 def _building(job: Job, kind: type[Any]) -> Any:
-    """Of a class of layers, what builds one as its layouts say."""
+    """Returns a ``build`` for a class of layers that follows their layouts."""
     stock = kind.build
 
     @functools.wraps(stock)
@@ -112,7 +112,7 @@ def _building(job: Job, kind: type[Any]) -> Any:
 
 
 def _split(layer: Any, kind: type[Any]) -> tuple[int, int] | None:
-    """The axis along which a layer's matrix is split, and into how many; None: it is not.
+    """Returns the axis along which a layer's matrix is split and the number of parts, or None.
 
     What cannot be split so is found when the variable is made.
     """

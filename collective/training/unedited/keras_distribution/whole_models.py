@@ -85,7 +85,7 @@ def _of_shapes(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sharded(job: Job, layer: Any) -> ShardedVariables | None:
-    """The variables of a model or layer that ranks have shards of; None: there are none."""
+    """Returns the sharded variables of a model or layer, or None if there are none."""
     if not job.split_layers or not isinstance(layer, keras.layers.Layer):
         return None
     found = get_partition(layer) if isinstance(layer, keras.Model) else None
