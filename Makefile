@@ -156,9 +156,9 @@ test-mpis: core
 test-versions: core
 	$(BIN)/python -m tests.versions
 
-# Keras of last night, with the TensorFlow that is released. It may fail.
+# Keras of last night, with the TensorFlow that is released.
 test-keras-nightly: core
-	-$(BIN)/python -m tests.versions keras-nightly
+	$(BIN)/python -m tests.versions keras-nightly
 
 # On a machine with GPUs: placement, every backend equal, a table of speeds.
 test-gpu: core

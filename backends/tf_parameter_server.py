@@ -210,7 +210,9 @@ class _Scheduled:
     numpy = fetch  # as of a tensor
 
 
-def _explained(error: Exception, explain: Callable[[Exception], Exception]):
+def _explained(
+    error: Exception, explain: Callable[[Exception], Exception]
+) -> Exception:
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):

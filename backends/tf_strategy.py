@@ -220,7 +220,9 @@ class CentralStorageBackend(LocalStrategyBackend):
             yield
 
 
-def _first_writes(variable: Any, assign: Callable[..., Any], *args: Any, **how: Any):
+def _first_writes(
+    variable: Any, assign: Callable[..., Any], *args: Any, **how: Any
+) -> Any:
     """Replaces ``AggregatingVariable._assign_func``, from inside TensorFlow.
 
     It waits for no other replica, so unlike the strategy's own it may be in a branch.

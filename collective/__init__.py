@@ -9,7 +9,6 @@ Importing this package is cheap: each name below is imported when it is first us
 ``init()`` loads the native library; only ``fit`` and what trains imports TensorFlow.
 """
 
-# ruff: noqa: F401
 from __future__ import annotations
 
 import importlib
@@ -78,7 +77,19 @@ _HOMES = {
 }
 _MODULES = ("backends", "distribute", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-__all__ = sorted([*_HOME_OF, *_MODULES])
+# Literal, so that type checkers know what is public.
+# fmt: off
+__all__ = [
+    "Average", "Checkpoint", "CollectiveError", "Disagreement", "Max", "Min",
+    "PeerLost", "ProcessSet", "Product", "Sum", "Timeout", "UsageError", "allgather",
+    "allgather_async", "allreduce", "allreduce_async", "alltoall", "alltoall_async",
+    "backends", "barrier", "barrier_async", "broadcast", "broadcast_async",
+    "cross_rank", "cross_size", "distribute", "distribute_keras", "evaluate", "fit",
+    "grouped_allreduce", "grouped_allreduce_async", "init", "is_initialized", "join",
+    "local_rank", "local_size", "predict", "rank", "reducescatter",
+    "reducescatter_async", "run", "shutdown", "size", "training",
+]
+# fmt: on
 
 
 warn_of_namesake()

@@ -16,8 +16,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.command_parser import Parser
 from collective.errors import exit_code
+from collective.fit_options import count
 from collective.streams import open_streams, outlive_readers
-from collective.train import count
 
 
 def parser() -> argparse.ArgumentParser:

@@ -41,7 +41,7 @@ def outlive_readers() -> None:
     given.flush()
     raw = _Lasting(given.fileno(), "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
-        raw if given.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        raw if given.write_through else io.BufferedWriter(raw),
         encoding=given.encoding,
         errors=given.errors,
         line_buffering=given.line_buffering,

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich import progress as bars
 from rich.console import Console
@@ -87,7 +87,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     return int(not results.all_equal or results.failed)
 
 
-def _plain(args: argparse.Namespace) -> dict:
+def _plain(args: argparse.Namespace) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
 
 

@@ -248,7 +248,7 @@ class Comparison:
             name: (name, ()) for name in self.backends
         }
         contestants[SHARE] = (REFERENCE, ("--threads", str(share)))
-        summaries: dict[str, list[dict]] = {name: [] for name in contestants}
+        summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
         timed = {name: Timed() for name in contestants}
 
         def train(name: str, backend: str, more: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,12 +41,12 @@ TIMED_STEPS = 60
 class Trace(keras.callbacks.Callback):
     """Records a training for an ``.npz`` file."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.sketches: list[list[float]] = []
         self.sizes: list[list[float]] = []
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Draws the signs, the same in every run."""
         self.tensors = [*self.model.trainable_variables]
         self.tensors += self.model.non_trainable_variables
@@ -55,7 +56,9 @@ class Trace(keras.callbacks.Callback):
             for v in self.tensors
         ]
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Adds a row for this step."""
         values = [np.asarray(v, np.float64) for v in self.tensors]
         signed = zip(values, self.signs, strict=True)

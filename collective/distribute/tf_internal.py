@@ -5,7 +5,6 @@ subclass of ``MirroredExtended`` needs; they are the same in TensorFlow 2.16 to 
 ``collective_all_reduce_strategy`` is left out on purpose: it changes with each release.
 """
 
-# ruff: noqa: F401
 from __future__ import annotations
 
 import tensorflow as tf
@@ -43,6 +42,38 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 )
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
+
+# fmt: off
+__all__ = [
+    "VARIABLE_VALUE_KEY",
+    "CheckpointTensor",
+    "DistributedValues",
+    "Function",
+    "GraphOrParentsInXlaContext",
+    "MirroredExtended",
+    "MirroredVariable",
+    "PerReplica",
+    "SyncOnReadVariable",
+    "control_status_ctx",
+    "copy_function",
+    "get_distributed_dataset",
+    "get_distributed_datasets_from_function",
+    "global_seed",
+    "inputs_of",
+    "is_compiled_by_xla",
+    "is_mirrored",
+    "is_stateless_map",
+    "is_unseeded_shuffle",
+    "kind_of",
+    "map_function",
+    "reduce_local_values",
+    "reduce_non_distributed_value",
+    "regroup",
+    "restore_each",
+    "select_replica",
+    "tf_convert",
+]
+# fmt: on
 
 
 def global_seed() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from collective.environment.launcher import Launcher
 from collective.errors import UsageError
@@ -63,7 +64,7 @@ class TFConfig(Launcher):
     def _hosts(self) -> list[str]:
         return [address.rpartition(":")[0] for address in self.addresses()]
 
-    def _config(self) -> dict:
+    def _config(self) -> dict[str, Any]:
         try:
             config = json.loads(self.variables["TF_CONFIG"])
         except (ValueError, RecursionError) as error:

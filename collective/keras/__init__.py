@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from collective.operations.kinds import Average, Sum
 from collective.tensorflow.keras import *  # noqa: F403
-from collective.tensorflow.keras import Average, Sum, interface
+from collective.tensorflow.keras import interface
 from collective.tensorflow.signatures import ordered
 
 # isort: split

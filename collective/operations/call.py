@@ -150,7 +150,7 @@ def single(
     )
 
 
-def start(*arguments: Any) -> Handle | None:
+def start(*arguments: Any) -> Handle[Any] | None:
     """As ``run`` of the extension, returning a handle of the outputs.
 
     None if an argument is not plain, and nothing was done. ``kDocs`` of

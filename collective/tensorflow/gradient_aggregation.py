@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.tensorflow.collectives import Tensor
 from collective.tensorflow.functions import tf_variable
-from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.gradients import GradientReduction
 from collective.tensorflow.process_sets import ProcessSet, global_process_set
 
 

@@ -18,14 +18,15 @@ import tensorflow as tf
 from collective import tensorflow_ops
 from collective.errors import CollectiveError
 from collective.operations.kinds import Min
+from collective.tensorflow.collectives import Tensor
 from collective.tensorflow.gradient_aggregation import Accumulation
-from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.gradients import GradientReduction
 from collective.tensorflow.keras_methods import replace_for
 from collective.tensorflow.process_sets import group_of
 from collective.tensorflow_ops.xla import compiled_around_collectives
 
 
-class CallableList(list):
+class CallableList(list[Any]):
     """The variables of an optimizer; older scripts call ``optimizer.variables()``."""
 
     def __call__(self) -> CallableList:

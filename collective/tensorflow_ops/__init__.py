@@ -185,7 +185,9 @@ def alltoall(
     return _with_rows(result, tensor), received
 
 
-def _identity(kind: str, name: str | None, process_set: ProcessSet | None) -> dict:
+def _identity(
+    kind: str, name: str | None, process_set: ProcessSet | None
+) -> dict[str, object]:
     # The core refuses a rank outside of the set when the op runs.
     return _attributes(_name(kind, name), process_set.number if process_set else 0)
 

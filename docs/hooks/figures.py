@@ -1,18 +1,13 @@
 """Draws figures of the site that are computed: ``python docs/hooks/figures.py``.
 
-Each has a light paper of its own, so it can be read on light and dark pages. With
-``results.json``, which ``compare.py`` writes, it draws the comparison of backends.
+Each has a light paper of its own, so it can be read on light and dark pages.
 ``step.svg`` and ``recovery.svg`` are placed by hand: edit them as they are.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import math
-import re
-import statistics
-import sys
 import textwrap
 from pathlib import Path
 
@@ -197,79 +192,6 @@ def algorithms() -> None:
     d.save("algorithms.svg")
 
 
-def measured() -> dict[str, list[float]]:
-    """Median, lowest and highest rate of each backend, from the page of measurements."""
-    page = (ASSETS.parent / "reference" / "measurements.md").read_text()
-    row = re.compile(r"^\| `([\w-]+)`([^|]*)\| ([\d,]+) \(([\d,]+)–([\d,]+)\)", re.M)
-    return {
-        name: [float(number.replace(",", "")) for number in numbers]
-        for name, note, *numbers in row.findall(page.split("\n## ")[1])
-        if "1 thread" not in note
-    }
-
-
-def comparison(results: dict) -> None:
-    """Rates of every backend, and how far its model is from the reference's.
-
-    Rates are those of the results; where these have none, those in the page of
-    measurements.
-    """
-    proof = results["equal"]["float64"]
-    timed = results["fast"].get(str(max(map(int, results["fast"] or [0]))), {})
-    rates = {
-        name: [statistics.median(run["rates"]), min(run["rates"]), max(run["rates"])]
-        for name, run in timed.items()
-        if run["rates"] and name != "one share"
-    } or measured()
-    order = sorted(rates, key=lambda name: -rates[name][0])
-    top = max(high for _, _, high in rates.values())
-    bottom = 66 + 34 * len(order)
-    d = Drawing(900, bottom + 48, "Speed and sameness of every backend")
-    d.text(20, 30, f"{max(results['options']['np'])} replicas on "
-           f"{results['machine']['cores']} cores, model cnn", 15, bold=True)  # fmt: skip
-    d.note(170, 56, "samples per second: median, lowest, highest")
-    d.note(590, 56, f"largest relative difference from {proof['reference']}, float64")
-
-    def place(difference: float) -> float:
-        """Where a difference is on the axis from 1e-17 to 1e-11."""
-        return 590 + 270 * (math.log10(max(difference, 1e-17)) + 17) / 6
-
-    for power in range(-17, -10, 2):
-        x = place(10.0**power)
-        d.line(x, 66, x, bottom, RULE, 0.6)
-        label = "0" if power == -17 else f"1e{power}"
-        d.note(x, bottom + 16, label, 11, "middle")
-    d.line(place(1e-12), 62, place(1e-12), bottom, RED, 1.5, dash=True)
-    d.text(place(1e-12), bottom + 32, "limit 1e-12", 11, "middle", color=RED)
-    for number, name in enumerate(order):
-        y = 72 + 34 * number
-        middle, low, high = rates[name]
-        d.text(20, y + 15, name, 13, bold=name == order[0])
-        width = 320 / top
-        d.bar(170, y, middle * width, 20, GREY if name == "single" else BLUE)
-        d.line(170 + low * width, y + 10, 170 + high * width, y + 10, ORANGE, 2.5)
-        d.text(178 + high * width, y + 15, f"{middle:,.0f}", 12)
-        verdict = proof["verdicts"].get(name)
-        if name == "tf-parameter-server":
-            d.note(596, y + 15, "asynchronous: not equal, by design")
-        elif name == proof["reference"] or verdict is None:
-            reference = name == proof["reference"]
-            d.note(596, y + 15, "the reference" if reference else "not in this run")
-        else:
-            far = max(verdict["loss"] or 0, verdict["parameter"] or 0)
-            color = GREEN if verdict["equal"] else RED
-            d.add("circle", cx=place(far), cy=y + 10, r=5.5, fill=color)
-    d.save("comparison.svg")
-
-
-def main(arguments: list[str]) -> None:
-    """Draws the comparison of a results.json, or the two other figures."""
-    if arguments:
-        comparison(json.loads(Path(arguments[0]).read_text()))
-        return
+if __name__ == "__main__":
     floors()
     algorithms()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -129,7 +129,7 @@ class Outcome:
 
 def outcome(run: Run) -> Outcome:
     """Runs it to its end."""
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", COLLECTIVE_RECORDER="off")
     environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', '')}"
     workers = [f"localhost:{port}" for port in _free_ports(run.workers)]
     processes = []

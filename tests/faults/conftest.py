@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import table
-from tests.faults.catalogue import FAULTS
+from tests.faults.catalogue import SECTIONS
 from tests.hosts import lab
 
 
@@ -37,7 +37,7 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[table.Measured]]:
     found: list[table.Measured] = []
     yield found
     if file := request.config.getoption("--table"):
-        table.write(Path(file), FAULTS, found)
+        table.write(Path(file), SECTIONS, found)
 
 
 @pytest.fixture(scope="session")

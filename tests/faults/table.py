@@ -1,8 +1,9 @@
-"""The table of docs/reference/reliability.md, made of what runs have measured."""
+"""The tables of docs/reference/reliability.md, made of what runs have measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ HEAD = (
     "| fault | backend | launcher, ranks | what follows | exit code "
     "| promised | measured |\n|---|---|---|---|---|---|---|\n"
 )
+LINE = "<br>"  # between faults that have a row together
+
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -31,38 +35,56 @@ class Measured:
     not_run: str = ""
 
     @property
-    def row(self) -> str:
-        """A line of the table."""
-        fault = self.fault
-        code = 128 - fault.code if fault.code < 0 else fault.code
-        measured = "held" if self.seconds is None else f"{self.seconds:.1f} s"
-        cells = [
-            *key(fault),
-            fault.promise,
-            str(code),
-            "" if fault.seconds is None else f"{fault.seconds:g} s",
-            f"not run: {self.not_run}" if self.not_run else measured,
-        ]
-        return f"| {' | '.join(cells)} |\n"
+    def text(self) -> str:
+        """The last cell of its row."""
+        if self.not_run:
+            return f"not run: {self.not_run}"
+        return "held" if self.seconds is None else f"{self.seconds:.1f} s"
 
 
-def key(fault: Fault) -> tuple[str, ...]:
-    """The first cells of a row, which no other row has."""
+def key(fault: Fault) -> Key:
+    """What no other fault has."""
     return fault.name, fault.backend, f"{fault.started_by}, {fault.ranks}"
 
 
-def rows(file: Path) -> dict[tuple[str, ...], str]:
-    """The rows of a file's table."""
-    table = file.read_text().split(BEGIN)[1].split(END)[0]
-    lines = table.splitlines(keepends=True)[2:]
-    return {tuple(line.strip("| \n").split(" | ")[:3]): line for line in lines}
+def _alike(fault: Fault) -> tuple[str, ...]:
+    """The cells between the first and the last; faults in a row have the same."""
+    code = 128 - fault.code if fault.code < 0 else fault.code
+    promised = "" if fault.seconds is None else f"{fault.seconds:g} s"
+    return *key(fault)[1:], fault.promise, str(code), promised
 
 
-def write(file: Path, faults: Sequence[Fault], measured: Sequence[Measured]) -> None:
-    """Puts a run into the table; what it did not try stays as it was measured."""
-    known = rows(file) | {key(one.fault): one.row for one in measured}
-    never = [Measured(fault, not_run="not yet") for fault in faults]
-    lines = [known.get(key(one.fault), one.row) for one in never]
+def known(file: Path) -> dict[Key, str]:
+    """The last cell of each fault in a file's tables."""
+    found = {}
+    for line in file.read_text().split(BEGIN)[1].split(END)[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 7 and cells[0] != "fault":
+            names, times = cells[0].split(LINE), cells[-1].split(LINE)
+            for name, time in zip(names, times, strict=True):
+                found[name, cells[1], cells[2]] = time
+    return found
+
+
+def table(faults: Iterable[Fault], cells: Mapping[Key, str]) -> str:
+    """A table of faults, with the last cell of each."""
+    rows = []
+    for alike, group in itertools.groupby(faults, _alike):
+        keys = [key(fault) for fault in group]
+        names = LINE.join(name for name, *_ in keys)
+        times = LINE.join(cells.get(one, "not run: not yet") for one in keys)
+        rows.append(f"| {' | '.join([names, *alike, times])} |\n")
+    return HEAD + "".join(rows)
+
+
+def write(
+    file: Path, sections: Mapping[str, Sequence[Fault]], measured: Sequence[Measured]
+) -> None:
+    """Puts a run into the tables; what it did not try stays as it was measured."""
+    cells = known(file) | {key(one.fault): one.text for one in measured}
     head, rest = file.read_text().split(BEGIN)
     _, tail = rest.split(END)
-    file.write_text(f"{head}{BEGIN}{HEAD}{''.join(lines)}{END}{tail}")
+    tables = "\n".join(
+        f"### {title}\n\n{table(faults, cells)}" for title, faults in sections.items()
+    )
+    file.write_text(f"{head}{BEGIN}{tables}{END}{tail}")

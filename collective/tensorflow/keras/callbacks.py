@@ -47,7 +47,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             raise ValueError("All local variables must be of tf.Variable type.")
         self._local.add(id(tf_variable(var)))
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts, the first time; the model is built before, if it is not.
 
         Raises:
@@ -110,7 +110,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         super().__init__()
         self.device = device
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the averages into ``logs``."""
         if not logs:
             return
@@ -167,7 +167,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         else:
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the number of steps."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
@@ -177,11 +177,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                     "HINT: pass steps_per_epoch"
                 )
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch."""
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Sets the learning rate, if it is time."""
         ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or ended:
@@ -191,7 +193,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         elif batch == 0:
             self._adjust(self.current_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the learning rate to the logs of later callbacks."""
         if logs is not None:
             logs["lr"] = self._learning_rate()
@@ -257,7 +259,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         )
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the learning rate to the logs; prints the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0 and rank() == 0:
@@ -296,7 +298,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         )
         self.filepath = filepath
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins.
 
         Raises:

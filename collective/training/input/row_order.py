@@ -32,7 +32,9 @@ class KerasOrder:
         size = rows if kind == ROWS else batch_size
         shuffle = True if kind == ROWS else "batch"
         numbers = np.arange(rows, dtype=np.int64)
-        self._passes = lambda: keras_compat.data.passes(numbers, size, shuffle, seed)
+        self._passes = functools.partial(
+            keras_compat.data.passes, numbers, size, shuffle, seed
+        )
         self._left: Iterator[np.ndarray] = iter(())
         self._number, self._order = -1, numbers
 

@@ -142,7 +142,7 @@ def row_spec(element: Any, where: str) -> Row:
                 hint="fix it with tf.ensure_shape(tensor, shape), and pad or resize "
                 "rows that differ",
             )
-    return (*element, None) if len(element) == 2 else element  # type: ignore[return-value]
+    return (*element, None) if len(element) == 2 else element
 
 
 def _is_open(spec: tf.TensorSpec) -> bool:

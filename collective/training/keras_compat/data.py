@@ -17,7 +17,7 @@ from keras.src.trainers.data_adapters import (
     get_data_adapter,
 )
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context

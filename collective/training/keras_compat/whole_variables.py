@@ -100,7 +100,7 @@ def whole_variables(
 def _fetching(kind: type[Any]) -> type[Any]:
     """A kind of variable that fetches its whole value before it is read or written."""
 
-    class Fetching(kind):  # type: ignore[misc]
+    class Fetching(kind):
         @property
         def value(self) -> Any:
             self._whole.fetch()

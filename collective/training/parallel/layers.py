@@ -50,7 +50,7 @@ class TensorParallelLayer(keras.layers.Layer):
             self._refuse("is made with LoRA or quantization", "leave it out")
         super().build(input_shape)
 
-    def add_weight(  # type: ignore[override]
+    def add_weight(
         self,
         shape: Sequence[int],
         initializer: Any,

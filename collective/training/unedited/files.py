@@ -127,7 +127,9 @@ def replace_cache(job: Job) -> None:
         return
 
     @functools.wraps(stock)
-    def cache(self: tf.data.Dataset, filename: Any = "", *args: Any, **kwargs: Any):
+    def cache(
+        self: tf.data.Dataset, filename: Any = "", *args: Any, **kwargs: Any
+    ) -> Any:
         plain = isinstance(filename, str | os.PathLike)
         if plain and os.fspath(filename) and not _is_complete(filename):
             filename = f"{os.fspath(filename)}-rank{rank}-{os.getpid()}"

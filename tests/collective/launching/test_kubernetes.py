@@ -58,6 +58,16 @@ def test_both_run_the_same_image_in_the_folder_of_the_dockerfile(job):
     )
 
 
+def test_the_launcher_knows_workers_by_the_key_of_the_job(job):
+    keys = job["spec"]["sshAuthMountPath"]
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    (command,) = worker["containers"][0]["args"]
+    assert command.endswith(f"-h {keys}/id_rsa")
+    docker = (ROOT / "Dockerfile").read_text()
+    assert f'KnownHostsCommand /bin/sed "s/^/* /" {keys}/id_rsa.pub' in docker
+    assert "StrictHostKeyChecking yes" in docker
+
+
 @pytest.fixture
 def indexed():
     """The service and the Job."""

@@ -83,7 +83,9 @@ def _learn_shape(value: Value, shape: Shape) -> None:
         value.shape = shape
 
 
-def _item_shape(emission: Any, node: Node, have: Listed, place: int, inputs: list[Any]):
+def _item_shape(
+    emission: Any, node: Node, have: Listed, place: int, inputs: list[Any]
+) -> Any:
     """The shape of an element, which makes zeros of one that was not set."""
     x = list(inputs)
     dtype = node.inputs[place].dtype
