@@ -37,9 +37,9 @@ class Assembly:
         self.features = options.features  # all that are known
         if backend.most_replicas == 1:  # which has whole batches as it is
             self.features.discard("per_replica")
-        # Compresses gradients; None: they are summed as they are.
+        # Compresses gradients. If None, they are summed uncompressed.
         self.hook = None if options.hook is None else named.make(options.hook)
-        # The virtual replicas that share a batch; None: the backend's replicas.
+        # The virtual replicas that share a batch. If None, the backend's replicas.
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
         self.require(set())
 

@@ -42,7 +42,7 @@ class OwnRowsStep:
         method: ``train_step``, or ``test_step`` to evaluate.
         attachments: What else is summed over the replicas.
         is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
-        seed: Random layers follow from it; None: from the states of their generators.
+        seed: Random layers follow from it. If None, from the states of their generators.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OwnRowsStep:
             keras_compat.model.tf_variable(v) for v in self.layout.variables
         ]
         self._counts_alone = method == "train_step" and not backend.synchronous
-        # By its id, what an optimizer writes: the same on every replica.
+        # The ids of what an optimizer writes, which is the same on every replica.
         self._updated: set[int] = set()
         self._state: list[tf.Variable] = []  # what else is written
         signature = without_none(spec), tf.TensorSpec([], tf.int64)

@@ -34,11 +34,11 @@ class PreparedModel:
     # follow that either.
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
-    # The variables of which each rank has a shard; None: every rank has all of them.
+    # The sharded variables, or None if every rank has all of them whole.
     partition: ShardedSlots | TensorParallelVariables | None = None
-    # On which device each layer is; None: all on the default device.
+    # The device of each layer, or None if all are on the default device.
     placement: Placement | None = None
-    # What a communication hook keeps between steps; None: there is no hook.
+    # What a communication hook keeps between steps, or None without a hook.
     hook: HookState | None = None
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class PreparedModel:
             yield
 
 
-# Of each model, the other fields of ``PreparedModel``: without a reference to the model,
+# By model, the other fields of ``PreparedModel``: without a reference to the model,
 # so that the entry ends with it.
 _records: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
 

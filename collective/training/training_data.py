@@ -33,10 +33,10 @@ class TrainingData:
     """The data of a training on this rank."""
 
     inputs: Input | Batches  # rows by number, or batches as they come
-    # Likewise, in their order; None: nothing validates.
+    # The same for the validation, or None without validation.
     validation: Input | Batches | None
     backend: Backend  # that it trains on
-    # The virtual replicas that share a batch; None: the backend's replicas.
+    # The virtual replicas that share a batch. If None, the backend's replicas.
     virtual: VirtualReplicas | None
 
     @classmethod

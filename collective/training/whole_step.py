@@ -109,7 +109,7 @@ class WholeStep:
         method: ``train_step``, or ``test_step`` to evaluate.
         attachments: What else is summed over the ranks.
         micro_batches: Wanted to save memory, which cannot be had here.
-        seed: Random layers follow from it; None: from the states of their generators.
+        seed: Random layers follow from it. If None, from the states of their generators.
     """
 
     def __init__(

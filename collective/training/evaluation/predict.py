@@ -183,7 +183,7 @@ class _Prediction:
         """The outputs of all ranks for successive batches, in the order of rows.
 
         Args:
-            parts: Of this rank, for each batch; None where it has no rows.
+            parts: This rank's outputs for each batch, or None where it has no rows.
             sizes: Rows of each batch, over all ranks.
         """
         found = [part for part in parts if part is not None]
@@ -225,7 +225,7 @@ class _Prediction:
                 )
 
 
-# Of each model: not traced again by the next call.
+# By model, so that the next call does not trace again.
 _predictors: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 

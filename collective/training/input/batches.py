@@ -42,7 +42,7 @@ _Read = tuple[Batch, Any]
 class BatchesPlan:
     """What a checkpoint knows of such batches."""
 
-    batches_per_epoch: int | None  # as given; None: an epoch is one pass over the data
+    batches_per_epoch: int | None  # None: one pass over the data
 
 
 class Batches(Feed):
@@ -71,7 +71,7 @@ class Batches(Feed):
         self.plan = BatchesPlan(steps_per_epoch)
         # ``Batch`` of type specs, with an open number of rows.
         self.spec = self._adapter.spec
-        # Rows of a batch where the data set says it, else None.
+        # The rows of a batch if the data set has them, or None.
         self.batch_size = self._adapter.rows
         # Whether what counts as rows are whole batches of several replicas.
         self.is_stacked: bool = getattr(data, "is_stacked", False)

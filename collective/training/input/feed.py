@@ -80,10 +80,10 @@ class PlannedFeed(Feed):
     Args:
         backend: Whose ranks compare batches that have checksums. With an elastic one,
             replicas may change: see ``Input.movable``.
-        steps_per_epoch: Steps of an epoch; None: one pass over the rows.
+        steps_per_epoch: Steps of an epoch. If None, one pass over the rows.
         first_epoch: The first of the training; with ``steps_per_epoch``, the data begin
             with it, as in Keras.
-        virtual: The pieces that replicas hold; None: each has a share of the rows.
+        virtual: The pieces that replicas hold. If None, each has a share of the rows.
     """
 
     def __init__(

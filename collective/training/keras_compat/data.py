@@ -136,7 +136,7 @@ class EpochIterator:
     """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
 
     Args:
-        steps: Batches of an epoch; None: one pass over the data.
+        steps: Batches of an epoch. If None, one pass over the data.
     """
 
     def __init__(self, data: DataAdapter, steps: int | None):

@@ -1,4 +1,4 @@
-"""Where Keras' ``keras.distribution`` asks its backend, and what a script has set.
+"""What ``keras.distribution`` asks its backend, and the distribution of a script.
 
 Keras' TensorFlow backend lists the devices of one process, and looks at no distribution:
 a script's ``DataParallel`` has no effect.

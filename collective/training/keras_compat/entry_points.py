@@ -1,4 +1,4 @@
-"""Where Keras' functions are referred to, so that others can be put in their place.
+"""Finds every reference to a function of Keras, so that it can be replaced.
 
 Keras' own files import many functions by name, so a function is replaced in every module
 that refers to it.

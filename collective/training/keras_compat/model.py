@@ -51,7 +51,7 @@ def build(
     model.optimizer.built = built or not optimizer
     try:
         # What is traced without values would keep those that variables begin with.
-        with _traced_anew():
+        with _retraced():
             model._symbolic_build(data_batch=batch)
     except Exception:
         model.optimizer.built = built or (optimizer and core.built)
@@ -196,7 +196,7 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in variables}.values())
 
 
-def _traced_anew() -> contextlib.AbstractContextManager[Any]:
+def _retraced() -> contextlib.AbstractContextManager[Any]:
     """Inside, each call of a ``tf.function`` of the user's traces it, and keeps nothing.
 
     For a model that is built: its variables have no values yet, and a trace would keep

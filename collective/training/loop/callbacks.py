@@ -88,7 +88,7 @@ class Hooks:
         self.params = dict(params)
         # The hooks that a callback of rank 0 overrides; after ``agree``.
         self.used: set[str] = set()
-        # In the order of now: it depends on which layers are trainable.
+        # In the current order, which depends on the layers that are trainable.
         self._variables = (
             replicated_variables(model) if _optimizer(model) is not None else []
         )

@@ -38,7 +38,7 @@ class Position:
             from a checkpoint, None for a new training.
         final: The state after the last step of an incomplete last epoch, from which a
             longer training continues.
-        reports: Of the current epoch; None between epochs.
+        reports: The reports of the current epoch, or None between epochs.
         initial_epoch: The epoch with which a new training begins.
         epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.

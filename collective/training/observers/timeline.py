@@ -92,10 +92,10 @@ class Timeline:
 
     Args:
         hosts: By rank, a number for its host.
-        home: That of the host where the trace is.
+        home: The name of the host that has the trace.
         offset: This process' clock less rank 0's.
         zero: When the trace begins, by rank 0's clock.
-        joined_at: The step before which this process has come to a job that ran.
+        joined_at: The step before which this process joined a running job.
 
     Raises:
         UsageError: If the file cannot be written.

@@ -35,7 +35,7 @@ class TensorParallelLayer(keras.layers.Layer):
 
     Attributes:
         axes: By name of a weight, the axis along which it is cut.
-        group: The ranks that have the shards; None: weights are whole.
+        group: The ranks that have the shards. If None, weights are whole.
         shards: How each weight is cut, by ``id`` of its variable.
     """
 

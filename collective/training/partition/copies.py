@@ -16,7 +16,7 @@ from collective.training.partition.exchange import NONE, Exchange, Gradients, Va
 from collective.training.partition.graph import Node
 
 Inputs: TypeAlias = Sequence[list[tf.Tensor] | None]
-"""Of each input of a node its tensors; None of one that is not used."""
+"""The tensors of each input of a node, or None for an unused one."""
 
 
 def reduced(

@@ -123,7 +123,7 @@ class Emission:
         """int64 scalar: the places of a sharded axis that this replica has.
 
         Args:
-            size: Those of all replicas, where the layout does not say it in numbers.
+            size: The number of places of all replicas, if the layout does not have it.
         """
         if size is None or self.knows(layout.per_row):
             return self.number(self.own_rows * layout.per_row)
@@ -316,7 +316,7 @@ class Emission:
         """Makes everything; returns the outputs of the graph.
 
         Args:
-            wanted: The layout of each; None: as it comes.
+            wanted: The layout of each output. If None, the one it is computed in.
         """
         layouts = [
             value.layout if layout is None else layout

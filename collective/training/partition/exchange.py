@@ -48,7 +48,7 @@ class Exchange(Protocol):
         devices: Of this process, where it has several: its replicas are shared out over
             them, in order.
         copies_variables: Whether each device has a copy of every variable.
-        tree: The order of sums over pieces; None: they are added in any.
+        tree: The order of sums over pieces. If None, they are added in any.
     """
 
     devices: Sequence[str]
@@ -166,7 +166,7 @@ class BackendExchange(OnOneDevice):
 
     Args:
         virtual: The pieces that the replicas of a process are, whose sums have the same
-            bits on any number of processes; None: a sum is added in any order.
+            bits on any number of processes. If None, a sum is added in any order.
     """
 
     def __init__(self, backend: Backend, virtual: VirtualReplicas | None = None):

@@ -19,7 +19,7 @@ from collective.training.partition.sizes import AnySize, Symbol, symbolic
 _HANDLES = {tf.resource, tf.variant}
 #: Elements of a value that is taken for sizes, at most.
 MOST_SIZES = 64
-# Of each operation that has functions: the attributes with them.
+# The attributes that hold functions, by type of operation.
 _NESTED = {
     "While": ("cond", "body"),
     "StatelessWhile": ("cond", "body"),
@@ -42,7 +42,7 @@ class Value:
         sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
             a matrix a tuple of tuples.
         users: The nodes that read it.
-        variable: The variable whose gradient it is, where that is known; else None.
+        variable: The variable whose gradient it is, or None if unknown.
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.

@@ -26,7 +26,7 @@ from collective.training.partition.sizes import AnySize, product, quotient, tota
 MOST_BLOCKS = 128
 
 Shape = tuple[AnySize, ...] | None
-"""The sizes of a tensor; None where not even their number is known."""
+"""The sizes of a tensor, or None if not even their number is known."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Listed:
     """A list of tensors; ``element`` is None while nothing was put into it."""
 
     element: Layout | None = None
-    # Of the elements, where it is that of all: the whole shape, the dtype, and the sizes
+    # What all elements share: the whole shape, the dtype, and the sizes
     # that they hold (``Value.sizes``).
     shape: Shape = None
     dtype: Any = None

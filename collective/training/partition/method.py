@@ -86,7 +86,7 @@ class PartitionedMethod:
         if fixed_rows is not None:
             known = Rows(fixed_rows, fixed_rows)
         known = dataclasses.replace(known, whole_gradients=whole_gradients)
-        # Of variables that share a gradient, the first.
+        # The first of the variables that share a gradient.
         by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
         self.partition = Partition(self.source, layouts, known, by_name, owned)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
@@ -190,7 +190,7 @@ class PartitionedMethod:
         )
 
     def _dense_outputs(self) -> set[str]:
-        """The names of the tensors that are no part of a ragged or sparse one."""
+        """The names of the tensors that are not part of a ragged or sparse one."""
         leaves = tf.nest.flatten(self.structure)
         return {leaf.name for leaf in leaves if isinstance(leaf, tf.Tensor)}
 

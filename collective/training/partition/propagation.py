@@ -39,7 +39,7 @@ class Plan:
     """What a rule wants of one node.
 
     Args:
-        inputs: The layout in which each input is taken; None for one that is not used.
+        inputs: The layout in which each input is taken, or None for an unused one.
         outputs: The layouts of the outputs.
         emit: Makes the outputs of one replica from its inputs; by default the same
             operation is made on them.
@@ -47,7 +47,7 @@ class Plan:
         whole: Makes all outputs whole from whole inputs without asking another replica,
             where the plan gives them sharded.
         share: Makes a replica's part of a whole output for less than a slice of it
-            costs; None where it cannot.
+            costs, or None where it cannot.
         joint: Makes the outputs of all replicas of this process at once, from lists
             with a tensor for each replica, or one for all.
     """
@@ -82,7 +82,7 @@ def is_single(layout: Layout) -> bool:
 class Rows:
     """The rows of the global batch, as far as rules need to know."""
 
-    rows: AnySize  # a number where the batch has a static length, else a symbol
+    rows: AnySize  # a number if the batch has a static length, otherwise a symbol
     expected: int | None = None  # how many there mostly are, to weigh bytes by
     # Whether the elements of lists are made whole, because something reads a list that
     # has no rule.
@@ -105,7 +105,7 @@ class NeedsWholeLists(Exception):
 
 #: By type of operation.
 RULES: dict[str, Rule] = {}
-#: Of operations with an input that is ``Owned``; else such inputs are taken whole.
+#: For operations with an ``Owned`` input. Without a rule, such inputs are taken whole.
 OWNED_RULES: dict[str, Rule] = {}
 
 

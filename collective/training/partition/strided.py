@@ -12,10 +12,10 @@ from collective.training.partition.sizes import AnySize, Size
 class Entry(NamedTuple):
     """What an index does with one axis."""
 
-    axis: int | None  # of the input; None: the axis is new
-    out: int | None  # of the output; None: the axis goes
-    begin: Any  # the first place; None where it is not known
-    length: AnySize | None  # how many places; None where it is not known
+    axis: int | None  # of the input; None for a new axis
+    out: int | None  # of the output; None if the axis is dropped
+    begin: Any  # the first place, or None if unknown
+    length: AnySize | None  # the number of places, or None if unknown
     step: int
     is_full: bool  # whether all places are taken, in order
 

@@ -57,7 +57,7 @@ class ShardedSlots(ShardedVariables):
     ):
         slots = [v for optimizer in optimizers for v in optimizer.variables]
         super().__init__(slots, cut, backend)
-        # Of each slot, what the step is traced with.
+        # What the step is traced with, by slot.
         self._stand_ins = {
             id(v): stand_in(cut[id(v)].shape, v.dtype) for v in self._sharded
         }

@@ -50,7 +50,7 @@ def distribute_loops(job: Job) -> None:
         )
     owner = keras_compat.calls.function_class()
     stock = owner.__call__
-    # Of each function, by the graph that its arguments choose.
+    # The steps of each function, by the graph that its arguments choose.
     steps: weakref.WeakKeyDictionary[Any, dict[Any, LoopStep | None]] = (
         weakref.WeakKeyDictionary()
     )

@@ -30,7 +30,7 @@ class Script:
     def __init__(self, path: str, module: str, arguments: Sequence[str]):
         self.spec: ModuleSpec | None = None
         if module:
-            # As with ``python -m``, modules are looked for in the working directory.
+            # Like ``python -m``, this looks for modules in the working directory.
             _first_on_path(os.getcwd())
             self.spec = _find(module)
             path = self.spec.origin or module
@@ -121,7 +121,7 @@ def _folder(module: ModuleType) -> str:
     return os.path.join(os.path.dirname(module.__file__ or ""), "")
 
 
-# The folders of this package, and of those whose lines say little of a script's error.
+# The folders whose lines say little about an error of the script: this package and others.
 _MACHINERY = *map(_folder, (collective, keras, tf)), _OWN
 _CONTEXTS = contextlib.__file__  # between our lines
 _LIBRARIES = (

@@ -111,7 +111,7 @@ class Start:
 
     Attributes:
         contexts: Left when the training ends, or is started again.
-        change: After which it is repeated; None at first.
+        change: The change after which the training is repeated, or None at first.
         over: From then on ``Membership`` continues after deaths.
     """
 

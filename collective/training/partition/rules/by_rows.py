@@ -25,8 +25,8 @@ def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
     """The rule of an operation that works on each row alone.
 
     Args:
-        inputs: The places of the inputs that have rows; None for all of them.
-        kept: How many of the last axes belong together; None: all but the first.
+        inputs: The indices of the inputs that have rows, or None for all of them.
+        kept: How many of the last axes belong together. If None, all but the first.
     """
 
     def of_rows(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:

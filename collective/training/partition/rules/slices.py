@@ -205,7 +205,7 @@ def _place_of(node: Node, entry: Entry, found: list[Entry]) -> int:
     """The place in begin, end and strides of an entry that has one."""
     assert entry.axis is not None
     rank = sum(e.axis is not None for e in found)
-    # Of a slice and of its gradient, the strides are the fourth operand.
+    # The strides are the fourth operand of a slice and of its gradient.
     count = len(sizes_in(node.inputs[3]))
     place = _spec_of(node, entry.axis, rank, count)
     assert place is not None
