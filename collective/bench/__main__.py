@@ -17,7 +17,7 @@ from itertools import product
 
 import collective
 from collective.bench import limits as host
-from collective.bench import report
+from collective.bench import table
 from collective.bench.limits import Limits
 from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
 from collective.bench.peers import PEERS, Timer
@@ -56,8 +56,8 @@ def _run(options: argparse.Namespace) -> int:
     limits: dict[str, Limits] = {}
     first = _calibrate_state(limits, cores)
     if speaks:
-        print(report.heading(first, options.peers), flush=True)
-    rows: list[report.Row] = []
+        print(table.heading(first, options.peers), flush=True)
+    rows: list[table.Row] = []
     for subject in _subjects(options):
         reduces = subject.collective == "allreduce"
         cached = first.in_cache(subject.bytes, subject.in_place)
@@ -69,12 +69,12 @@ def _run(options: argparse.Namespace) -> int:
         )
         if not set(samples) - {"mixed"} <= set(limits):
             _calibrate_state(limits, cores)
-        for row in report.rows(subject, limits, wrong, samples):
+        for row in table.rows(subject, limits, wrong, samples):
             rows.append(row)
             if speaks:
-                print(report.line(row), flush=True)
+                print(table.line(row), flush=True)
     if speaks and options.json:
-        report.write_json(options.json, limits, rows)
+        table.write_json(options.json, limits, rows)
     failed = any(row.wrong for row in rows)
     collective.shutdown()
     return int(failed)

@@ -150,8 +150,8 @@ def _distribute(args: argparse.Namespace) -> Distribution:
 
 def _run(script: Script, distribution: Distribution) -> int:
     """Runs the script; a rank that fails ends the job."""
-    from collective.training.unedited.job import REMOVE, SAVE
     from collective.training.unedited.script import print_failure
+    from collective.training.unedited.script_job import REMOVE, SAVE
 
     backend = distribution.job.backend
     if backend.size > 1 and backend.rank == 0:

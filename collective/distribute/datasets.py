@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.distribute import rows, tf_internal
+from collective.distribute import dataset_rows, tf_internal
 from collective.errors import UsageError
 
 _Policy = tf.data.experimental.AutoShardPolicy
@@ -45,7 +45,7 @@ def distribute(extended: Any, dataset: Any, options: Any) -> Any:
     if policy in (_Policy.OFF, _Policy.FILE, _Policy.HINT):
         return _as_tensorflow(extended, dataset, options)
     backend, devices = extended.backend, len(extended.worker_devices)
-    mine = rows.own_rows(dataset, backend.rank, backend.size, devices)
+    mine = dataset_rows.own_rows(dataset, backend.rank, backend.size, devices)
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = _Policy.OFF
     result = tf_internal.get_distributed_dataset(
@@ -66,7 +66,7 @@ def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any
     Batches have a replica's size; ranks may end at different steps, and those that have
     no rows left get empty batches.
     """
-    rows.check(dataset, 1)
+    dataset_rows.check(dataset, 1)
     return tf_internal.get_distributed_dataset(
         dataset,
         extended._input_workers_with_options(options),
@@ -91,7 +91,7 @@ def from_function(
 
     def dealt(context: Any) -> tf.data.Dataset:
         dataset = make(context)
-        return rows.dealt_out(dataset, backend.rank, backend.size, devices)
+        return dataset_rows.dealt_out(dataset, backend.rank, backend.size, devices)
 
     return tf_internal.get_distributed_datasets_from_function(
         dealt if one_host else make,

@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute import datasets, tf_internal, variables
-from collective.distribute.exchange import MEAN, Exchange
+from collective.distribute import datasets, replica_variables, tf_internal
+from collective.distribute.cross_device_ops import MEAN, Exchange
 from collective.distribute.one_replica import OneReplica
-from collective.training.exchange import broadcast_object
+from collective.training.object_collectives import broadcast_object
 
 
 class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
@@ -108,8 +108,11 @@ class Extended(tf_internal.MirroredExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
         strategy = self._container_strategy()
-        variable = variables.adapted(strategy, variable)
-        if isinstance(variable, variables.WrittenByReplicas | variables.ReadTogether):
+        variable = replica_variables.adapted(strategy, variable)
+        if isinstance(
+            variable,
+            replica_variables.WrittenByReplicas | replica_variables.ReadTogether,
+        ):
             self.keep_written(variable)
         return variable
 
@@ -153,7 +156,7 @@ class Extended(tf_internal.MirroredExtended):
 
     def read_var(self, replica_local_var: Any) -> Any:
         """The value outside of replicas, as checkpoints keep it."""
-        if isinstance(replica_local_var, variables.WrittenByReplicas):
+        if isinstance(replica_local_var, replica_variables.WrittenByReplicas):
             return replica_local_var._get_cross_replica()
         return super().read_var(replica_local_var)
 
@@ -184,7 +187,7 @@ class Extended(tf_internal.MirroredExtended):
 
     def average_written(self) -> None:
         """Makes variables that replicas write the same on all; every process calls it."""
-        for variable in self._live(variables.WrittenByReplicas):
+        for variable in self._live(replica_variables.WrittenByReplicas):
             variable.average()
 
     @contextlib.contextmanager
@@ -193,7 +196,7 @@ class Extended(tf_internal.MirroredExtended):
 
         There is one replica, and its part of a variable is the value over all.
         """
-        together = self._live(variables.ReadTogether)
+        together = self._live(replica_variables.ReadTogether)
         for variable in together:
             variable.values[0].assign(variable.read_value())
         self._is_one_replica = True

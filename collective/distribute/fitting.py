@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices
 from collective.backends.tf_strategy import StrategyBackend
-from collective.distribute.exchange import SUM
+from collective.distribute.cross_device_ops import SUM
 from collective.errors import UsageError
 
 

@@ -8,11 +8,11 @@ uneven shards as even ones, and fails on an uneven first batch. So these calls r
 from __future__ import annotations
 
 from collective.backends.base import Backend
-from collective.distribute.models import strategy_of
 from collective.distribute.saving import replace_savers
-from collective.training.unedited.calls import are_replaced, replace_calls
+from collective.distribute.scoped_models import strategy_of
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
-from collective.training.unedited.job import Job
+from collective.training.unedited.keras_calls import are_replaced, replace_calls
+from collective.training.unedited.script_job import Job
 
 _jobs: list[Job] = []  # as long as the process
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import keras
 
-from collective.distribute.models import strategy_of
+from collective.distribute.scoped_models import strategy_of
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.files import Arguments, Save, replace_saver
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 FILES = (".keras", ".h5")
 

@@ -27,7 +27,7 @@ from collective.operations.kinds import (
 )
 from collective.tensorflow.process_sets import ProcessSet, group_of
 from collective.tensorflow_ops import ranks
-from collective.tensorflow_ops.rows import added_in_order
+from collective.tensorflow_ops.repeated_rows import added_in_order
 
 
 class _Adasum:

@@ -11,7 +11,7 @@ from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, own_batches
-from collective.training.compression import named, report
+from collective.training.compression import named, savings
 from collective.training.input.batches import Batches
 from collective.training.loop.observer import Observer
 from collective.training.partitioned_step import PartitionedStep
@@ -37,9 +37,9 @@ class Assembly:
         self.features = options.features  # all that are known
         if backend.most_replicas == 1:  # which has whole batches as it is
             self.features.discard("per_replica")
-        # Compresses gradients; None: they are summed as they are.
+        # Compresses gradients. If None, they are summed uncompressed.
         self.hook = None if options.hook is None else named.make(options.hook)
-        # The virtual replicas that share a batch; None: the backend's replicas.
+        # The virtual replicas that share a batch. If None, the backend's replicas.
         self.virtual = virtual_checks.check_count(options.virtual_replicas, backend)
         self.require(set())
 
@@ -96,7 +96,7 @@ class Assembly:
         if self.backend.rank != 0:
             return
         if prepared.hook is not None:
-            log.warning(report.warning(prepared.hook.hook, prepared.trainable))
+            log.warning(savings.warning(prepared.hook.hook, prepared.trainable))
         asked = self.options.jit_compile
         if prepared.model.jit_compile if asked is None else asked:
             _say_not_compiled(log.warning if asked else log.info)

@@ -58,7 +58,7 @@ class Job(FitOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
-        """Of the options of ``train.py``, those that make a job; ``more`` beat them."""
+        """Makes a job of the options of ``train.py``; ``more`` takes precedence."""
 
         def own(kind: Any) -> dict[str, Any]:
             names = [field.name for field in dataclasses.fields(kind)]

@@ -74,7 +74,7 @@ NO_ORDER = "each worker makes Keras' own step of a batch of its own, in no order
 
 
 def _pairs(table: Mapping[str, str]) -> Mapping[frozenset[str], str]:
-    """From ``"one with other, another": why``."""
+    """Parses keys of the form ``"one with other, another": why``."""
     found = {}
     for names, why in table.items():
         one, others = names.split(" with ")
@@ -132,7 +132,7 @@ def of_backend(backend: Backend) -> set[str]:
 
 
 def why_not(one: str, other: str) -> str | None:
-    """Why two features do not work together; None if they do."""
+    """Returns why two features do not work together, or None if they do."""
     pair = {one, other}
     if "asynchronous" in pair:
         return None if pair & {*OF_WORKERS} else NO_ORDER

@@ -18,7 +18,7 @@ from collective.backends.base import Backend
 from collective.log import log
 from collective.training import keras_compat
 
-# Of each model: what ``compile`` has made, and the flags of its layers then.
+# By model: what ``compile`` has made, and the flags of its layers then.
 _known: WeakKeyDictionary[keras.Model, tuple[list[Any], list[bool]]] = (
     WeakKeyDictionary()
 )

@@ -18,8 +18,8 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
 from collective.training import interrupts
-from collective.training.exchange import broadcast_object
 from collective.training.names import arguments_named
+from collective.training.object_collectives import broadcast_object
 
 # Errors that every rank raises, for ``ends_the_job``: the last of rank 0's, and the last
 # that each rank had by itself.

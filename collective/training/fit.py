@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.models import as_one_process, backend_for
+from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.fit_options import FitOptions
 from collective.training import interrupts, keras_compat
 from collective.training.assemble import Assembly
@@ -89,7 +89,7 @@ def fit(
             (ragged or sparse, too); or what has the labels, too: a ``tf.data.Dataset``
             of batches, a ``keras.utils.PyDataset``, a generator of batches, a torch
             DataLoader, a ``collective.training.input.source.Source``.
-        y: Labels, likewise; None where x has them, or the model needs none.
+        y: Labels, likewise, or None where x has them, or the model needs none.
         batch_size: Rows of one update, over all replicas together; 32 by default.
             Without meaning where x gives batches.
         epochs: The number of the epoch to stop before.
@@ -124,7 +124,7 @@ def fit(
         per_replica: True: each replica's rows are a batch of their own, as with
             tf.distribute; ``batch``: each replica has whole batches of the data, as for
             steps that know how many rows a batch has. Gradients, metrics and state are
-            averaged by rows; N replicas train another model than one. See
+            averaged by rows; N replicas train a model different from one replica's. See
             ``collective.training.own_batches``.
         verify: True or ``run``: the first 10 steps are made by Keras, too, on rank 0, and
             what differs is shown; ``run:K``: the first K.
@@ -132,7 +132,7 @@ def fit(
             the layers, as in Keras. A number: they follow from it, and from the step.
         terminate_on_nan: Whether a loss or gradient that is not finite ends the training
             before it is applied; by default a warning names step, rank and variable, and
-            the training goes on, as in Keras.
+            the training continues, as in Keras.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.exchange import broadcast_object
+from collective.training.object_collectives import broadcast_object
 
 State = tuple[Any, ...]
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -33,7 +33,7 @@ def set_state(new: State) -> None:
 
 
 def read_by(data: object) -> None:
-    """From now on, until ``closed`` or gone, data are read that may draw."""
+    """Marks that these data, which may draw numbers, are read until they are closed or collected."""
     _readers.add(data)
 
 

@@ -33,7 +33,7 @@ def check() -> None:
 def between_steps() -> Iterator[None]:
     """Within, Ctrl-C waits for ``check``, and a second one ends the process at once.
 
-    Not where a script handles it itself, or another thread than the first one trains.
+    Not if the script handles it itself, or if a thread other than the main one trains.
     """
     global _noticed
     in_main = threading.current_thread() is threading.main_thread()

@@ -168,7 +168,7 @@ def build(what: str, *, input_shape: Shape, classes: int | None) -> keras.Model:
             ``input_shape`` and ``classes`` that it takes; returns a keras.Model,
             compiled or not.
         input_shape: Shape of one row of x, without the batch dimension.
-        classes: Number of classes; None where the data has no classes, which only
+        classes: Number of classes, or None where the data has no classes, which only
             the user's own models can do with.
     """
     if ":" in what:

@@ -41,7 +41,7 @@ _opened: list[Backend] = []
 
 
 def _as_before(backend: Backend) -> Backend:
-    """An earlier backend that is like this one; else this one, for later calls."""
+    """Returns an earlier backend like this one; otherwise keeps this one for later calls."""
     if backend.elastic or isinstance(backend, Serving):
         return backend
     for earlier in _opened:

@@ -28,7 +28,7 @@ def chosen(
 
     Args:
         wanted: One of ``CHOICES``.
-        batch_rows: Rows of a batch of the data; None where they are not known.
+        batch_rows: Rows of a batch of the data, or None where they are not known.
 
     Returns:
         False with one replica, which has whole batches as it is.

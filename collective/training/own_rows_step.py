@@ -28,7 +28,7 @@ from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.clock import now
 from collective.training.step.inputs import replica_rows
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 from collective.training.step.rows import Rows, at_least_one_row, without_none
 from collective.training.traced import traced
 from collective.training.variables import captured_variables, register_outside_variables
@@ -42,7 +42,7 @@ class OwnRowsStep:
         method: ``train_step``, or ``test_step`` to evaluate.
         attachments: What else is summed over the replicas.
         is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
-        seed: Random layers follow from it; None: from the states of their generators.
+        seed: Random layers follow from it. If None, from the states of their generators.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OwnRowsStep:
             keras_compat.model.tf_variable(v) for v in self.layout.variables
         ]
         self._counts_alone = method == "train_step" and not backend.synchronous
-        # By its id, what an optimizer writes: the same on every replica.
+        # The ids of what an optimizer writes, which is the same on every replica.
         self._updated: set[int] = set()
         self._state: list[tf.Variable] = []  # what else is written
         signature = without_none(spec), tf.TensorSpec([], tf.int64)
@@ -195,7 +195,7 @@ class _Update:
     def __call__(
         self, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any
     ) -> Any:
-        """In place of ``optimizer.apply``."""
+        """Called in place of ``optimizer.apply``."""
         backend = self.step.backend
         mine = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         known = [g for g in mine if g is not None]

@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.compression.exchange import HookExchange
+from collective.training.compression.compressed_exchange import HookExchange
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.parallel import equal
@@ -25,11 +25,11 @@ from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
 from collective.training.prepared import PreparedModel
-from collective.training.sharding.slots import ShardedSlots
+from collective.training.sharding.optimizer_slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows
-from collective.training.step.report import Layout, flat_logs
+from collective.training.step.report_layout import Layout, flat_logs
 from collective.training.step.rows import Rows, packed, without_none
 from collective.training.traced import traced
 from collective.training.variables import (
@@ -49,8 +49,8 @@ class PartitionedStep:
         attachments: What else travels in the first sum.
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces this process cuts its rows, to save memory.
-        seed: Random layers follow from it; None: from the states of their generators.
-        virtual: The virtual replicas that share a batch; None: the backend's replicas.
+        seed: Random layers follow from it. If None, from the states of their generators.
+        virtual: The virtual replicas that share a batch. If None, the backend's replicas.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class PartitionedStep:
             slots=slots,
             tracing=devices.on_first(self.model, backend),
         )
-        # Of a training with a communication hook: what it keeps.
+        # What a communication hook keeps between steps.
         self._hook = prepared.hook if method == "train_step" else None
         if self._hook is not None:
             self._hook.check(self._method.gradients)
@@ -254,7 +254,7 @@ def with_loss(prepared: PreparedModel, method: str) -> Any:
         }
         scalars = [value for value in found.values() if value.shape.rank == 0]
         loss = next(iter([*losses, *scalars[:1]]), tf.zeros([]))
-        # Without a reduction it is one of each row; Keras shows their mean.
+        # Without a reduction there is one loss for each row; Keras shows their mean.
         return tf.reduce_mean(loss), {n: tf.identity(v) for n, v in found.items()}
 
     return step

@@ -14,15 +14,17 @@ from collective.backends.capabilities import LocalDevices
 from collective.errors import UsageError, first_line
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.compression.hook import CommunicationHook
-from collective.training.compression.state import HookState
+from collective.training.compression.hook_state import HookState
 from collective.training.input.pipeline import Batch
-from collective.training.parallel import variables as tensor_variables
-from collective.training.parallel.placement import Placement
-from collective.training.parallel.variables import TensorParallelVariables
+from collective.training.parallel import tensor_parallel_variables as tensor_variables
+from collective.training.parallel.layer_placement import Placement
+from collective.training.parallel.tensor_parallel_variables import (
+    TensorParallelVariables,
+)
 from collective.training.partition import devices
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
-from collective.training.sharding import slots
+from collective.training.sharding import optimizer_slots
 from collective.training.step.rows import Rows, packed, rows_of
 from collective.training.traced import traced
 from collective.training.variables import dtype_of_sums, optimizers_of
@@ -67,11 +69,11 @@ def prepare(
     before = get_prepared(model)
     shards, places = before.partition, before.placement
     if shard_optimizer:
-        slots.check(backend)
+        optimizer_slots.check(backend)
     if backend.tensor is not None:
         tensor_variables.check(model, shards is not None)
     if shard_optimizer and shards is None:
-        with slots.sharded(optimizers_of(model), backend) as made:
+        with optimizer_slots.sharded(optimizers_of(model), backend) as made:
             _build_all(model, backend, spec)
         shards = made()
     else:

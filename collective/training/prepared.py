@@ -16,10 +16,12 @@ from weakref import WeakKeyDictionary
 import keras
 
 if TYPE_CHECKING:  # this room knows no variant
-    from collective.training.compression.state import HookState
-    from collective.training.parallel.placement import Placement
-    from collective.training.parallel.variables import TensorParallelVariables
-    from collective.training.sharding.slots import ShardedSlots
+    from collective.training.compression.hook_state import HookState
+    from collective.training.parallel.layer_placement import Placement
+    from collective.training.parallel.tensor_parallel_variables import (
+        TensorParallelVariables,
+    )
+    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class PreparedModel:
     # follow that either.
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
-    # The variables of which each rank has a shard; None: every rank has all of them.
+    # The sharded variables, or None if every rank has all of them whole.
     partition: ShardedSlots | TensorParallelVariables | None = None
-    # On which device each layer is; None: all on the default device.
+    # The device of each layer, or None if all are on the default device.
     placement: Placement | None = None
-    # What a communication hook keeps between steps; None: there is no hook.
+    # What a communication hook keeps between steps, or None without a hook.
     hook: HookState | None = None
 
     @contextlib.contextmanager
@@ -50,7 +52,7 @@ class PreparedModel:
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """As ``placed``, and the optimizer knows the placement and the shards, too."""
+        """Like ``placed``; the optimizer also knows the placement and the shards."""
         with contextlib.ExitStack() as inside:
             inside.enter_context(self.placed())
             for part in (self.placement, self.partition):
@@ -59,7 +61,7 @@ class PreparedModel:
             yield
 
 
-# Of each model, the other fields of ``PreparedModel``: without a reference to the model,
+# By model, the other fields of ``PreparedModel``: without a reference to the model,
 # so that the entry ends with it.
 _records: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
 
@@ -79,12 +81,12 @@ def _variables(model: keras.Model) -> dict[str, Any]:
 def get_partition(
     model: keras.Model,
 ) -> ShardedSlots | TensorParallelVariables | None:
-    """The variables of which each rank has a shard; None if there are none."""
+    """Returns the variables that are sharded over ranks, or None if there are none."""
     return get_prepared(model).partition
 
 
 def get_hook(model: keras.Model) -> HookState | None:
-    """What a communication hook keeps between steps; None if there is no hook."""
+    """Returns what a communication hook keeps between steps, or None without a hook."""
     return get_prepared(model).hook
 
 

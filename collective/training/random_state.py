@@ -11,7 +11,7 @@ from collective.training import host_random, keras_compat
 
 
 class RandomState:
-    """That of now: of Python's and NumPy's generators, and of a model's seeds."""
+    """The current state of Python's and NumPy's generators and of a model's seeds."""
 
     def __init__(self, model: Any):
         self._host = host_random.state()

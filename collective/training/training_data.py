@@ -33,10 +33,10 @@ class TrainingData:
     """The data of a training on this rank."""
 
     inputs: Input | Batches  # rows by number, or batches as they come
-    # Likewise, in their order; None: nothing validates.
+    # The same for the validation, or None without validation.
     validation: Input | Batches | None
     backend: Backend  # that it trains on
-    # The virtual replicas that share a batch; None: the backend's replicas.
+    # The virtual replicas that share a batch. If None, the backend's replicas.
     virtual: VirtualReplicas | None
 
     @classmethod
@@ -127,14 +127,14 @@ class TrainingData:
 
     @property
     def batch_rows(self) -> int | None:
-        """Rows of a global batch; None where they are not known."""
+        """The rows of a global batch, or None if unknown."""
         if isinstance(self.inputs, Batches):
             return self.inputs.batch_size
         return self.inputs.global_batch_size
 
     @property
     def replica_rows(self) -> int | None:
-        """Rows of a batch as the data give it; None where they are not known."""
+        """The rows of a batch as the data yield it, or None if unknown."""
         if self._stacked:
             return first_leaf(self.replica_spec.x).shape[0]
         return self.batch_rows

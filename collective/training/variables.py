@@ -50,14 +50,14 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """That of ``compile``; of a model with its own ``train_step``, all that it holds."""
+    """The compiled optimizer; all optimizers of a model with its own ``train_step``."""
     if keras_compat.model.overrides(model, "train_step"):
         return [model.optimizer, *keras_compat.model.other_optimizers(model)]
     return [model.optimizer]
 
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
-    """Those of ``all_variables`` that every rank holds whole."""
+    """The variables of ``all_variables`` that every rank holds whole."""
     parts = get_partition(model)
     return [
         v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
@@ -76,7 +76,7 @@ def broadcast_model(model: keras.Model, backend: Backend) -> None:
 
 
 def outside_variables(model: keras.Model) -> list[tf.Variable]:
-    """Those of a model that is trained, in an order that all ranks have; else none."""
+    """The outside variables of a model that is trained, in an order that all ranks share."""
     return _outside.get(model, [])
 
 
@@ -134,7 +134,7 @@ def register_outside_variables(
 
 
 def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
-    """In which dtype a step sums over replicas: float64 where it trains such variables."""
+    """The dtype in which a step sums over replicas: float64 if it trains float64 variables."""
     wide = any(variable.dtype == "float64" for variable in variables)
     return tf.float64 if wide else tf.float32
 

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.tensorflow_ops.rows import added_once
+from collective.tensorflow_ops.repeated_rows import added_once
 from collective.training import host_random, keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
+from collective.training.object_collectives import broadcast_object
 from collective.training.partition import composites
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partitioned_step import with_loss
@@ -31,7 +31,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 from collective.training.step.rows import Rows, without_none
 from collective.training.traced import traced
 
@@ -109,7 +109,7 @@ class WholeStep:
         method: ``train_step``, or ``test_step`` to evaluate.
         attachments: What else is summed over the ranks.
         micro_batches: Wanted to save memory, which cannot be had here.
-        seed: Random layers follow from it; None: from the states of their generators.
+        seed: Random layers follow from it. If None, from the states of their generators.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class WholeStep:
         return apply
 
     def _of_rank_zero(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Those that a GPU may have added up in another order on each rank.
+        """Takes rank 0's gradients where GPUs may add them up in different orders.
 
         Rows that come several times would be added up so by the optimizer.
         """
@@ -198,7 +198,7 @@ class WholeStep:
         self.layout.begin_epoch(last)
 
     def trace(self) -> None:
-        """Nothing is traced."""
+        """Does nothing: the step is not traced."""
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from collective.tensorflow_ops import rows
+from collective.tensorflow_ops import repeated_rows
 from collective.tensorflow_ops.xla import compiled_around_collectives
 
 
 def dense(slices):
-    with rows.added_in_order([slices]):
+    with repeated_rows.added_in_order([slices]):
         return tf.convert_to_tensor(slices)
 
 
@@ -22,7 +22,7 @@ def operations(graph):
 def test_eagerly_and_where_nothing_repeats(pretended_gpu):
     slices = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([1, 1]), tf.constant([3, 1]))
     assert dense(slices).numpy().tolist() == [[0], [2], [0]]
-    assert not rows.parts_ranks([tf.ones([2])])
+    assert not repeated_rows.parts_ranks([tf.ones([2])])
 
 
 def compiled(operations, kind):

@@ -18,7 +18,7 @@ from keras import ops
 
 import collective
 from collective.training.compatibility import FEATURES
-from collective.training.exchange import broadcast_object
+from collective.training.object_collectives import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
 from tests import launch
 from tests.training.compression.everything import Everything

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from collective.training import Checkpoint, fit
-from collective.training.exchange import broadcast_object
 from collective.training.loop.result import Result
+from collective.training.object_collectives import broadcast_object
 from collective.training.observers.checkpoint import schedule
 from collective.training.variables import replicated_variables
 from tests import launch

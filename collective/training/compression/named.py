@@ -8,7 +8,7 @@ from collective.training.compression.power_sgd import PowerSGD
 
 
 def make(hook: str | CommunicationHook) -> CommunicationHook:
-    """A hook by its name: ``powersgd``, or ``powersgd:RANK``; else a UsageError."""
+    """Returns the hook named ``powersgd`` or ``powersgd:RANK``; raises a UsageError otherwise."""
     if isinstance(hook, CommunicationHook):
         return hook
     if isinstance(hook, str):

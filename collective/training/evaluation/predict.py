@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.distribute.models import backend_for
+from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
 from collective.training.evaluation.evaluate import (
@@ -26,7 +26,6 @@ from collective.training.evaluation.evaluate import (
     shown,
     use_weights_of_rank_zero,
 )
-from collective.training.exchange import broadcast_object, gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
@@ -36,6 +35,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
+from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.opening import open_backend, open_inputs
 from collective.training.parallel import equal
 from collective.training.partition import devices
@@ -173,7 +173,7 @@ class _Prediction:
         use_weights_of_rank_zero(self.model, self.backend)
 
     def _outputs(self, batch: Batch) -> Any:
-        """The outputs for the rows of this process, as arrays; None for no rows."""
+        """Returns the outputs for this process's rows as arrays, or None if it has no rows."""
         with runs_eagerly(self.model):
             outputs = self._predictor(without_none(batch))
         count = int(count_rows(first_leaf(batch.x)))
@@ -183,7 +183,7 @@ class _Prediction:
         """The outputs of all ranks for successive batches, in the order of rows.
 
         Args:
-            parts: Of this rank, for each batch; None where it has no rows.
+            parts: This rank's outputs for each batch, or None where it has no rows.
             sizes: Rows of each batch, over all ranks.
         """
         found = [part for part in parts if part is not None]
@@ -225,7 +225,7 @@ class _Prediction:
                 )
 
 
-# Of each model: not traced again by the next call.
+# By model, so that the next call does not trace again.
 _predictors: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 
@@ -269,12 +269,12 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
 
 
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without the parts that a batch does not have."""
+    """Drops the parts that the batch does not have."""
     return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
 
 
 def _array(output: Any) -> Any:
-    """An output in memory: ragged as it is, else NumPy."""
+    """Copies an output to memory: a RaggedTensor stays one, others become NumPy arrays."""
     return output if isinstance(output, tf.RaggedTensor) else np.asarray(output)
 
 

@@ -68,7 +68,7 @@ class Arrays(Source):
 
     @property
     def batch_spec(self) -> Row:
-        """As ``Source.batch_spec``, also of ragged and sparse tensors."""
+        """Like ``Source.batch_spec``, also for ragged and sparse tensors."""
 
         def spec(leaf: Any) -> Any:
             if isinstance(leaf, np.ndarray):
@@ -99,7 +99,7 @@ class Arrays(Source):
 
     @functools.cached_property
     def _resident(self) -> list[Any] | None:
-        """The leaves as TensorFlow reads rows of them; None if large or on disk.
+        """Returns the leaves as tensors to read rows of, or None if they are large or on disk.
 
         Ragged and sparse tensors are in memory anyway, and what is beside them goes
         along.

@@ -42,7 +42,7 @@ _Read = tuple[Batch, Any]
 class BatchesPlan:
     """What a checkpoint knows of such batches."""
 
-    batches_per_epoch: int | None  # as given; None: an epoch is one pass over the data
+    batches_per_epoch: int | None  # None: one pass over the data
 
 
 class Batches(Feed):
@@ -71,7 +71,7 @@ class Batches(Feed):
         self.plan = BatchesPlan(steps_per_epoch)
         # ``Batch`` of type specs, with an open number of rows.
         self.spec = self._adapter.spec
-        # Rows of a batch where the data set says it, else None.
+        # The rows of a batch if the data set has them, or None.
         self.batch_size = self._adapter.rows
         # Whether what counts as rows are whole batches of several replicas.
         self.is_stacked: bool = getattr(data, "is_stacked", False)
@@ -104,7 +104,7 @@ class Batches(Feed):
         local_replicas: range,
         replicas: int,
     ) -> None:
-        """As ``Feed.start``. What lies before the place is read, unless it has been.
+        """See ``Feed.start``. Reads and drops the batches before the position if needed.
 
         Raises:
             UsageError: The data end before.
@@ -131,7 +131,7 @@ class Batches(Feed):
         self._tape = self._new_tape()
 
     def bounds(self, epoch: int, step: int) -> tuple[int, int]:
-        """As ``Feed.bounds``: epochs end where Keras knows, at the latest after the first."""
+        """See ``Feed.bounds``. Keras knows where epochs end, at the latest after the first."""
         steps, first = self._keras.steps, self._tape.first
         return first, ENDLESS if steps is None else first + steps
 
@@ -167,7 +167,7 @@ class Batches(Feed):
         return Batch(x, y, weight, batch.global_rows)
 
     def close(self) -> None:
-        """As ``Feed.close``."""
+        """See ``Feed.close``."""
         host_random.closed(self)
         self._adapter.close()
 
@@ -314,7 +314,7 @@ class ShuffledItems(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """As the data set's."""
+        """The number of batches of the data set."""
         return self._items.num_batches
 
     def __getitem__(self, index: int) -> Any:
@@ -323,10 +323,10 @@ class ShuffledItems(keras.utils.PyDataset):
         return self._items[int(place[0])]
 
     def on_epoch_begin(self) -> None:
-        """Of the data set."""
+        """See the data set's own method."""
         self._items.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Of the data set; the next epoch has another order."""
+        """Ends the data set's epoch; the next one has a new order."""
         self._epoch += 1
         self._items.on_epoch_end()

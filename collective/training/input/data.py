@@ -20,14 +20,14 @@ from collective.backends.base import Backend
 from collective.distribute.datasets import original
 from collective.errors import UsageError, first_line
 from collective.training import keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
 from collective.training.input.conversion import as_source
 from collective.training.input.leaves import slice_leaf
-from collective.training.input.order import ROWS, WITHIN_BATCHES
+from collective.training.input.row_order import ROWS, WITHIN_BATCHES
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
+from collective.training.object_collectives import broadcast_object
 
 Data: TypeAlias = "Source | keras_compat.data.DataAdapter"
 DEFAULT_BATCH_SIZE = 32
@@ -298,7 +298,7 @@ def _in_one(x: Any, y: Any, sample_weight: Any, data: Any) -> tuple[Any, Any, An
 
 
 def default_batch_size(data: Data, steps: int | None) -> int:
-    """As Keras: 32, or what makes so many steps of the rows."""
+    """Returns Keras' default of 32, or the size that gives this number of steps."""
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE

@@ -40,7 +40,7 @@ class Data:
     name: str  # as the user named it
     train: Source  # rows to train on
     test: Source | None = None  # rows to test on, or None
-    classes: int | None = None  # number of classes; None where labels are not integers
+    classes: int | None = None  # None if labels are not integers
 
 
 def load(what: str, *, seed: int = 0) -> Data:

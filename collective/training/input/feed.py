@@ -18,9 +18,9 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.exchange import total
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.tape import Place
+from collective.training.object_collectives import total
 
 if TYPE_CHECKING:
     from collective.training.virtual.pieces import VirtualReplicas
@@ -80,10 +80,10 @@ class PlannedFeed(Feed):
     Args:
         backend: Whose ranks compare batches that have checksums. With an elastic one,
             replicas may change: see ``Input.movable``.
-        steps_per_epoch: Steps of an epoch; None: one pass over the rows.
+        steps_per_epoch: Steps of an epoch. If None, one pass over the rows.
         first_epoch: The first of the training; with ``steps_per_epoch``, the data begin
             with it, as in Keras.
-        virtual: The pieces that replicas hold; None: each has a share of the rows.
+        virtual: The pieces that replicas hold. If None, each has a share of the rows.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PlannedFeed(Feed):
         self._iterator: Iterator[Batch] = iter(())
 
     def epochs(self, steps: int) -> int:
-        """As ``Feed.epochs``."""
+        """See ``Feed.epochs``."""
         epoch = self._first_epoch
         while self.bounds(epoch)[0] < steps:
             epoch += 1
@@ -119,7 +119,7 @@ class PlannedFeed(Feed):
     def start(
         self, place: Place, last_step: int, local_replicas: range, replicas: int
     ) -> None:
-        """As ``Feed.start``."""
+        """See ``Feed.start``."""
         _, step = place
         if self._virtual is not None:
             local_replicas = self._virtual.pieces(local_replicas, replicas)
@@ -127,7 +127,7 @@ class PlannedFeed(Feed):
         self._iterator = iter(self._batches(step, last_step, local_replicas, replicas))
 
     def bounds(self, epoch: int, step: int = 0) -> tuple[int, int]:
-        """As ``Feed.bounds``, whatever the step."""
+        """See ``Feed.bounds``; the bounds do not depend on the step."""
         of_pass, of_epoch = self._of_pass, self._of_epoch
         if of_epoch is None:
             return epoch * of_pass, (epoch + 1) * of_pass
@@ -136,7 +136,7 @@ class PlannedFeed(Feed):
         return first, min(first + of_epoch, (number + 1) * of_pass)
 
     def epoch(self, steps: int) -> Iterator[Batch]:
-        """As ``Feed.epoch``."""
+        """See ``Feed.epoch``."""
         for batch in itertools.islice(self._iterator, steps):
             yield self._agreement.checked(batch)
 

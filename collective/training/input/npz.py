@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 def open_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """All arrays of a ``.npz`` file, mapped where stored uncompressed, else loaded.
+    """Returns all arrays of a ``.npz`` file, memory-mapped if they are stored uncompressed.
 
     Raises:
         UsageError: The file is missing, damaged, or not a ``.npz`` of plain numbers.

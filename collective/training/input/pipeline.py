@@ -91,7 +91,7 @@ class Input:
 
     @property
     def spec(self) -> Batch:
-        """Of what ``dataset`` yields: ``tf.TensorSpec`` with an open number of rows."""
+        """The ``tf.TensorSpec`` of the batches that ``dataset`` yields, with an open row dimension."""
         x, y, sample_weight = self.source.batch_spec
         rows_read = tf.TensorSpec([None, 2], tf.int64) if self.with_rows_read else None
         return Batch(x, y, sample_weight, tf.TensorSpec([], tf.int64), rows_read)

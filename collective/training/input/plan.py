@@ -63,7 +63,7 @@ class Plan:
         if not isinstance(self.shuffle, str):
             return permute(positions, self.rows, (self.seed, epoch))
         # Only here: what checks a ledger of another order needs no TensorFlow.
-        from collective.training.input.order import keras_order
+        from collective.training.input.row_order import keras_order
 
         kind = self.rows, self.global_batch_size, self.seed, self.shuffle
         return keras_order(*kind).of_pass(epoch)[positions]

@@ -94,7 +94,7 @@ class Source(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} reads rows by number")
 
     def label_range(self) -> tuple[int, int] | None:
-        """Smallest and largest label, if y is integer and cheap to scan; else None."""
+        """Returns the smallest and largest label, or None if y is not integer or large."""
         return None
 
     def fingerprint(self) -> int:
@@ -158,7 +158,7 @@ def described(element: Any) -> str:
 
 
 def explain(error: tf.errors.OpError) -> UsageError | None:
-    """The error of a source behind one of TensorFlow; None if there is none.
+    """Returns the source's own error behind one of TensorFlow, or None.
 
     Threads of ``tf.data`` read the rows: an error raised there reaches the training
     loop with its message in one of many lines. It is the error of this rank: other

@@ -31,7 +31,7 @@ class Tape(Generic[T]):
         self._kept: deque[T | None] = deque(maxlen=keeps)
         self._again = 0  # how many of the kept ones come again
         self._batches = 0
-        self._firsts = [0]  # of each epoch, the number of its first batch
+        self._firsts = [0]  # the number of each epoch's first batch
 
     @property
     def place(self) -> Place:
@@ -44,7 +44,7 @@ class Tape(Generic[T]):
         return self._firsts[-1]
 
     def next(self) -> T | None:
-        """The next batch; None where the epoch ends, or all have ended."""
+        """Returns the next batch, or None at the end of an epoch or of the data."""
         if self._again:
             event = self._kept[-self._again]
             self._again -= 1

@@ -29,15 +29,15 @@ class View(Source):
 
     @property
     def batch_spec(self) -> Row:
-        """As the source's."""
+        """See ``Source``."""
         return self.source.batch_spec
 
     def read(self, rows: tf.Tensor) -> Row:
-        """As the source's."""
+        """See ``Source``."""
         return self.source.read(rows)
 
     def label_range(self) -> tuple[int, int] | None:
-        """As the source's."""
+        """See ``Source``."""
         return self.source.label_range()
 
 

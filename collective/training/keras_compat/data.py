@@ -75,13 +75,13 @@ def adapter(
 
 
 def unpack(element: Any) -> tuple[Any, Any, Any]:
-    """``(x, y, sample_weight)`` of a batch; None for what it does not have."""
+    """Returns ``(x, y, sample_weight)`` of a batch; parts that it does not have are None."""
     x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(element)
     return _without_optionals(x), _without_optionals(y), _without_optionals(weight)
 
 
 def _without_optionals(part: Any) -> Any:
-    """None in place of what Keras writes for it inside of ``tf.data``."""
+    """Puts None back where Keras writes an optional inside ``tf.data``."""
 
     def one(leaf: Any) -> Any:
         absent = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
@@ -102,7 +102,7 @@ def passes(
 
 
 def tensorflow_seed() -> int | None:
-    """The seed of TensorFlow's operations without one; None: it is not set.
+    """Returns TensorFlow's global seed, or None if it is not set.
 
     The order of Keras follows it, and it stays after ``keras.backend.clear_session``.
     """
@@ -136,7 +136,7 @@ class EpochIterator:
     """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
 
     Args:
-        steps: Batches of an epoch; None: one pass over the data.
+        steps: Batches of an epoch. If None, one pass over the data.
     """
 
     def __init__(self, data: DataAdapter, steps: int | None):

@@ -1,4 +1,4 @@
-"""Where Keras' ``keras.distribution`` asks its backend, and what a script has set.
+"""What ``keras.distribution`` asks its backend, and the distribution of a script.
 
 Keras' TensorFlow backend lists the devices of one process, and looks at no distribution:
 a script's ``DataParallel`` has no effect.
@@ -37,7 +37,7 @@ def distribution_class() -> type[Any]:
 
 
 def current_distribution() -> Any:
-    """The distribution that a script has set; None: it has set none."""
+    """Returns the distribution that the script has set, or None."""
     return keras.distribution.distribution()
 
 

@@ -20,13 +20,13 @@ class EagerDraws(NamedTuple):
 
     seed: int  # TensorFlow's global one
     generator: Any  # of the seeds of its operations
-    keras: np.ndarray | None  # of the generator of ``keras.random``; None: not made yet
+    keras: np.ndarray | None  # of ``keras.random``; None if not made yet
 
 
 def eager_draws() -> EagerDraws:
-    """That of this process, which has a seed from now on."""
+    """Returns the generators' state of this process, and sets a seed if there is none."""
     known = context.context()
-    if known._seed is None:  # an operation would draw what nobody can repeat
+    if known._seed is None:  # otherwise an operation would draw what cannot be repeated
         tf.random.set_seed(int.from_bytes(os.urandom(4), "little"))
     state = global_seed_state()
     numbers = None if state is None else np.array(state)

@@ -1,4 +1,4 @@
-"""Where Keras' functions are referred to, so that others can be put in their place.
+"""Finds every reference to a function of Keras, so that it can be replaced.
 
 Keras' own files import many functions by name, so a function is replaced in every module
 that refers to it.
@@ -63,7 +63,7 @@ def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
 
 
 def global_seed() -> int | None:
-    """What ``keras.utils.set_random_seed`` was last called with; None: it was not."""
+    """Returns the last argument of ``keras.utils.set_random_seed``, or None without a call."""
     return global_state.get_global_attribute("global_random_seed")
 
 

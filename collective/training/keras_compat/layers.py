@@ -104,7 +104,7 @@ def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
 
 
 def _functional(model: keras.Model) -> Functional | None:
-    """The graph of a Sequential or functional model; None where Python code calls."""
+    """Returns the graph of a Sequential or functional model, or None for any other model."""
     inner = getattr(model, "_functional", None) or model
     own_call = (
         not isinstance(inner, Functional) or type(inner).call is not Functional.call

@@ -51,7 +51,7 @@ def build(
     model.optimizer.built = built or not optimizer
     try:
         # What is traced without values would keep those that variables begin with.
-        with _traced_anew():
+        with _retraced():
             model._symbolic_build(data_batch=batch)
     except Exception:
         model.optimizer.built = built or (optimizer and core.built)
@@ -60,7 +60,7 @@ def build(
 
 
 def fixed_rows(model: keras.Model) -> int | None:
-    """The rows of every batch, where the model's inputs say it; else None."""
+    """Returns the batch size that the model's inputs fix, or None."""
     inputs = getattr(model, "inputs", None) or []
     found = {i.shape[0] for i in inputs if getattr(i, "shape", None)}
     return found.pop() if len(found) == 1 else None
@@ -157,7 +157,7 @@ def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """With which epoch ``BackupAndRestore`` wants training to begin."""
+    """The epoch with which ``BackupAndRestore`` wants training to begin."""
     return getattr(model, "_initial_epoch", None)
 
 
@@ -196,7 +196,7 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in variables}.values())
 
 
-def _traced_anew() -> contextlib.AbstractContextManager[Any]:
+def _retraced() -> contextlib.AbstractContextManager[Any]:
     """Inside, each call of a ``tf.function`` of the user's traces it, and keeps nothing.
 
     For a model that is built: its variables have no values yet, and a trace would keep

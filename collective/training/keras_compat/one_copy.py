@@ -27,7 +27,7 @@ def outside_strategy(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     """Calls a function where no scope or replica of a strategy is entered."""
     if not tf.distribute.has_strategy():
         return function(*args, **kwargs)
-    with ThreadPoolExecutor(1) as thread:  # what is entered, is so in one thread
+    with ThreadPoolExecutor(1) as thread:  # scopes are entered for one thread
         return thread.submit(function, *args, **kwargs).result()
 
 
@@ -114,7 +114,7 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
     """Inside, all variables of a strategy are those of the first device; plain.
 
-    That of a ``tf.Variable``, too: it is the context in which a strategy updates one copy.
+    This includes ``tf.Variable``: it is the context in which a strategy updates one copy.
     No scope of the strategy is entered inside.
     """
     distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
@@ -126,7 +126,7 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 
 def container(variable: tf.Variable) -> Any:
-    """What a strategy has made around several copies of a variable; else the variable."""
+    """Returns the strategy's container of several copies of a variable, or the variable itself."""
     values = getattr(variable, "values", None)
     if values is not None:
         return variable if len(values) > 1 else values[0]

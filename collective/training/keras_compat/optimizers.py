@@ -226,11 +226,18 @@ def find_overflow(
 @contextlib.contextmanager
 def replace_shapes(
     shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],
+    values: Sequence[tf.Variable] = (),
 ) -> Iterator[None]:
-    """Inside, variables accept values of these shapes in a StatelessScope."""
+    """Inside, variables accept values of these shapes in a StatelessScope.
+
+    Args:
+        values: What the variables hold meanwhile; by default what they hold.
+    """
     with contextlib.ExitStack() as stack:
         for variable, shape in shapes:
             stack.enter_context(replacing(variable, "_shape", shape))
+        for (variable, _), value in zip(shapes, values, strict=False):
+            stack.enter_context(replacing(variable, "_value", value))
         yield
 
 

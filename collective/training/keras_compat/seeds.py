@@ -26,7 +26,7 @@ def global_seed_state() -> keras.Variable | None:
 
 
 def make_global_seed_state() -> keras.Variable:
-    """The same; makes the generator if there is none."""
+    """Like ``global_seed_state``, but makes the generator if there is none."""
     return seed_generator.global_seed_generator().state
 
 

@@ -35,7 +35,7 @@ def new_name(begin: str) -> str:
 
 
 def called_function(op: tf.Operation) -> Any | None:
-    """The graph of the function that an operation calls; None where it calls none."""
+    """Returns the graph of the function that an operation calls, or None if it calls none."""
     if op.type in _CALLS:
         return function_graph(op, op.get_attr("f").name)
     if op.graph._get_function(op.type) is not None:  # called by its own name
@@ -56,7 +56,7 @@ def copy_operation(
     inputs: Sequence[tf.Tensor],
     attributes: Mapping[str, attr_value_pb2.AttrValue] | None = None,
 ) -> tf.Operation:
-    """The same operation on other inputs, in the graph that is being traced.
+    """Copies an operation into the graph that is being traced, with other inputs.
 
     Args:
         attributes: Those that are others.
@@ -116,7 +116,7 @@ def inferred_shapes(
     shapes: Sequence[Sequence[int | None] | None],
     constants: Sequence[np.ndarray | None],
 ) -> list[list[int | None] | None] | None:
-    """The shapes of an operation's outputs, by TensorFlow; None where it finds none.
+    """Returns the shapes that TensorFlow infers for an operation's outputs, or None.
 
     Args:
         shapes, constants: Of its inputs, as far as they are known.
@@ -149,7 +149,7 @@ def stand_in(shape: Sequence[int], dtype: str) -> tf.Variable:
 
 
 def shape_of_variable(handle: tf.Tensor) -> tuple[int, ...] | None:
-    """The shape of the variable that a handle stands for; None if it is not known."""
+    """Returns the shape of the variable behind a handle, or None if it is unknown."""
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.training.exchange import broadcast_object
+from collective.training.object_collectives import broadcast_object
 
 # Where a value is: the callback's place, attribute, cell or global, and its name.
 Key = tuple[int, str, str]
@@ -258,7 +258,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def digest(value: Any) -> bytes | None:
-    """A hash of the value; None where it cannot be pickled."""
+    """Returns a hash of the value, or None if it cannot be pickled."""
     found = hashlib.sha256()
     file = io.BytesIO()
     try:

@@ -20,11 +20,11 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, host_random, keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.loop import callback_state
 from collective.training.loop.hook_shards import HookShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
+from collective.training.object_collectives import broadcast_object
 from collective.training.prepared import get_partition
 from collective.training.variables import (
     check_frozen_layers,
@@ -88,7 +88,7 @@ class Hooks:
         self.params = dict(params)
         # The hooks that a callback of rank 0 overrides; after ``agree``.
         self.used: set[str] = set()
-        # In the order of now: it depends on which layers are trainable.
+        # In the current order, which depends on the layers that are trainable.
         self._variables = (
             replicated_variables(model) if _optimizer(model) is not None else []
         )
@@ -164,7 +164,7 @@ class Hooks:
     def _run_and_look(
         self, hook: str, args: tuple[Any, ...]
     ) -> tuple[bool, bool, Exception | None]:
-        """As ``_run``; and what the others then miss: random numbers, assigned weights.
+        """Like ``_run``; also finds what other ranks then lack: random numbers, assigned weights.
 
         Between batches, numbers are not looked at: threads that read data draw, too.
         At all other times every rank gets the weights anyway.
@@ -233,7 +233,7 @@ class Hooks:
             self._state.share(self.backend, self.model, self.params)
 
     def share_memory(self) -> None:
-        """As ``share_state``, for a rank that becomes rank 0 in the middle of a training.
+        """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
         It then continues behind the last hook. Every rank calls it.
         """
@@ -334,7 +334,7 @@ class RankZeroCallbacks(Observer):
         self.position.initial_epoch = int(agreed[0])
 
     def reconfigured(self, root: int) -> None:
-        """As ``begin``: another rank may have become rank 0."""
+        """Like ``begin``, because another rank may have become rank 0."""
         self.begin()
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:

@@ -23,7 +23,7 @@ from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
 from collective.training.loop.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.loop.position import Position
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 
 
 class TrainingStep(Protocol):
@@ -63,9 +63,9 @@ class Loop:
     # epochs decides.
     last_step: int
     observers: Sequence[Observer] = ()  # called at fixed points, innermost first
-    # Validation after an epoch, a collective; None for none.
+    # Validates after an epoch, as a collective; None without validation.
     validate: Callable[[], dict[str, float]] | None = None
-    # Of the number of an epoch, whether ``validate`` follows it.
+    # From the number of an epoch, whether ``validate`` follows it.
     validated: Callable[[int], bool] = lambda epoch: True
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Loop:
         """Puts the state to start from in place, and has observers begin.
 
         Args:
-            root: See ``Observer.reconfigured``; None: observers begin.
+            root: See ``Observer.reconfigured``. If None, observers begin.
 
         Raises:
             UsageError: The state is beyond the last step.

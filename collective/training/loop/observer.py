@@ -34,7 +34,9 @@ class FinishedStep(NamedTuple):
     ready: float  # when it had the batch
     done: float  # when the step had returned
     ended: float  # as ``done``, in seconds since the epoch (``time.time``)
-    report: tf.Tensor  # what the step returned, see ``collective.training.step.report``
+    report: (
+        tf.Tensor
+    )  # what the step returned, see ``collective.training.step.report_layout``
     batch: Batch  # what this process has given it
 
 
@@ -51,7 +53,7 @@ class Observer:
         """
 
     def reconfigured(self, root: int) -> None:
-        """As ``begin``, after ranks joined, left or died; only in elastic jobs.
+        """Like ``begin``, after ranks joined, left or died; only in elastic jobs.
 
         A rank that joins a running job gets this call instead of ``begin``.
 

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.exchange import gather_few
 from collective.training.loop.state import (
     Gathered,
     State,
@@ -20,8 +19,9 @@ from collective.training.loop.state import (
     random_state,
     values_of,
 )
+from collective.training.object_collectives import gather_few
 from collective.training.prepared import get_hook, get_partition
-from collective.training.step.report import Layout, Reports
+from collective.training.step.report_layout import Layout, Reports
 from collective.training.variables import broadcast_model, outside_variables
 
 
@@ -38,7 +38,7 @@ class Position:
             from a checkpoint, None for a new training.
         final: The state after the last step of an incomplete last epoch, from which a
             longer training continues.
-        reports: Of the current epoch; None between epochs.
+        reports: The reports of the current epoch, or None between epochs.
         initial_epoch: The epoch with which a new training begins.
         epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.

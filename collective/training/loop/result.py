@@ -9,11 +9,11 @@ import keras
 
 from collective.backends.base import Backend
 from collective.training.compression.hook import CommunicationHook
-from collective.training.compression.report import gradient_bytes
-from collective.training.exchange import broadcast_object
+from collective.training.compression.savings import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.loop.state import state_sha256
 from collective.training.loop.times import Timing
+from collective.training.object_collectives import broadcast_object
 from collective.training.prepared import get_partition, get_prepared
 
 T = TypeVar("T")

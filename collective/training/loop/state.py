@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import host_random, keras_compat
-from collective.training.exchange import broadcast_object, gather_few
+from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.prepared import get_hook, get_partition
 from collective.training.variables import all_variables, outside_seeds
 
@@ -50,7 +50,7 @@ class State:
     random: dict[str, np.ndarray] = field(default_factory=dict)
     stopped: bool = False  # whether a callback has ended the training
     # What a communication hook keeps between steps, by name
-    # (``collective.training.compression.state``).
+    # (``collective.training.compression.hook_state``).
     hook: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property

@@ -65,7 +65,7 @@ class DesyncAlarm(Attachment):
         return [self._in_own_row(mine)]
 
     def continues(self, before: Attachment) -> bool:
-        """Of the same variables, in the same steps."""
+        """Whether two alarms compare the same variables in the same steps."""
         assert isinstance(before, DesyncAlarm)
         same = [id(v) for v in self.variables] == [id(v) for v in before.variables]
         return same and self.every == before.every and self.backend is before.backend
@@ -185,6 +185,6 @@ class DesyncCheck(Observer):
         self.attachments = [self.alarm]
 
     def end_epochs(self) -> None:
-        """As ``DesyncAlarm.compare_now``, where replicas are at the same step."""
+        """Like ``DesyncAlarm.compare_now``, for replicas that are at the same step."""
         if self.position.backend.synchronous:
             self.alarm.compare_now(self.position.step)

@@ -23,12 +23,12 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import Collective, Recording
-from collective.training.exchange import gather, gather_few, total
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
+from collective.training.object_collectives import gather, gather_few, total
 from collective.training.observers import clocks
 from collective.training.observers.trace_file import Event, TraceFile
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 
 # A trace grows no larger: about 130,000 steps, those of all ranks counted.
 LIMIT_BYTES = 64 << 20
@@ -92,10 +92,10 @@ class Timeline:
 
     Args:
         hosts: By rank, a number for its host.
-        home: That of the host where the trace is.
+        home: The name of the host that has the trace.
         offset: This process' clock less rank 0's.
         zero: When the trace begins, by rank 0's clock.
-        joined_at: The step before which this process has come to a job that ran.
+        joined_at: The step before which this process joined a running job.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -143,7 +143,7 @@ class Timeline:
             begin: When it began to wait for its input.
             ready: When it had it.
             done: When it had ended.
-            report: What the step returned (see ``collective.training.step.report``).
+            report: What the step returned (see ``collective.training.step.report_layout``).
         """
         if self.file.full:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.loop.times import Timing
-from collective.training.step.report import Reports
+from collective.training.step.report_layout import Reports
 
 
 class TimingObserver(Observer):

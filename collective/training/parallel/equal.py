@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.backends.tensor_group import is_group
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.parallel.variables import shards_of
+from collective.training.parallel.tensor_parallel_variables import shards_of
 from collective.training.partition.explain import place_of
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.partition import Partition
@@ -60,7 +60,7 @@ def check(partition: Partition, method: str, prepared: PreparedModel) -> None:
 
 
 def cut_variables(prepared: PreparedModel) -> list[tf.Variable]:
-    """Those of a model and its optimizer of which each rank has a shard."""
+    """The variables of a model and its optimizer that are sharded over ranks."""
     shards, parts = shards_of(prepared.model), prepared.partition
     found = [v for v in prepared.model.variables if id(v) in shards]
     if parts is not None:
@@ -122,7 +122,7 @@ class _Spread:
     def _through_bodies(
         self, node: Node, inputs: list[bool], names: list[str]
     ) -> list[bool]:
-        """Of a branch or loop, what differs at its end."""
+        """Returns what differs between ranks at the end of a branch or loop."""
         if "While" not in node.type:
             ends = [self.through(b, inputs[1:], names[1:]) for b in node.bodies]
             return [inputs[0] or any(of) for of in zip(*ends, strict=True)]

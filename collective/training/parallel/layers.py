@@ -35,7 +35,7 @@ class TensorParallelLayer(keras.layers.Layer):
 
     Attributes:
         axes: By name of a weight, the axis along which it is cut.
-        group: The ranks that have the shards; None: weights are whole.
+        group: The ranks that have the shards. If None, weights are whole.
         shards: How each weight is cut, by ``id`` of its variable.
     """
 
@@ -59,7 +59,7 @@ class TensorParallelLayer(keras.layers.Layer):
         constraint: Any = None,
         **more: Any,
     ) -> keras.Variable:
-        """As of every layer. A shard has the values that it would have in the whole."""
+        """See ``Layer.add_weight``. A shard has the values that the whole variable would have there."""
         group = self.group
         if group is None or name not in self.axes:
             return super().add_weight(
@@ -168,7 +168,7 @@ class ColumnParallelDense(TensorParallelLayer, keras.layers.Dense):
         return (*input_shape[:-1], self.units // parts)
 
     def get_config(self) -> dict[str, Any]:
-        """As of ``Dense``."""
+        """See ``Dense``."""
         return super().get_config() | {"gather_output": self.gather_output}
 
 
@@ -223,7 +223,7 @@ class RowParallelDense(TensorParallelLayer, keras.layers.Dense):
         return x if self.activation is None else self.activation(x)
 
     def get_config(self) -> dict[str, Any]:
-        """As of ``Dense``."""
+        """See ``Dense``."""
         return super().get_config() | {"input_is_parallel": self.input_is_parallel}
 
 

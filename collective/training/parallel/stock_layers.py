@@ -42,7 +42,7 @@ class _StockLayer(TensorParallelLayer):
     gather_output, input_is_parallel = True, False  # values are whole between layers
 
     def load_own_variables(self, store: Any) -> None:
-        """Of whole weights, as the stock layer has them in its file, takes the shards."""
+        """Takes this rank's shards of the whole weights in a file of the stock layer."""
         if self.group is None:  # the variables are whole
             super().load_own_variables(store)
             return

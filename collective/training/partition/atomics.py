@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.tensorflow_ops.rows import added_once
+from collective.tensorflow_ops.repeated_rows import added_once
 from collective.training.keras_compat.tensorflow_names import (
     copy_operation,
     shape_of_variable,
@@ -85,7 +85,7 @@ def is_of_rank_zero(node: Node, exchange: Exchange) -> bool:
 def _is_any_order(node: Node, exchange: Exchange) -> bool:
     is_float = any(v.dtype.is_floating or v.dtype.is_complex for v in node.inputs)
     several = exchange.place[1] > 1 or len(exchange.devices) > 1
-    # With an order of sums one process gives the bits of several.
+    # With an order of sums one process computes the same bits as several.
     if not is_float or not (several or exchange.tree is not None):
         return False
     return node.type in _ON_ALL_DEVICES or bool(tf.config.list_logical_devices("GPU"))

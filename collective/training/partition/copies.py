@@ -16,7 +16,7 @@ from collective.training.partition.exchange import NONE, Exchange, Gradients, Va
 from collective.training.partition.graph import Node
 
 Inputs: TypeAlias = Sequence[list[tf.Tensor] | None]
-"""Of each input of a node its tensors; None of one that is not used."""
+"""The tensors of each input of a node, or None for an unused one."""
 
 
 def reduced(
@@ -62,7 +62,7 @@ def _of_device(
 
 
 def first_replicas(replicas: int, times: int) -> set[int]:
-    """Of each of so many devices, or of all, the first replica."""
+    """Returns the first replica of each of ``times`` devices."""
     return {_first(device, replicas, times) for device in range(times)}
 
 
@@ -97,7 +97,7 @@ def placed_by_tensorflow(
 
 
 def _widths_of_variables(node: Node, inputs: Inputs) -> list[int]:
-    """Of each variable that a node uses, how many copies there are."""
+    """Returns the number of copies of each variable that a node uses."""
     return [
         len(part)
         for value, part in zip(node.inputs, inputs, strict=True)

@@ -59,7 +59,7 @@ def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaR
 def rows_of_replicas(
     backend: Backend, batch: Batch
 ) -> Iterator[tuple[tf.Tensor, ReplicaRows]]:
-    """The same of each replica of this process, one after the other, on its device."""
+    """Yields the number and the rows of each replica of this process, on its device."""
     if not isinstance(backend, LocalDevices):
         yield rows_of_process(backend, batch)
         return
@@ -113,15 +113,15 @@ class DeviceExchange(TimedExchange):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """Over the processes."""
+        """Reduces over the processes."""
         return self._processes.reduce(kind, values, gradients, scattered)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``, of what the devices of this process have together."""
+        """See ``Exchange``; gathers what the devices of this process have together."""
         return self._processes.gather(tensor)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``."""
+        """See ``Exchange``."""
         return self._processes.broadcast(tensor)
 
     def reduce_devices(
@@ -130,7 +130,7 @@ class DeviceExchange(TimedExchange):
         columns: Sequence[Values],
         more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """As ``Exchange``."""
+        """See ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
             return self._reduced(kind, columns, more)
         if self._start is None:
@@ -150,7 +150,7 @@ class DeviceExchange(TimedExchange):
         return totals
 
     def _located_on_devices(self, columns: Sequence[Values]) -> tf.Tensor:
-        """As ``_located``, of all replicas of this process."""
+        """Like ``_located``, for all replicas of this process."""
         numbers = self._local.local_replicas
         return tf.add_n(
             [
@@ -198,7 +198,7 @@ class DeviceExchange(TimedExchange):
         return [totals[place] for place in range(len(rows))]
 
     def _again(self, total: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The same tensors, behind what they have to wait for."""
+        """Returns the tensors with control dependencies on what they must wait for."""
         if len(total) == 1:
             return [tf.identity(total[0])]
         found = []

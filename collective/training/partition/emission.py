@@ -91,7 +91,7 @@ class Emission:
 
     @property
     def own_rows(self) -> AnySize:
-        """The same as a size, to compute others with."""
+        """The number of rows as a size, to compute other sizes with."""
         return symbolic(self._own[self.replica])
 
     @property
@@ -112,7 +112,7 @@ class Emission:
         return self._known.scalar(size, dtype)
 
     def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """What was made before for this replica by this key; else it is made."""
+        """Returns what was made for this replica under this key, and makes it the first time."""
         return self._known.once((self.replica, key), make)
 
     def knows(self, sizes: Any) -> bool:
@@ -127,7 +127,7 @@ class Emission:
         """int64 scalar: the places of a sharded axis that this replica has.
 
         Args:
-            size: Those of all replicas, where the layout does not say it in numbers.
+            size: The number of places of all replicas, if the layout does not have it.
         """
         if size is None or self.knows(layout.per_row):
             return self.number(self.own_rows * layout.per_row)
@@ -191,7 +191,7 @@ class Emission:
         self._forms[value, layout] = tensors
 
     def get(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
-        """A value in a layout; None if it has to be exchanged first, which is noted."""
+        """Returns a value in a layout, or None if it waits for an exchange."""
         key = value, layout
         if key not in self._forms:
             found = self._converted(value, layout)
@@ -254,7 +254,7 @@ class Emission:
         return tf.reshape(self.vector(flat, value.dtype), value.shape)
 
     def _remade(self, node: Node, value: Value) -> list[tf.Tensor] | None:
-        """All outputs of a node whole; nobody else is asked."""
+        """Computes all outputs of a node whole, without an exchange."""
         inputs = [self.get(v, WHOLE) for v in node.inputs]
         if any(part is None for part in inputs):
             return None
@@ -320,7 +320,7 @@ class Emission:
         """Makes everything; returns the outputs of the graph.
 
         Args:
-            wanted: The layout of each; None: as it comes.
+            wanted: The layout of each output. If None, the one it is computed in.
         """
         layouts = [
             value.layout if layout is None else layout

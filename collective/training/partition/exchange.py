@@ -14,7 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
-from collective.training.exchange import join
+from collective.training.object_collectives import join
 from collective.training.partition import pieces
 from collective.training.step import finite
 from collective.training.step.clock import now
@@ -48,7 +48,7 @@ class Exchange(Protocol):
         devices: Of this process, where it has several: its replicas are shared out over
             them, in order.
         copies_variables: Whether each device has a copy of every variable.
-        tree: The order of sums over pieces; None: they are added in any.
+        tree: The order of sums over pieces. If None, they are added in any.
     """
 
     devices: Sequence[str]
@@ -102,7 +102,7 @@ class Exchange(Protocol):
         columns: Sequence[Values],
         more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """As ``reduce``: a list for each tensor, with one for all or for each device.
+        """Like ``reduce``; returns for each tensor a list of one, or of one for each device.
 
         Args:
             columns: Of each device its part of each value, for each of its replicas.
@@ -112,7 +112,7 @@ class Exchange(Protocol):
 
 
 class OnOneDevice:
-    """Of an exchange: all replicas of a process are on the same device."""
+    """For exchanges whose replicas of a process are all on one device."""
 
     devices: Sequence[str] = ()
     copies_variables = False
@@ -133,7 +133,7 @@ class OnOneDevice:
 
 
 class OneProcess(OnOneDevice):
-    """An exchange with nobody: all replicas are in this process."""
+    """The exchange of a job of one process: all replicas are here."""
 
     place = 0, 1
 
@@ -144,7 +144,7 @@ class OneProcess(OnOneDevice):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """Those of the replicas of this process."""
+        """Reduces over the replicas of this process."""
         sums = [combined(kind, parts) for parts in values]
         return [*sums, *(tf.reshape(combined(kind, p), [-1]) for p in scattered)]
 
@@ -166,7 +166,7 @@ class BackendExchange(OnOneDevice):
 
     Args:
         virtual: The pieces that the replicas of a process are, whose sums have the same
-            bits on any number of processes; None: a sum is added in any order.
+            bits on any number of processes. If None, a sum is added in any order.
     """
 
     def __init__(self, backend: Backend, virtual: VirtualReplicas | None = None):
@@ -175,7 +175,7 @@ class BackendExchange(OnOneDevice):
 
     @property
     def place(self) -> tuple[int, int]:
-        """As ``Exchange``."""
+        """See ``Exchange``."""
         return self._backend.rank, self._backend.size
 
     def reduce(
@@ -185,7 +185,7 @@ class BackendExchange(OnOneDevice):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """As ``Exchange``. Sums travel in one message for each dtype."""
+        """See ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
             gathered = (self.gather(tf.stack(parts)) for parts in values)
             return [REDUCE[kind](whole, axis=0) for whole in gathered]
@@ -244,7 +244,7 @@ class BackendExchange(OnOneDevice):
         return found
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``, of numbers or text."""
+        """See ``Exchange``; for numbers and text."""
         if tensor.dtype == tf.string:
             return gather_strings(tensor, self.gather)
         carrier = _carrier(tensor.dtype)
@@ -256,7 +256,7 @@ class BackendExchange(OnOneDevice):
         return _arrived(tf.bitcast(bits, carrier), tensor.dtype)
 
     def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
-        """As ``Exchange``. Small ones travel together."""
+        """See ``Exchange``. Small tensors travel together."""
         found, parts = list(own), self.place[1]
         before: list[tf.Tensor] = []
         elements = [tf.TensorShape(shape).num_elements() or 0 for shape in shapes]
@@ -270,7 +270,7 @@ class BackendExchange(OnOneDevice):
         return found
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """As ``Exchange``: every other rank adds zeros to the bits."""
+        """See ``Exchange``. Every other rank adds zeros to the bits."""
         carrier = _carrier(tensor.dtype)
         bits = as_bits(_carried(tensor, carrier))
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
@@ -309,7 +309,7 @@ class TimedExchange(BackendExchange):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """As ``Exchange``."""
+        """See ``Exchange``."""
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
             return super().reduce(kind, values, gradients, scattered)
         if self._start is None:
@@ -353,7 +353,7 @@ class TimedExchange(BackendExchange):
         return checks
 
     def _located(self, values: Values) -> tf.Tensor:
-        """In this replica's place, which of its values is the first that is not finite."""
+        """Returns a vector with the place of this replica's first value that is not finite."""
         return finite.at_replica(first_not_finite(values), self._backend)
 
     def finish(self) -> None:
@@ -375,7 +375,7 @@ def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 class OneOrderedProcess(BackendExchange):
-    """An exchange with nobody, in which sums over pieces have an order."""
+    """The exchange of a job of one process, with ordered sums over pieces."""
 
     def __init__(self, virtual: VirtualReplicas):
         self.tree = Tree(virtual, OneReplica())

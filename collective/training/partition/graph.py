@@ -19,7 +19,7 @@ from collective.training.partition.sizes import AnySize, Symbol, symbolic
 _HANDLES = {tf.resource, tf.variant}
 #: Elements of a value that is taken for sizes, at most.
 MOST_SIZES = 64
-# Of each operation that has functions: the attributes with them.
+# The attributes that hold functions, by type of operation.
 _NESTED = {
     "While": ("cond", "body"),
     "StatelessWhile": ("cond", "body"),
@@ -42,7 +42,7 @@ class Value:
         sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
             a matrix a tuple of tuples.
         users: The nodes that read it.
-        variable: The variable whose gradient it is, where that is known; else None.
+        variable: The variable whose gradient it is, or None if unknown.
         layout: How it lies over the replicas.
         is_needed_whole: Of a partial value: whether a node needs it in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.
@@ -105,7 +105,7 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        """The number of its axes; None where it is not known."""
+        """The number of its axes, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
@@ -118,13 +118,13 @@ class Value:
 
 
 def variables_of(values: Sequence[Value]) -> dict[int, Any]:
-    """By the place of a value: the variable whose gradient it is."""
+    """Returns the variable of each value that is a gradient, by the value's index."""
     pairs = ((i, value.variable) for i, value in enumerate(values))
     return {i: variable for i, variable in pairs if variable is not None}
 
 
 def sizes_in(value: Value) -> Any:
-    """The sizes that a value holds, of integers: see ``Value.sizes``; None if unknown."""
+    """The sizes that an integer value holds (see ``Value.sizes``), or None if unknown."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:
         const = np.asarray(value.const)
         if const.ndim == 0:

@@ -105,7 +105,7 @@ class Known:
     def once(
         self, key: Hashable, make: Callable[[], tf.Tensor], is_size: bool = False
     ) -> tf.Tensor:
-        """What was made before; else it is made in the graph that this belongs to.
+        """Returns what was made under a key, and makes it in this object's graph the first time.
 
         Args:
             is_size: Whether it belongs on the host.

@@ -26,7 +26,7 @@ from collective.training.partition.sizes import AnySize, product, quotient, tota
 MOST_BLOCKS = 128
 
 Shape = tuple[AnySize, ...] | None
-"""The sizes of a tensor; None where not even their number is known."""
+"""The sizes of a tensor, or None if not even their number is known."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Sharded:
         return total(self.blocks)
 
     def moved(self, axis: int) -> Sharded:
-        """The same along another axis."""
+        """Returns this layout along another axis."""
         return Sharded(axis, self.blocks)
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Listed:
     """A list of tensors; ``element`` is None while nothing was put into it."""
 
     element: Layout | None = None
-    # Of the elements, where it is that of all: the whole shape, the dtype, and the sizes
+    # What all elements share: the whole shape, the dtype, and the sizes
     # that they hold (``Value.sizes``).
     shape: Shape = None
     dtype: Any = None
@@ -116,7 +116,7 @@ ROWS = Sharded(0)
 def reshaped(
     shape: Sequence[AnySize], layout: Sharded, new: Sequence[AnySize], rows: AnySize
 ) -> Sharded | None:
-    """The layout after a reshape; None where it has none.
+    """Returns the layout after a reshape, or None if there is none.
 
     Places keep their row-major order, so a sharded axis stays one where what lies before
     it and behind it in memory can be split off evenly.

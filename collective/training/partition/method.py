@@ -34,7 +34,7 @@ from collective.training.step.rows import rows_of
 from collective.training.traced import traced
 
 if TYPE_CHECKING:
-    from collective.training.sharding.slots import ShardedSlots
+    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 class PartitionedMethod:
@@ -86,7 +86,7 @@ class PartitionedMethod:
         if fixed_rows is not None:
             known = Rows(fixed_rows, fixed_rows)
         known = dataclasses.replace(known, whole_gradients=whole_gradients)
-        # Of variables that share a gradient, the first.
+        # The first of the variables that share a gradient.
         by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
         self.partition = Partition(self.source, layouts, known, by_name, owned)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
@@ -159,7 +159,7 @@ class PartitionedMethod:
         replica: tf.Tensor,
         exchange: BackendExchange,
     ) -> Any:
-        """As ``__call__``, of outputs that have rows: those of this process."""
+        """Like ``__call__``, for outputs that have rows: returns this process's rows."""
         arguments, share = self._cut(own, total, replica, exchange)
         dense = self._dense_outputs()
         wanted = [
@@ -190,7 +190,7 @@ class PartitionedMethod:
         )
 
     def _dense_outputs(self) -> set[str]:
-        """The names of the tensors that are no part of a ragged or sparse one."""
+        """The names of the tensors that are not part of a ragged or sparse one."""
         leaves = tf.nest.flatten(self.structure)
         return {leaf.name for leaf in leaves if isinstance(leaf, tf.Tensor)}
 
@@ -252,7 +252,7 @@ class PartitionedMethod:
 
 
 def _name_of(value: Value, depth: int = 6) -> str:
-    """The path of the variable whose gradient a value becomes; else its own name."""
+    """Returns the path of the variable whose gradient a value becomes, or the value's name."""
     ahead = [value]
     for _ in range(depth):
         for found in ahead:

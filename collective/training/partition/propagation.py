@@ -1,4 +1,4 @@
-"""From the layouts of a step's inputs to those of everything in it.
+"""Propagates the layouts of a step's inputs to everything in the step.
 
 Every node gets a ``Plan``: in which layouts it takes its inputs, which it gives to its
 outputs, and how it is made for one replica. A rule (``rules``) makes the plan of a type of
@@ -39,7 +39,7 @@ class Plan:
     """What a rule wants of one node.
 
     Args:
-        inputs: The layout in which each input is taken; None for one that is not used.
+        inputs: The layout in which each input is taken, or None for an unused one.
         outputs: The layouts of the outputs.
         emit: Makes the outputs of one replica from its inputs; by default the same
             operation is made on them.
@@ -47,7 +47,7 @@ class Plan:
         whole: Makes all outputs whole from whole inputs without asking another replica,
             where the plan gives them sharded.
         share: Makes a replica's part of a whole output for less than a slice of it
-            costs; None where it cannot.
+            costs, or None where it cannot.
         joint: Makes the outputs of all replicas of this process at once, from lists
             with a tensor for each replica, or one for all.
         finish: Of a variance whose moments were summed: the mean and the variance, one
@@ -85,7 +85,7 @@ def is_single(layout: Layout) -> bool:
 class Rows:
     """The rows of the global batch, as far as rules need to know."""
 
-    rows: AnySize  # a number where the batch has a static length, else a symbol
+    rows: AnySize  # a number if the batch has a static length, otherwise a symbol
     expected: int | None = None  # how many there mostly are, to weigh bytes by
     # Whether the elements of lists are made whole, because something reads a list that
     # has no rule.
@@ -95,7 +95,7 @@ class Rows:
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
-        """Of batches of any length."""
+        """For batches of any length."""
         return cls(symbolic(Symbol("rows")), expected)
 
 
@@ -108,7 +108,7 @@ class NeedsWholeLists(Exception):
 
 #: By type of operation.
 RULES: dict[str, Rule] = {}
-#: Of operations with an input that is ``Owned``; else such inputs are taken whole.
+#: For operations with an ``Owned`` input. Without a rule, such inputs are taken whole.
 OWNED_RULES: dict[str, Rule] = {}
 
 
@@ -259,7 +259,7 @@ def pull_back(graph: Graph, rows: Rows) -> None:
 
 
 def _pull_through(node: Node, returned: set[Value]) -> None:
-    """Of many tensors handed on, those of which pieces alone are read, or nothing."""
+    """Hands on as pieces those tensors of which only pieces, or nothing, is read."""
     layouts = list(node.plan.outputs)
     for place, value in enumerate(node.outputs):
         is_unread = not value.users and value not in returned

@@ -1,4 +1,4 @@
-"""In which order the nodes of a graph are made."""
+"""The order in which the nodes of a graph are emitted."""
 
 from __future__ import annotations
 

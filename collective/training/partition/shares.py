@@ -38,19 +38,19 @@ class Share:
         total: tf.Tensor,
         replicas: Sequence[tuple[tf.Tensor, tf.Tensor, tf.Tensor]],
     ) -> Share:
-        """From the rows of the batch, and the fields of each replica."""
+        """Makes a share from the rows of the batch and the fields of each replica."""
         fields = [total, *(field for replica in replicas for field in replica)]
         with on_host():
             vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
         return cls(vector, len(replicas))
 
     def within(self, vector: tf.Tensor) -> Share:
-        """The same in another graph, to which the vector was passed."""
+        """Returns this share in another graph, to which the vector was passed."""
         return Share(vector, len(self.own))
 
 
 def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
-    """Of each block: where this replica's part begins in the whole axis, and its places."""
+    """Returns for each block where this replica's part begins, and its length."""
     before: AnySize = 0
     found = []
     for block in layout.blocks:

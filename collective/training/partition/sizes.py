@@ -39,7 +39,7 @@ class Symbol:
 
 
 class Size:
-    """A polynomial that is no plain number; ``size_of`` makes one."""
+    """A polynomial that is not a plain number; ``size_of`` makes one."""
 
     __slots__ = ("_hash", "terms")
 
@@ -132,7 +132,7 @@ def total(sizes: Iterable[AnySize]) -> AnySize:
 
 
 def quotient(a: AnySize, b: AnySize) -> AnySize | None:
-    """``a / b`` where that is a size, whatever the symbols stand for; else None."""
+    """Returns ``a / b`` if that is a size for all values of the symbols, or None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
     if a == 0:

@@ -12,16 +12,16 @@ from collective.training.partition.sizes import AnySize, Size
 class Entry(NamedTuple):
     """What an index does with one axis."""
 
-    axis: int | None  # of the input; None: the axis is new
-    out: int | None  # of the output; None: the axis goes
-    begin: Any  # the first place; None where it is not known
-    length: AnySize | None  # how many places; None where it is not known
+    axis: int | None  # of the input; None for a new axis
+    out: int | None  # of the output; None if the axis is dropped
+    begin: Any  # the first place, or None if unknown
+    length: AnySize | None  # the number of places, or None if unknown
     step: int
     is_full: bool  # whether all places are taken, in order
 
 
 def entries_of(node: Node) -> list[Entry] | None:
-    """The entries of a ``StridedSlice``; None where too little is known."""
+    """Returns the entries of a ``StridedSlice``, or None if too little is known."""
     x = node.inputs[0]
     if x.shape is None:
         return None
@@ -92,7 +92,7 @@ def _place(place: AnySize | None, size: AnySize) -> AnySize | None:
 def _range(
     axis: int, out: int, size: AnySize, first: Any, last: Any, step: int
 ) -> Entry:
-    """``first:last:step`` of an axis; None for a bound that is left out."""
+    """``first:last:step`` of an axis; a bound that is left out is None."""
     if (first in (None, (0,))) and last in (None, (size,)) and step == 1:
         return Entry(axis, out, 0, size, 1, True)
     bounds = [b if b is None else b[0] for b in (first, last)]

@@ -55,7 +55,7 @@ def is_constant(node: Node) -> bool:
 
 
 def axes_in(value: Value, rank: int | None) -> list[int] | None:
-    """The axes that a constant names, counted from the front; None if unknown."""
+    """Returns the axes that a constant names, counted from the front, or None if unknown."""
     if value.const is None or rank is None:
         return None
     return [int(a) % rank if rank else 0 for a in np.reshape(value.const, -1)]
@@ -68,7 +68,7 @@ def axis_in(value: Value, rank: int | None) -> int | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[AnySize | None] | None:
-    """The sizes of what is made of operands of these shapes; None where unknown."""
+    """Returns the broadcast sizes of operands of these shapes, or None if unknown."""
     if any(shape is None for shape in shapes):
         return None
     rank = max((len(s) for s in shapes if s is not None), default=0)

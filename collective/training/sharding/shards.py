@@ -39,7 +39,7 @@ class AxisShard:
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """Of this rank's shard."""
+        """The shape of this rank's shard."""
         start, stop = self._bounds
         return (*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :])
 

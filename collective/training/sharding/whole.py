@@ -20,7 +20,7 @@ from collective.training.sharding.shards import Shard
 
 
 class ShardedVariables:
-    """Those of some variables of which each rank has a shard.
+    """The variables, among some, that are sharded over ranks.
 
     Args:
         variables: In an order that all ranks have.
@@ -42,7 +42,7 @@ class ShardedVariables:
         return contextlib.nullcontext()
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """The whole shape of a variable of which ranks have shards; else None."""
+        """Returns the whole shape of a sharded variable, or None if it is not sharded."""
         shard = self._shards.get(id(variable))
         return None if shard is None else shard.shape
 

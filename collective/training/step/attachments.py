@@ -87,7 +87,7 @@ class Attachments(list[Attachment]):
         self._sizes: list[int] = []
 
     def continued_by(self, others: Sequence[Attachment]) -> Attachments | None:
-        """Others in the graph of these; None where they would be another graph."""
+        """Returns ``others`` for the graph of these, or None if they need a graph of their own."""
         if len(others) != len(self):
             return None
         pairs = zip(others, self, strict=True)

@@ -10,7 +10,7 @@ from tensorflow.python.util import _pywrap_determinism
 
 
 def now() -> tf.Tensor:
-    """Seconds since 1970, a float64 scalar: where it is computed, each time anew.
+    """Seconds since 1970, a float64 scalar that is evaluated at each run.
 
     ``tf.timestamp``, but for a graph of deterministic operations, in which it raises.
     """

@@ -48,7 +48,7 @@ class Watch:
             _watches.pop()
 
     def warn(self, not_finite: tf.Tensor, number: tf.Tensor) -> None:
-        """In a step: warns of the first that has located something."""
+        """In a step: warns if a replica has located a value that is not finite."""
         tf.cond(
             tf.reduce_all(not_finite == 0),
             lambda: False,
@@ -72,7 +72,7 @@ _watches: list[Watch] = []
 
 
 def _say(number: np.ndarray, places: np.ndarray) -> np.bool_:
-    """In the training that runs, which may have the graph of an earlier one."""
+    """Reports to the current training, which may run the graph of an earlier one."""
     if _watches:
         _watches[-1].say(int(number), places.tolist())
     return np.bool_(True)
@@ -125,7 +125,7 @@ def check(
 
 
 def check_now(place: int, number: int, backend: Backend, paths: Sequence[str]) -> None:
-    """As ``check``, of a step that runs eagerly: the same on every rank.
+    """Like ``check``, for a step that runs eagerly; every rank has the same values.
 
     Raises:
         CollectiveError: What is not finite ends the training.
@@ -143,7 +143,7 @@ def check_transport(
     not_finite: tf.Tensor,
     number: tf.Tensor,
 ) -> list[tf.Operation]:
-    """As ``check``, when a sum of gradients is not finite, and no part of it.
+    """Like ``check``, for a sum of gradients that is not finite though all its parts are.
 
     Where gradients travel in float16, a sum of 65,520 or more is infinite.
     """

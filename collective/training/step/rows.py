@@ -34,7 +34,7 @@ def without_none(batch: Batch) -> Batch:
 
 
 def or_none(part: Any) -> Any:
-    """None for ``()``, as Keras wants it."""
+    """Puts None in place of ``()``, as Keras expects it."""
     return None if isinstance(part, tuple) and not part else part
 
 

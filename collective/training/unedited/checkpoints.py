@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 
 def replace_checkpoint_writer(job: Job) -> None:

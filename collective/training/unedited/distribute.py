@@ -16,20 +16,20 @@ from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.log import log
 from collective.training.unedited import notice, strategies
-from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.files import (
     replace_cache,
     replace_mkdir,
     replace_savers,
 )
-from collective.training.unedited.job import Job
-from collective.training.unedited.keras_distribution.devices import (
+from collective.training.unedited.keras_calls import replace_calls, seed_all_ranks
+from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.removals import replace_removals
+from collective.training.unedited.script_job import Job
 from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
@@ -86,7 +86,7 @@ def distribute_keras(
     loops: bool = False,
     **fit_options: Any,
 ) -> Distribution:
-    """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
+    """Makes ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
 
     Every rank calls it, before it makes a model. ``collectiverun --keras script.py`` does
     so for a script that does not. A second call changes nothing.

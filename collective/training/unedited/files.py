@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 Save = Callable[[str], Any]
 Arguments = Mapping[str, Any]
@@ -32,7 +32,7 @@ _CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
 def replace_savers(job: Job) -> None:
     """Has rank 0 alone write what Keras' functions write, and downloads wait.
 
-    A rank with another path than rank 0's writes it: ``model.save(f"{pid}.keras")``, or
+    A rank whose path differs from rank 0's writes it: ``model.save(f"{pid}.keras")``, or
     into a temporary folder. So does one that writes into an open file.
     """
 

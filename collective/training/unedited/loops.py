@@ -31,13 +31,13 @@ from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
 from collective.training.traced import traced
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 
 
 def distribute_loops(job: Job) -> None:
-    """From now on, functions that are called with a batch compute each rank's rows of it.
+    """Makes functions that are called with a batch compute each rank's rows of it.
 
     Raises:
         UsageError: The backend is not one replica in each process.
@@ -50,7 +50,7 @@ def distribute_loops(job: Job) -> None:
         )
     owner = keras_compat.calls.function_class()
     stock = owner.__call__
-    # Of each function, by the graph that its arguments choose.
+    # The steps of each function, by the graph that its arguments choose.
     steps: weakref.WeakKeyDictionary[Any, dict[Any, LoopStep | None]] = (
         weakref.WeakKeyDictionary()
     )
@@ -95,7 +95,7 @@ class LoopStep:
 
     @classmethod
     def of(cls, job: Job, source: Any, leaves: Sequence[Any]) -> LoopStep | None:
-        """The step; None where the function is given no batch, or uses no variable."""
+        """Returns the step, or None if the function is given no batch or uses no variable."""
         inputs = source.inputs[: len(source.inputs) - len(source.captured_inputs)]
         fit = len(inputs) == len(leaves) and all(
             tensor.shape.is_compatible_with(np.shape(leaf))

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
 from collective.training.unedited.script import is_library
+from collective.training.unedited.script_job import Job
 
 _EAGER = """%s is not distributed: each of the %d processes computes its gradients of \
 all rows, which is right and takes as long as one process
@@ -29,7 +29,7 @@ _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
 
 def warn_of_updates(job: Job) -> None:
-    """From now on, the first update of each loop outside of ``fit`` is reported."""
+    """Logs the first update of each training loop outside of ``fit``."""
     for owner in keras_compat.optimizers.optimizers_with_apply():
         job.replace(owner, "apply", _noted(job, owner.apply))
 
@@ -46,7 +46,7 @@ def _noted(job: Job, stock: Any) -> Any:
 
 
 def warn_of_gradients(job: Job) -> None:
-    """From now on, gradients of a model outside of steps are reported, by their place.
+    """Logs where a script computes gradients of a model outside of steps.
 
     Not updates: those of a step may be applied outside of it.
     """
@@ -59,7 +59,7 @@ def warn_of_gradients(job: Job) -> None:
 
 
 def refuse_gradients(job: Job) -> None:
-    """From now on, a loop outside of the replicas of a strategy is refused by name.
+    """Rejects a training loop outside of the replicas of a strategy.
 
     TensorFlow would only say that a variable has no handle there.
     """
@@ -77,7 +77,7 @@ def refuse_gradients(job: Job) -> None:
 
 
 def refuse_tuners(job: Job) -> None:
-    """From now on ``import keras_tuner`` is refused: each rank would search by itself.
+    """Rejects ``import keras_tuner``, because each rank would search by itself.
 
     All of them would write, read and delete the trials of one folder.
     """

@@ -19,9 +19,9 @@ import keras
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, ProcessExit
-from collective.training.exchange import gather_few
 from collective.training.failure import ends_the_job
 from collective.training.loop.result import Result
+from collective.training.object_collectives import gather_few
 from collective.training.random_state import RandomState
 
 T = TypeVar("T")
@@ -30,14 +30,14 @@ _WORKS, _TRAINS, _ENDED = range(3)
 
 
 class _Decision(CollectiveError):
-    """What the ranks that are left do with the current call; never seen by the script."""
+    """What the surviving ranks do with the current call; the script never sees it."""
 
     def __init__(self) -> None:
         super().__init__("the ranks of the job have changed", hint="")
 
 
 class _Repeat(_Decision):
-    """They repeat it."""
+    """The ranks repeat the call."""
 
 
 class _Ended(_Decision):
@@ -75,7 +75,7 @@ class Recovery:
             backend.on_change = self._agree
 
     def close(self) -> None:
-        """From now on nothing is repeated."""
+        """Ends the repetition of calls."""
         if self._elastic is not None:
             self._elastic.on_change = None
             self._elastic = None
@@ -85,7 +85,7 @@ class Recovery:
 
         Raises:
             CollectiveError: On every rank: rank 0 has died since its last call. What it
-                would have printed and written since is nobody else's.
+                would have printed and written since is lost.
         """
         if self._elastic is None:
             return
@@ -247,11 +247,11 @@ class Recovery:
 def decide(
     mine: list[int], of_all: Sequence[list[int]], outside: bool
 ) -> type[_Decision] | None:
-    """What a rank does after a change of the ranks; None: its training continues.
+    """Decides what a rank does after a change of the ranks; None if its training continues.
 
     Args:
-        mine: The number of its call, and how far it is in it.
-        of_all: Those of every rank that is left.
+        mine: The number of its call, and its stage in that call.
+        of_all: The same two numbers of every surviving rank.
         outside: Whether it has noticed the change outside of a training.
     """
     number, stage = mine

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collective.training.unedited.job import Job
 from collective.training.unedited.script import is_library
+from collective.training.unedited.script_job import Job
 
 _REMOVALS = (
     *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),

@@ -30,7 +30,7 @@ class Script:
     def __init__(self, path: str, module: str, arguments: Sequence[str]):
         self.spec: ModuleSpec | None = None
         if module:
-            # As with ``python -m``, modules are looked for in the working directory.
+            # Like ``python -m``, this looks for modules in the working directory.
             _first_on_path(os.getcwd())
             self.spec = _find(module)
             path = self.spec.origin or module
@@ -63,7 +63,7 @@ class Script:
 
 
 def _first_on_path(folder: str) -> None:
-    """In the place of the working directory, where ``python -m`` has put that."""
+    """Puts a folder where ``python -m`` has put the working directory."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[: not python_command.started()] = [folder]
 
@@ -96,7 +96,7 @@ def print_failure(error: BaseException) -> None:
 
 
 def _leave_out_libraries(shown: traceback.TracebackException) -> None:
-    """Of an error and all that it was raised from; errors that have only such lines go."""
+    """Strips library frames from an error and its causes; drops errors that have no others."""
     own = [frame for frame in shown.stack if not _is_machinery(frame.filename)]
     shown.stack[:] = own
     for name in ("__cause__", "__context__"):
@@ -121,7 +121,7 @@ def _folder(module: ModuleType) -> str:
     return os.path.join(os.path.dirname(module.__file__ or ""), "")
 
 
-# The folders of this package, and of those whose lines say little of a script's error.
+# The folders whose lines say little about an error of the script: this package and others.
 _MACHINERY = *map(_folder, (collective, keras, tf)), _OWN
 _CONTEXTS = contextlib.__file__  # between our lines
 _LIBRARIES = (

@@ -21,7 +21,7 @@ from collective.distribute.strategy import Strategy
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.job import Job
+from collective.training.unedited.script_job import Job
 
 _LIBRARIES = ("keras", "tensorflow", "tf_keras", "collective")
 
@@ -100,7 +100,7 @@ def _open(job: Job, strategy: Strategy, one_host: bool) -> None:
 
 
 def _get_strategy(job: Job) -> Callable[[], Any]:
-    """Without a scope, the script's ``get_strategy()`` is ours; Keras' is TensorFlow's."""
+    """Outside a scope, ``get_strategy()`` returns ours to the script, not to Keras."""
     stock = tf.distribute.get_strategy
 
     @functools.cache

@@ -202,7 +202,7 @@ def _array(value: Any) -> str:
 
 
 def config_of(value: Any) -> dict[str, Any] | None:
-    """An object's Keras config; None where it has none."""
+    """Returns an object's Keras config, or None if it has none."""
     get_config = getattr(value, "get_config", None)
     if get_config is None:
         return None

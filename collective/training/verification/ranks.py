@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import exchange
+from collective.training import object_collectives
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
@@ -82,14 +82,14 @@ def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
         return
     mine = _constants(graph)
     digest = short("\n".join(mine), 0)
-    same = digest == exchange.broadcast_object(backend, digest)
-    differs = exchange.gather_few(backend, [not same])[:, 0]
+    same = digest == object_collectives.broadcast_object(backend, digest)
+    differs = object_collectives.gather_few(backend, [not same])[:, 0]
     if not differs.any():
         return
     rank = int(np.argmax(differs))
-    first = set(exchange.broadcast_object(backend, mine))
+    first = set(object_collectives.broadcast_object(backend, mine))
     other = next((c for c in mine if c not in first), "one that is missing ")
-    value = exchange.broadcast_object(backend, other, rank).rpartition(" ")[0]
+    value = object_collectives.broadcast_object(backend, other, rank).rpartition(" ")[0]
     raise UsageError(
         f"the graph of the step has other constants on rank {rank} than on rank 0 "
         f"({value}): code of the model, its loss or a metric gives another number on "
@@ -123,12 +123,12 @@ def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:
 
 
 def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
-    """Refuses ranks that have joined with other data or another model than rank 0.
+    """Rejects ranks that joined with data or a model different from rank 0's.
 
     Args:
         backend: Broadcasts; builds no graph, so after a change of the ranks, too.
     """
-    first = exchange.broadcast_object(backend, dict(mine))
+    first = object_collectives.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     if name is not None:
         error = _error(backend.rank, 0, name, mine.get(name), first.get(name))
@@ -142,15 +142,15 @@ def _first_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str 
 
 def compare(backend: Backend, mine: Mapping[str, str]) -> None:
     """Raises the same error on every rank, if a rank's parts differ from rank 0's."""
-    first = exchange.broadcast_object(backend, dict(mine))
+    first = object_collectives.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
-    differing = exchange.gather_few(backend, [name is not None])[:, 0]
+    differing = object_collectives.gather_few(backend, [name is not None])[:, 0]
     if not differing.any():
         return
     rank = int(np.argmax(differing))
     seen = name, mine.get(name or ""), first.get(name or "")
     more = np.count_nonzero(differing) - 1
-    raise _error(rank, more, *exchange.broadcast_object(backend, seen, rank))
+    raise _error(rank, more, *object_collectives.broadcast_object(backend, seen, rank))
 
 
 def _error(

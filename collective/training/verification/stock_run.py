@@ -19,11 +19,11 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import host_random, keras_compat
-from collective.training.exchange import broadcast_object
 from collective.training.input.pipeline import Batch
 from collective.training.loop.observer import FinishedStep, Observer
+from collective.training.object_collectives import broadcast_object
 from collective.training.prepared import PreparedModel
-from collective.training.step.report import Layout
+from collective.training.step.report_layout import Layout
 from collective.training.step.rows import Rows, packed
 from collective.training.variables import all_variables, outside_variables
 from collective.training.verification import stock_run_table

@@ -40,7 +40,7 @@ def relative(stock: np.ndarray, ours: np.ndarray) -> float:
 
 
 def norm(value: Any) -> float:
-    """In float64."""
+    """The Euclidean norm, computed in float64."""
     return float(np.linalg.norm(np.asarray(value, np.float64)))
 
 

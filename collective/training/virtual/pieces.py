@@ -74,7 +74,7 @@ class VirtualReplicas:
         return [self.subtrees(replica, total) for replica in range(total)]
 
     def children(self, node: Node) -> tuple[Node, Node | None]:
-        """The two halves of a node above the leaves; None for one without pieces."""
+        """Returns the two halves of an inner node; the second is None if it has no pieces."""
         level = node.level - 1
         second = node.start + (1 << level)
         return (

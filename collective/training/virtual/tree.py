@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
-from collective.training.exchange import join
 from collective.training.input.plan import share
+from collective.training.object_collectives import join
 from collective.training.step.reduction import sum_tensors
 from collective.training.virtual.pieces import Node, VirtualReplicas
 
@@ -31,7 +31,7 @@ _SHARDED_FROM = 4096
 
 
 class OneReplica:
-    """As a backend: a process with all pieces."""
+    """Acts as a backend with one process that has all pieces."""
 
     replicas, local_replicas = 1, range(1)
 
@@ -124,7 +124,7 @@ class Tree:
         return self.finish(tf.unstack(tf.bitcast(gathered, rows.dtype)))
 
     def _by_shards(self, rows: tf.Tensor) -> tf.Tensor:
-        """Of every subtree a shard on each replica; the tree; the shards together."""
+        """Sums a shard of every subtree on each replica, and joins the shards."""
         backend = cast("ShardCollectives", self._backend)
         count, length = rows.shape
         size = -(-length // backend.replicas)

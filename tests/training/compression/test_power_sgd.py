@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.compression import PowerSGD
-from collective.training.compression.report import elements_sent
+from collective.training.compression.savings import elements_sent
 
 # Width and inputs of the convolutions of VGG-16, and of its dense layers.
 CONVOLUTIONS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)

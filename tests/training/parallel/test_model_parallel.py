@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from collective import backends
 from collective.errors import UsageError
-from collective.training.parallel import placement
+from collective.training.parallel import layer_placement
 from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepared import get_prepared
 from tests.training import cases, small
@@ -152,7 +152,7 @@ def test_the_largest_share_is_smallest():
             return max(sum(sizes[s:e]) for s, e in zip(starts, ends, strict=True))
 
         ways = [[*w, 8] for w in itertools.combinations(range(1, 8), parts - 1)]
-        ends = placement.cut_into_runs(sizes, parts)
+        ends = layer_placement.cut_into_runs(sizes, parts)
         assert ends in ways and largest(ends) == min(map(largest, ways))
 
 

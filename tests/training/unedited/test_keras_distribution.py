@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
-from collective.training.unedited.keras_distribution.devices import (
+from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
+from collective.training.unedited.script_job import Job
 from tests.training.unedited.test_unedited import Ranks
 
 

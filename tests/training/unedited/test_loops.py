@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from collective.training.unedited import notice
-from collective.training.unedited.job import Job
 from collective.training.unedited.notice import warn_of_gradients, warn_of_updates
+from collective.training.unedited.script_job import Job
 from tests.training.unedited.test_unedited import Ranks
 
 

@@ -15,10 +15,10 @@ import collective
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
 from collective.training.unedited import distribute, files, notice
-from collective.training.unedited.calls import fit_seed
 from collective.training.unedited.distribute import distribute_keras
-from collective.training.unedited.job import FIT, SAVE, Job
+from collective.training.unedited.keras_calls import fit_seed
 from collective.training.unedited.script import Script, print_failure
+from collective.training.unedited.script_job import FIT, SAVE, Job
 from tests import launch
 
 STOCK = {

@@ -55,7 +55,7 @@ class Checkpoint(Observer):
     Args:
         folder: Created if missing; one for each training. Or a URL, ``s3://bucket/run``:
             fsspec copies checkpoints there and back (``stores.py``).
-        every: Steps between two checkpoints; None: one at the end of each epoch.
+        every: Steps between two checkpoints. If None, one at the end of each epoch.
             If that would take more than 5 % of the time, some are skipped. The one at
             the end of the training is always written.
         keep: How many of the last ones are kept.
@@ -64,7 +64,7 @@ class Checkpoint(Observer):
             optimizer or data are others, of the same shapes.
 
     Attributes:
-        failed: Why the last checkpoint could not be written; None if it was.
+        failed: Why the last checkpoint could not be written, or None.
         raises: Whether ``fit`` raises an error for that, after the training.
 
     Raises:
@@ -139,7 +139,7 @@ class Checkpoint(Observer):
             position.start = self._newest(position.model, self._plan, resumes)
 
     def _advice(self) -> str:
-        """What a dump says: nothing where there is no checkpoint yet."""
+        """Returns the checkpoint's line for a dump, empty if there is no checkpoint yet."""
         if not storage.saved_in(self.folder):
             return ""
         resume = "again" if self.resume else "with --resume"

@@ -132,7 +132,7 @@ def read(
     """Reads a checkpoint; nothing is changed.
 
     Args:
-        training: Describes this training (``identity.py``); None: not compared.
+        training: Describes this training (``identity.py``). If None, not compared.
         anyway: Whether a training with other settings or data may go on from it.
 
     Returns:

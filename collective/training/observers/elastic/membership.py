@@ -31,7 +31,6 @@ from collective.errors import (
     UsageError,
 )
 from collective.running_time import Deadline
-from collective.training.exchange import gather_few
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.loop.callbacks import Hooks
@@ -39,6 +38,7 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.loop.state import broadcast, newest
+from collective.training.object_collectives import gather_few
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff
@@ -111,7 +111,7 @@ class Start:
 
     Attributes:
         contexts: Left when the training ends, or is started again.
-        change: After which it is repeated; None at first.
+        change: The change after which the training is repeated, or None at first.
         over: From then on ``Membership`` continues after deaths.
     """
 
@@ -191,7 +191,7 @@ class Membership(Observer):
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
     def run(self, loop: Loop, start: Start) -> None:
-        """As ``loop.run``, repeated after each change of the ranks.
+        """Runs ``loop.run``, and repeats it after each change of the ranks.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.

@@ -60,7 +60,7 @@ class LedgerObserver(Observer, Attachment):
             self._begin(self._position.step, self._backend.replicas)
 
     def reconfigured(self, root: int) -> None:
-        """As ``begin``; writes the last step where the former rank 0 died before it."""
+        """Like ``begin``; writes the last step if the former rank 0 died before it did."""
         last = self._last_step_of(root)
         if self._backend.rank == 0 and last.any() and last[0] != self._written:
             number, replicas = int(last[0]), int(last[1])

@@ -210,7 +210,7 @@ def print_proof(proof: Proof) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m collective.training.observers.ledger.verify FILE``: 0 for a perfect ledger, else 1."""
+    """``python -m collective.training.observers.ledger.verify FILE``: exits with 1 unless it is perfect."""
     if arguments in (["-h"], ["--help"]):
         print(__doc__)
         return 0

@@ -25,8 +25,8 @@ def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
     """The rule of an operation that works on each row alone.
 
     Args:
-        inputs: The places of the inputs that have rows; None for all of them.
-        kept: How many of the last axes belong together; None: all but the first.
+        inputs: The indices of the inputs that have rows, or None for all of them.
+        kept: How many of the last axes belong together. If None, all but the first.
     """
 
     def of_rows(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
@@ -164,7 +164,7 @@ def crop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """With statistics that are given; those of the batch are made of sums elsewhere."""
+    """Normalizes with given statistics; the batch's own are computed from sums elsewhere."""
     layouts = summed(layouts)
     layout = layouts[0]
     if not isinstance(layout, Sharded):
@@ -250,7 +250,7 @@ def bias_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     "FakeQuantWithMinMaxVarsPerChannelGradient",
 )
 def fake_quant_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Of each number alone; of the bounds a sum."""
+    """Works on each number alone; the gradients of the bounds are sums."""
     layouts = summed(layouts)
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
     if not found:

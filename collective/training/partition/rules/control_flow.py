@@ -346,7 +346,7 @@ def _flat(lists: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
 def _unflat(
     tensors: Sequence[tf.Tensor], widths: Sequence[int]
 ) -> list[list[tf.Tensor]]:
-    """For each width so many tensors."""
+    """Splits tensors into lists of these lengths."""
     rest, found = list(tensors), []
     for width in widths:
         found.append(rest[:width])

@@ -248,7 +248,7 @@ def _shape_alone(node: Node, layouts: list[Layout]) -> Plan | None:
 
 
 def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
-    """A sum over replicas through what is linear in it; None where it is not."""
+    """Carries a partial sum through an operation that is linear in it; None if it is not."""
     kind, out = node.type, node.outputs[0]
     if any(lay not in (WHOLE, SUM) for lay in layouts) or not out.dtype.is_floating:
         return None

@@ -59,7 +59,7 @@ def rows_wanted(of: Rule) -> Rule:
 def _padded(
     emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded, filled: int
 ) -> tf.Tensor:
-    """With a row behind, if there are no rows; else nothing is copied."""
+    """Appends a row if there are none; otherwise copies nothing."""
     rank, axis = tensor.shape.rank, layout.axis
 
     def pads() -> tf.Tensor:
@@ -79,7 +79,7 @@ def _padded(
 
 
 def _cut(emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
-    """Without the row. Another operation that wants one gets the same tensor again.
+    """Removes the row. Another operation that needs one gets the padded tensor again.
 
     So oneDNN finds a pooling whose gradient it makes, and hands on what it knows of it.
     """

@@ -59,7 +59,7 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return Plan([table, WHOLE, *rest], [table.moved(made)])
     is_moved = isinstance(table, Sharded) and numbers == WHOLE and not batch
     if is_moved and indices.shape and indices.shape[0] == rows.rows:
-        # As many numbers as rows, in any order: each replica looks up its own of them.
+        # There are as many numbers as rows: each replica looks up its own.
         numbers = Sharded(0)
     if isinstance(numbers, Sharded):
         return Plan(

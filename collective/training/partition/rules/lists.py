@@ -212,7 +212,7 @@ def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListLength")
 def length(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Of every part alike."""
+    """Every part has the same length."""
     return Plan(layouts, [WHOLE])
 
 
@@ -284,5 +284,5 @@ def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("OptionalHasValue")
 def has_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The same on every replica."""
+    """A result that is the same on every replica."""
     return Plan(layouts, [WHOLE])

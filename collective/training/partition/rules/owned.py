@@ -142,7 +142,7 @@ _KINDS = {
 
 @rule(*_KINDS, "L2Loss", table=OWNED_RULES)
 def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Over all elements, a part of the result on each rank."""
+    """Reduces over all elements; each rank has a partial result."""
     x, out = node.inputs[0], node.outputs[0]
     if not x.is_static or not out.is_static or product(out.shape or ()) != 1:
         return None
@@ -163,7 +163,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _once(of_piece: Any, is_sum: bool = True) -> Any:
-    """Of the replicas of a process, the first adds what the process has."""
+    """Only the first replica of a process adds the process's result."""
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         found = of_piece(inputs[0])

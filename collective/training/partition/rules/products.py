@@ -17,7 +17,7 @@ def contraction(
 
     Args:
         labels: Of each input, a letter for each axis.
-        out: Those of the result. Other letters are summed over.
+        out: The letters of the result. Other letters are summed over.
     """
     layouts = summed(layouts)
     found = [
@@ -27,7 +27,7 @@ def contraction(
     ]
     if not found:
         return whole(node)
-    # Of two that differ, the one that stays in the result: nothing is summed then.
+    # If the two differ, take the one that stays in the result: nothing is summed then.
     found.sort(key=lambda entry: (entry[0] not in out, -entry[2]))
     letter, layout, _ = found[0]
     size = layout.per_row * rows.rows

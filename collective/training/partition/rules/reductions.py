@@ -34,7 +34,7 @@ _NARROW = (tf.float16, tf.bfloat16)
 
 @rule(*_KINDS)
 def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Over all rows, a part of the result on each replica."""
+    """Reduces over all rows; each replica has a partial result."""
     x, layout = node.inputs[0], layouts[0]
     is_linear = node.type in ("Sum", "Mean") and x.dtype.is_floating
     if is_linear and layouts == [SUM, WHOLE]:
@@ -103,7 +103,7 @@ alike(
 
 @rule("ReverseSequence")
 def reverse_sequence(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Of each row as many places as its length says."""
+    """Reverses in each row as many elements as its length says."""
     layouts = summed(layouts)
     layout = layouts[0]
     if not isinstance(layout, Sharded):

@@ -32,7 +32,7 @@ from collective.training.partition.values import axis_in
 
 @rule("Reshape", "ExpandDims", "Squeeze")
 def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The same places in the same order."""
+    """Keeps the elements and their order."""
     x, out, layout = node.inputs[0], node.outputs[0], layouts[0]
     if layout == SUM and all(lay == WHOLE for lay in layouts[1:]):
         return Plan(layouts, [SUM])
@@ -285,7 +285,7 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Rank")
 def rank_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The same of each part."""
+    """Every part has the same rank."""
     return Plan([v.layout for v in node.inputs], [WHOLE])
 
 

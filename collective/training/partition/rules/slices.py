@@ -18,7 +18,7 @@ from collective.training.partition.values import axis_in
 def blocks_within(
     layout: Sharded, begin: AnySize | None, length: AnySize | None, rows: Rows
 ) -> tuple[int, int] | None:
-    """Which blocks are these places of a sharded axis: half-open; None if not whole ones."""
+    """Returns the half-open range of blocks that a slice covers, or None if it cuts one."""
     if begin is None or length is None:
         return None
     bounds = [
@@ -142,7 +142,7 @@ def _one_place(
 
 
 def _spec_of(node: Node, axis: int, rank: int, count: int) -> int | None:
-    """The place in begin, end and strides that is about an axis; None: none is.
+    """Returns the index into begin, end and strides for an axis, or None.
 
     Args:
         rank: Axes of what is sliced.
@@ -205,7 +205,7 @@ def _place_of(node: Node, entry: Entry, found: list[Entry]) -> int:
     """The place in begin, end and strides of an entry that has one."""
     assert entry.axis is not None
     rank = sum(e.axis is not None for e in found)
-    # Of a slice and of its gradient, the strides are the fourth operand.
+    # The strides are the fourth operand of a slice and of its gradient.
     count = len(sizes_in(node.inputs[3]))
     place = _spec_of(node, entry.axis, rank, count)
     assert place is not None

@@ -16,9 +16,9 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import TensorParallel
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.parallel import stock_layers, variables
+from collective.training.parallel import stock_layers, tensor_parallel_variables
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.unedited.job import DISTRIBUTION, Job
+from collective.training.unedited.script_job import DISTRIBUTION, Job
 
 Axes = tuple[str | None, ...]
 # By class of the layer: the variable with two axes, and that which is split with the columns.
@@ -42,7 +42,7 @@ def replace_building(job: Job) -> None:
 
 
 def model_axis(distribution: Any) -> tuple[str, int] | None:
-    """The axis of its mesh over which weights are split, and its length; None: none.
+    """Returns the mesh axis over which weights are split, and its length, or None.
 
     Raises:
         UsageError: Several axes would split weights.
@@ -85,7 +85,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
 
     A model without variables yet gets them as the current distribution says.
     """
-    parts = variables.parts_of(model)
+    parts = tensor_parallel_variables.parts_of(model)
     if parts is not None:
         return job.grouped[parts]
     axis = model_axis(keras_compat.distribution.current_distribution())
@@ -93,7 +93,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
 
 
 def _building(job: Job, kind: type[Any]) -> Any:
-    """Of a class of layers, what builds one as its layouts say."""
+    """Returns a ``build`` for a class of layers that follows their layouts."""
     stock = kind.build
 
     @functools.wraps(stock)
@@ -112,7 +112,7 @@ def _building(job: Job, kind: type[Any]) -> Any:
 
 
 def _split(layer: Any, kind: type[Any]) -> tuple[int, int] | None:
-    """The axis along which a layer's matrix is split, and into how many; None: it is not.
+    """Returns the axis along which a layer's matrix is split and the number of parts, or None.
 
     What cannot be split so is found when the variable is made.
     """
@@ -174,7 +174,7 @@ def _applying(job: Job, stock: Any) -> Any:
 def _refusing(job: Job, stock: Any, what: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not job.inside and variables.split_layers(self):
+        if not job.inside and tensor_parallel_variables.split_layers(self):
             raise _only_fit(what)
         return stock(self, *args, **kwargs)
 

@@ -15,10 +15,10 @@ from typing import Any
 import keras
 
 from collective.training.keras_compat import entry_points
-from collective.training.parallel.variables import SplitLayers, parts_of
+from collective.training.parallel.tensor_parallel_variables import SplitLayers, parts_of
 from collective.training.prepared import get_partition
 from collective.training.sharding.whole import ShardedVariables
-from collective.training.unedited.job import WHOLE, Job
+from collective.training.unedited.script_job import WHOLE, Job
 
 _METHODS = (
     (keras.layers.Layer, "get_weights"),
@@ -85,7 +85,7 @@ def _of_shapes(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sharded(job: Job, layer: Any) -> ShardedVariables | None:
-    """The variables of a model or layer that ranks have shards of; None: there are none."""
+    """Returns the sharded variables of a model or layer, or None if there are none."""
     if not job.split_layers or not isinstance(layer, keras.layers.Layer):
         return None
     found = get_partition(layer) if isinstance(layer, keras.Model) else None

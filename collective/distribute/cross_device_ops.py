@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.distribute import tf_internal
-from collective.distribute.order import Order
+from collective.distribute.collective_order import Order
 from collective.errors import UsageError
 from collective.tensorflow_ops.text import gather_strings
 

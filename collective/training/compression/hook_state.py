@@ -21,7 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training.compression.hook import CommunicationHook, Exchanged
-from collective.training.exchange import total
+from collective.training.object_collectives import total
 
 
 class HookState:
@@ -60,7 +60,7 @@ class HookState:
         return [*self.errors.values(), *shared]
 
     def index_of(self, variable: Any) -> int:
-        """Of a variable among the trainable ones; -1 for another one."""
+        """Returns a variable's index among the trainable ones, or -1."""
         own = enumerate(self._trainable)
         return next((i for i, v in own if variable is v or variable is v.value), -1)
 

@@ -57,7 +57,7 @@ class ShardedSlots(ShardedVariables):
     ):
         slots = [v for optimizer in optimizers for v in optimizer.variables]
         super().__init__(slots, cut, backend)
-        # Of each slot, what the step is traced with.
+        # What the step is traced with, by slot.
         self._stand_ins = {
             id(v): stand_in(cut[id(v)].shape, v.dtype) for v in self._sharded
         }
@@ -65,19 +65,14 @@ class ShardedSlots(ShardedVariables):
     @contextlib.contextmanager
     def stood_in(self) -> Iterator[None]:
         """Inside, slots are handles of whole shape, to trace what reads and writes them."""
-        before = [(v, v._value, v._shape) for v in self._sharded]
-        for variable in self._sharded:
-            variable._value = self._stand_ins[id(variable)]
-            variable._shape = self._shards[id(variable)].shape
-        try:
+        shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
+        values = [self._stand_ins[id(v)] for v in self._sharded]
+        with keras_compat.optimizers.replace_shapes(shapes, values):
             yield
-        finally:
-            for variable, value, shape in before:
-                variable._value, variable._shape = value, shape
 
     @property
     def handles(self) -> dict[int, tf.Tensor]:
-        """By the ``id`` of a stand-in's handle, the handle of this rank's piece."""
+        """The handle of this rank's piece, by the ``id`` of the stand-in's handle."""
         return {
             id(self._stand_ins[id(v)].handle): keras_compat.model.tf_variable(v).handle
             for v in self._sharded

@@ -22,9 +22,9 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
 from collective.training.prepare import ModelMisfit
-from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
-from collective.training.unedited.keras_distribution.devices import check_current
+from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
+from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, Job
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -43,7 +43,7 @@ def replace_calls(
     Args:
         loops: Whether ``train_on_batch`` and its sisters are distributed, too.
         options: Of ``collective.fit``.
-        applies: To which models; None: to all. Others have Keras' own.
+        applies: Whether a model gets our methods. If None, all models do.
     """
     # As ``Model`` has them from a class above it, they are set on ``Model`` itself.
     model, backend = keras.Model, job.backend
@@ -70,7 +70,7 @@ def replace_calls(
 def seed_all_ranks(job: Job) -> None:
     """Seeds Python, NumPy, TensorFlow and Keras alike on every rank.
 
-    With ``COLLECTIVE_SEED``, else with a number that rank 0 draws. A seed that the
+    Uses ``COLLECTIVE_SEED``, or a number that rank 0 draws. A seed that the
     script has set already, or sets later, wins.
     """
     drawn = np.array([_seed()])

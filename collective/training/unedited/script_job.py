@@ -1,8 +1,8 @@
-"""The ranks that run one script together, and where they meet.
+"""The ranks that run one script together, and the calls that they make together.
 
 Each rank runs the whole script. Where it calls Keras' ``fit``, all ranks must call it;
-so each such call begins with a message of a few bytes from rank 0. A rank that is
-somewhere else than rank 0 says so by name, instead of waiting for ever.
+so each such call begins with a message of a few bytes from rank 0. A rank at a different
+call than rank 0 raises an error that names both calls, instead of hanging.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
 from collective.replacements import replacing
-from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
+from collective.training.object_collectives import broadcast_object
 from collective.training.unedited.recovery import Recovery
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
@@ -42,7 +42,7 @@ _REMOVAL = CALLS.index(REMOVE)
 
 
 class Job:
-    """What the replaced functions share, and how they are put back."""
+    """The state that the replaced functions share; it also restores the originals."""
 
     def __init__(self, backend: Backend):
         self.backend = backend
@@ -131,7 +131,8 @@ class Job:
     def _meet(self, call: str, detail: str) -> bool:
         mine = _message(call, detail)
         first = self._first_call(mine)
-        while first[0] == _REMOVAL != mine[0]:  # of what is not there for this rank
+        # Rank 0 removes a file that this rank does not see.
+        while first[0] == _REMOVAL != mine[0]:
             broadcast_object(self.backend, None)
             first = self._first_call(mine)
         if first[0] != mine[0]:
@@ -150,15 +151,15 @@ class Job:
         return self.backend.broadcast_array(mine) if pending is None else pending
 
     def remove(self, paths: Sequence[str], remove: Callable[[], Any]) -> Any:
-        """Removes or renames a file on rank 0, when every rank has come to it.
+        """Removes or renames a file on rank 0, once every rank has reached this call.
 
-        Where rank 0 removes another file than this rank, then it is behind, and removes
+        If rank 0 removes a file different from this rank's, then it is behind, and removes
         what this rank has made already; or the file has another name on each rank. A
         rank alone removes what it has made itself, and nothing else: another rank that
         is ahead has made it, and for rank 0 there was no such file.
 
         Returns:
-            What ``remove`` returns; None on ranks that removed nothing.
+            What ``remove`` returns, or None on ranks that removed nothing.
 
         Raises:
             Exception: What rank 0's removal has raised, on every rank.

@@ -81,7 +81,7 @@ class Layout:
 
 
 class Reports:
-    """Those of an epoch so far; the last one has its metrics.
+    """The reports of an epoch so far; the last one has its metrics.
 
     They are converted only when they are read, so ``add`` never waits for a step.
 

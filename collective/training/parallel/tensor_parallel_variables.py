@@ -75,7 +75,7 @@ def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:
 
 
 def parts_of(layer: keras.layers.Layer) -> int | None:
-    """Over how many ranks layers of it are split; None: every rank has them whole."""
+    """Returns the number of ranks that its layers are split over, or None if they are not split."""
     groups = [found.group for found in split_layers(layer)]
     return groups[0].parts if groups and groups[0] is not None else None
 
@@ -176,7 +176,7 @@ class TensorParallelVariables(ShardedVariables):
     def _summed_squares(
         self, squares: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> list[tf.Tensor]:
-        """Of whole gradients, from those of shards and of whole variables."""
+        """Computes the sums of squares of whole gradients from those of this rank's parts."""
         is_cut = [self.shape_of(v) is not None for v in variables]
         shards = [s for s, cut in zip(squares, is_cut, strict=True) if cut]
         if not shards:

@@ -45,7 +45,7 @@ def gather(backend: Backend, mine: np.ndarray | float) -> np.ndarray:
 
 
 def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
-    """As ``gather``, for a few numbers: by a broadcast from each process.
+    """Gathers a few numbers from each process by one broadcast from each.
 
     Builds no graph, so it also serves after a change of the ranks, where the graph of
     ``gather`` would have the old number of processes.

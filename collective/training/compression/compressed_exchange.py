@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training.compression.hook import Exchanged
-from collective.training.compression.state import HookState
+from collective.training.compression.hook_state import HookState
 from collective.training.partition.exchange import (
     Gradients,
     TimedExchange,

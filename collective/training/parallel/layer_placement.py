@@ -101,7 +101,7 @@ class Placement:
             yield
 
     def operations_beside_inputs(self) -> contextlib.AbstractContextManager[Any]:
-        """In a graph: inside, operations run where their inputs are.
+        """Inside, operations added to the graph run where their inputs are.
 
         With inputs on several devices, that is the first one: the gradient of a layer
         comes from a later device to the one with the layer's kept activations.
@@ -133,7 +133,7 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
 
     @functools.cache
     def best(run: int, end: int) -> tuple[float, int]:
-        """Of the elements before ``end``: the largest sum, and the last run's start."""
+        """Returns the largest sum for the elements before ``end``, and the last run's start."""
         if run == 1:
             return sums[end], 0
         return min(
@@ -160,7 +160,7 @@ def _device_of_tensor(tensor: tf.Tensor) -> str:
 
 
 def _variables(layer: Any) -> list[keras.Variable]:
-    """Of a layer, or of a Keras operation, which has none."""
+    """Returns the variables of a layer; a Keras operation has none."""
     return getattr(layer, "variables", [])
 
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.model_parallel import (
     make_groups,
     replace_building,
 )
+from collective.training.unedited.script_job import Job
 
 
 def replace_keras_distribution(job: Job) -> None:
@@ -61,7 +61,7 @@ def check_current(job: Job) -> None:
 
 
 def check(job: Job, distribution: Any) -> None:
-    """Refuses by name what would have no effect, or another one than it says.
+    """Rejects a distribution that would have no effect, or a different one.
 
     Raises:
         UsageError: The distribution has other devices than the job, or keeps data
