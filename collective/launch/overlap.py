@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from collective.hosts import Host
-from collective.launch.elastic import ElasticSupervisor
-from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.elastic import ElasticRanks
+from collective.launch.mpirun import Mpirun
 from collective.running_time import Deadline, Lasting
 
 _POLL_SECONDS = 0.02
@@ -35,7 +35,7 @@ class Overlap:
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        self.job: MpirunSupervisor | None = None  # the next generation, if there is one
+        self.job: Mpirun | None = None  # the next generation, if there is one
         self.placed: Sequence[Host] = ()  # where it runs, as of ``hosts.place``
         self._failed = False
 
@@ -45,7 +45,8 @@ class Overlap:
         job = self.job
         if job is None or job.interrupted:
             return False
-        return job.released or (job.ready and not job.ending and not job.relay.ends)
+        starts = job.ready and not job.supervisor.ending and not job.relay.ends
+        return job.released or starts
 
     @property
     def has_begun(self) -> bool:
@@ -60,7 +61,7 @@ class Overlap:
             return False
         return self._deadline.passed()
 
-    def prepare(self, job: MpirunSupervisor, placed: Sequence[Host]) -> None:
+    def prepare(self, job: Mpirun, placed: Sequence[Host]) -> None:
         """Has a generation started, whose hosts were checked."""
         self._deadline = Deadline(self._seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
@@ -77,33 +78,34 @@ class Overlap:
         """Has the next generation ended, unless it was released."""
         self._unwanted = True
 
-    def look(self, present: ElasticSupervisor | MpirunSupervisor) -> None:
+    def look(self, present: ElasticRanks | Mpirun) -> None:
         """Does what is due; to be called many times a second while the present one runs."""
         job = self.job
         if job is None:
             return
         if not self._started:
             self._started = True
-            job.start(has_threads=True)
-        job.look()
-        if present.ending and present.processes and not self._outlived:
+            job.start()
+        supervisor, before = job.supervisor, present.supervisor
+        supervisor.look()
+        if before.ending and before.processes and not self._outlived:
             job.cancel()
         elif job.released:  # it is the job now
-            if self._handed_over.since(True) or not job.processes:
+            if self._handed_over.since(True) or not supervisor.processes:
                 self._outlived = True
-                present.give_up()
+                before.give_up()
             return
         elif self._unwanted:
             job.cancel()
         elif self._incomplete.since(bool(job.relay.ends)):
-            job.give_up()
+            supervisor.give_up()
         elif present.has_handed_over and self.ready:
             job.release()
-        if not job.processes:
-            job.finish()
+        if not supervisor.processes:
+            supervisor.finish()
             self.job, self._failed = None, not job.interrupted
 
-    def take(self) -> MpirunSupervisor | None:
+    def take(self) -> Mpirun | None:
         """The generation that is ready, when the present one has ended for it."""
         job = self.job
         if job is None or not self.ready:
@@ -119,8 +121,8 @@ class Overlap:
         if job is None or not self._started:
             return
         job.cancel()
-        while job.processes:
-            job.look()
+        while job.supervisor.processes:
+            job.supervisor.look()
             time.sleep(_POLL_SECONDS)
-        job.finish()
+        job.supervisor.finish()
         self.job = None

@@ -46,17 +46,54 @@ _REPORTED = {
 }
 
 
-class RankSupervisor(Supervisor):
-    """One rank and its output; the launcher that reads it makes the report."""
+class RankWatch:
+    """One rank and its output; the launcher that reads it makes the report.
 
-    inherits_files = True  # as the ranks of MPICH must
-    # Where the rank reports since when it waits; None: it may wait for ever.
-    report: WaitReport | None = None
-    timeout = math.inf  # for how long it waits before the launcher hears of it
-    works = 0.0  # for how long it has not waited, while this process ran
-    score = "0"  # before memory_kills.set_oom_score
-    reported_state = b""  # the last that the launcher knows of
-    stands_still = False  # no thread of it has run for longer than the time-out
+    Args:
+        spec: Of the rank.
+        size: Number of ranks in the job.
+        style: How the output is shown.
+        verbose: Whether to print how the rank ends if it does not fail.
+        elastic: Whether the job may continue without this rank.
+        membership: Where the rank notes that it has joined or left.
+        wait_report: Where the rank reports since when it waits; None: it may wait for ever.
+        timeout: How long it waits before the launcher hears of it, in seconds.
+
+    Raises:
+        UsageError: If COLLECTIVE_TIMEOUT is not a time.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        size: int,
+        style: OutputStyle,
+        verbose: bool,
+        elastic: bool,
+        membership: MembershipFile,
+        wait_report: WaitReport | None = None,
+        timeout: float = math.inf,
+    ):
+        self.rank, self.membership, self.elastic = spec.rank, membership, elastic
+        self.wait_report, self.timeout = wait_report, timeout
+        self.supervisor = Supervisor(
+            [spec],
+            size,
+            style,
+            self,
+            name=lambda rank: f"rank {rank} on {socket.gethostname()}",
+            verbose=verbose,
+            elastic=elastic,
+            membership=membership,
+            end_seconds=LaunchOptions().end_seconds,
+            inherits_files=True,  # as the ranks of MPICH must
+        )
+        self.works = 0.0  # for how long it has not waited, while this process ran
+        self.score = "0"  # before memory_kills.set_oom_score
+        self.reported_state = b""  # the last that the launcher knows of
+        self.stands_still = (
+            False  # no thread of it has run for longer than the time-out
+        )
 
     def start_watch(self) -> None:
         """To be called when the rank is started."""
@@ -64,16 +101,9 @@ class RankSupervisor(Supervisor):
         self._print("started")
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} on {socket.gethostname()}"
-
     def _print(self, what: str) -> None:
         """Prints a message of this rank, for ``relay`` to read."""
-        print_message(f"{self._name(self.specs[0].rank)} {what}")
-
-    def _consequence(self) -> str:
-        assert self.membership is not None
-        return "" if not self.elastic or self.membership.has_joined(0) else EARLY
+        print_message(f"{self.supervisor.name(self.rank)} {what}")
 
     def _watch(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
@@ -87,23 +117,25 @@ class RankSupervisor(Supervisor):
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
             now = stops.look()
-            if self.report is None:
+            if self.wait_report is None:
                 continue
-            waits = self.report.waits()
+            waits = self.wait_report.waits()
             waits -= stops.since(now - waits)
-            self.works = self.report.works()
+            self.works = self.wait_report.works()
             self.works -= stops.since(now - self.works)
-            before, activity = activity, sum(map(processes.activity, self.processes))
+            before, activity = (
+                activity,
+                sum(map(processes.activity, list(self.supervisor.processes))),
+            )
             self.stands_still = still.since(activity == before)
             reported = min(reported, waits)
             if waits - reported > self.timeout and not self._is_stopped():
                 self._print("waits")
                 reported = waits
-        self._end(signal.SIGTERM)
+        self.supervisor.end(signal.SIGTERM)
 
-    def _look_after(self) -> None:
-        super()._look_after()
-        assert self.membership is not None
+    def look(self) -> None:
+        """Reports a new state of the rank to the launcher."""
         state = self.membership.read(0)
         if state != self.reported_state and state in _REPORTED:
             self._print(_REPORTED[state])
@@ -117,41 +149,44 @@ class RankSupervisor(Supervisor):
 
         The launcher sends the same signal to let a rank continue that is ready.
         """
-        assert self.membership is not None
         if self.membership.read(0) == membership_file.READY:
-            for process in ("self", *self.processes):
+            for process in ("self", *self.supervisor.processes):
                 memory_kills.set_oom_score(process, self.score)
             self.membership.release(0)
             return
         self._print("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
-        if self.ending or not hangs:
+        if self.supervisor.ending or not hangs:
             return
         self._print(
             "makes no progress, and others have waited for it for "
             f"{self.timeout:g} s: killed it\n"
             "HINT: --rank-timeout SECONDS gives a rank that is only slow more time"
         )
-        self._signal_all(signal.SIGKILL)
+        self.supervisor.signal_all(signal.SIGKILL)
 
     def _is_stopped(self) -> bool:
-        return any(map(processes.is_stopped, list(self.processes)))
+        return any(map(processes.is_stopped, list(self.supervisor.processes)))
 
-    def _on_exit(self, rank: int, code: int) -> None:
-        super()._on_exit(rank, code)
+    def on_exit(self, rank: int, code: int) -> None:
+        """Reports the end of the rank to the launcher."""
+        job = self.supervisor
         if code:
-            return
-        assert self.membership is not None
-        if self.elastic and self.membership.read(0) == membership_file.LEFT:
+            if not job.ending:
+                early = self.elastic and not self.membership.has_joined(0)
+                job.note_failure(rank, code, EARLY if early else "")
+                job.end(signal.SIGTERM)
+        elif self.elastic and self.membership.read(0) == membership_file.LEFT:
             self._print("left")
-        elif not self.verbose:  # else it is printed already
+        elif not job.verbose:  # else it is printed already
             self._print("ended with exit code 0")
 
-    def _report(self) -> None:
-        if self.failed and self.style.directory is not None:
-            rank = self.failed[0]
-            for line in last_error_lines(self.outputs[rank].last_errors):
-                print(f"[{rank}] {line}", file=sys.stderr)
+    def report(self) -> None:
+        """Shows the launcher the last errors of a rank whose output is in files."""
+        job = self.supervisor
+        if job.failed and job.style.directory is not None:
+            for line in last_error_lines(job.outputs[self.rank].last_errors):
+                print(f"[{self.rank}] {line}", file=sys.stderr)
             sys.stderr.flush()
 
 
@@ -168,11 +203,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
-        environment = detect()
-        end_seconds = LaunchOptions().end_seconds
+        return settled(_run(options))
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    environment = detect()
     membership, report = MembershipFile(1), WaitReport()
     elastic = MIN_NP in os.environ
     bound = [] if options.no_binding else cores.share(environment.local_size)
@@ -194,31 +232,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         generations.number() > 0,
         options.plain_stdout,
     )
-    job = RankSupervisor(
-        [spec],
+    reports = elastic and RANK_TIMEOUT in os.environ
+    job = RankWatch(
+        spec,
         environment.size,
         style,
-        verbose=options.verbose,
-        elastic=elastic,
-        membership=membership,
-        end_seconds=end_seconds,
+        options.verbose,
+        elastic,
+        membership,
+        report if reports else None,
+        float(os.environ[RANK_TIMEOUT]) if reports else math.inf,
     )
-    if elastic and RANK_TIMEOUT in os.environ:
-        job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
+    if reports:
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
     if generations.overlaps():  # those that train are not to be killed for its sake
         job.score = memory_kills.set_oom_score("self", "1000") or job.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
         signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
-    code = job.run(on_started=job.start_watch)
+    code = job.supervisor.run(on_started=job.start_watch)
     if code == generations.EXIT_CODE:
-        return settled(0)
+        return 0
     if code and elastic:
         # mpirun ends all ranks where one exits with another code than 0, but lets the
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
-    return settled(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host, slots_of
 from collective.launch import mpi, processes, reachability, single_host
-from collective.launch.elastic import ElasticSupervisor
-from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.elastic import ElasticRanks
+from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.overlap import Overlap
 from collective.launch.requeue import Requeue, signal_of
-from collective.launch.supervisor import SIGNALS, Supervisor
+from collective.launch.supervisor import SIGNALS
 from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
@@ -62,7 +62,7 @@ class RestartingLauncher:
         self.only_local = _why_only_local(options)
         self.placed: Sequence[Host] = []  # of this generation, as of hosts.place
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
-        self.job: ElasticSupervisor | MpirunSupervisor | None = None
+        self.job: ElasticRanks | Mpirun | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = self.number = 0
         self.cooldown = options.cooldown
@@ -93,7 +93,7 @@ class RestartingLauncher:
             self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
-                lost_host = self.job is not None and self.job.lost_host
+                lost_host = isinstance(self.job, Mpirun) and self.job.lost_host
             except CollectiveError as error:
                 if not number:
                     raise
@@ -108,7 +108,7 @@ class RestartingLauncher:
                 )
                 self.placed = ()  # every host is asked again
                 self.overlap.end()  # it was to run there, too
-                self._leave_out(self.job)
+                self._leave_out_still_hosts()
             elif not self.grows or code != generations.EXIT_CODE:
                 return self.requeue.finish(code) if self.requeue else code
             limit = self.options.reset_limit
@@ -126,12 +126,12 @@ class RestartingLauncher:
                 placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
 
-    def _leave_out(self, job: ElasticSupervisor | MpirunSupervisor | None) -> None:
+    def _leave_out_still_hosts(self) -> None:
         """Hosts that stand still may answer, but run nothing to its end."""
-        if isinstance(job, MpirunSupervisor):
-            for host in self.logins.values():
-                if host.name in job.still_hosts:
-                    self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
+        still = self.job.still_hosts if isinstance(self.job, Mpirun) else ()
+        for host in self.logins.values():
+            if host.name in still:
+                self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
         """The hosts of the next generation, as soon as they have so many slots."""
@@ -163,21 +163,13 @@ class RestartingLauncher:
             where = ", ".join(f"{host.login}:{host.slots}" for host in self.placed)
             print_message(f"generation {number}: {size} ranks, on {where}")
         self.logins.update({host.login: host for host in self.placed})
-        options, variables = self.options, self._variables(number)
-        job: Supervisor | None = self.overlap.take()
-        if job is None and self._needs_mpi(self.placed):
-            job = MpirunSupervisor(options, self.placed, variables)
-        elif job is None:
-            style = dataclasses.replace(options.style, appends=number > 0)
-            options = dataclasses.replace(options, style=style)
-            job = single_host.job(options, size, variables, self._local_slots)
-        assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
-        if options.dry_run:
+        job = self.overlap.take() or self._make(number)
+        if self.options.dry_run:
             print(job.commands())
             return 0
         self.job, self.number = job, number
-        self.overlap = overlap = Overlap(options.elastic_timeout)
-        job.meanwhile = lambda: overlap.look(job)
+        self.overlap = overlap = Overlap(self.options.elastic_timeout)
+        job.supervisor.meanwhile = lambda: overlap.look(job)
         if self.requeue:
             self.requeue.listen()
         watches = self.grows or self.requeue
@@ -187,6 +179,18 @@ class RestartingLauncher:
             return job.run(on_started=watch.start if watches else None)
         finally:
             ended.set()
+
+    def _make(self, number: int) -> ElasticRanks | Mpirun:
+        """Makes the job of a generation, ready to be run."""
+        options, variables = self.options, self._variables(number)
+        if self._needs_mpi(self.placed):
+            return Mpirun(options, self.placed, variables)
+        style = dataclasses.replace(options.style, appends=number > 0)
+        options = dataclasses.replace(options, style=style)
+        size = slots_of(self.placed)
+        job = single_host.job(options, size, variables, self._local_slots)
+        assert isinstance(job, ElasticRanks)
+        return job
 
     def _variables(self, number: int) -> dict[str, str]:
         return {
@@ -253,7 +257,7 @@ class RestartingLauncher:
         number = self.number + 1
         variables = {**self._variables(number), generations.OVERLAPS: "1"}
         try:
-            job = MpirunSupervisor(self.options, wanted, variables)
+            job = Mpirun(self.options, wanted, variables)
             job.check()
         except CollectiveError as error:
             print_message(str(error))
@@ -282,21 +286,21 @@ class RestartingLauncher:
         assert self.job is not None
         if slots_of(wanted) < self.min_np or not self.job.training:
             return False
-        if self.job.grows_by_itself:
+        if isinstance(self.job, Mpirun):
+            if self.job.finishing:
+                return False
+            lost = len(self.job.relay.lost_ranks)
+            if lost > self.lost:
+                self.lost = lost
+                self._wait_longer()
+            moves = _slots_by_login(wanted) != self._running()
+        else:  # on this host ranks join and leave by themselves
             moves = not all(map(hosts.is_local, wanted))
-            return moves and time.monotonic() >= self.not_before
-        if self.job.finishing:
-            return False
-        lost = len(self.job.lost_ranks)
-        if lost > self.lost:
-            self.lost = lost
-            self._wait_longer()
-        moves = _slots_by_login(wanted) != self._running()
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
         """How many ranks each host has, without those that were lost."""
-        lost = self.job.lost_ranks if self.job is not None else ()
+        lost = self.job.relay.lost_ranks if isinstance(self.job, Mpirun) else ()
         ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
         return collections.Counter(
             login for rank, login in enumerate(ranks) if rank not in lost

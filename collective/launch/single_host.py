@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
 from collective.environment.base import JOINS, MAX_NP, MIN_NP
 from collective.launch import cores, horovod_settings
-from collective.launch.elastic import ElasticSupervisor
+from collective.launch.elastic import ElasticRanks
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
+
+_AWAITED_POLL_SECONDS = 0.1
 
 
 def job(
@@ -22,7 +27,7 @@ def job(
     size: int,
     variables: Mapping[str, str] | None = None,
     slots: Callable[[], int] | None = None,
-) -> Supervisor:
+) -> EndTogether | ElasticRanks:
     """The job, ready to be run; an elastic one with ``--min-np``.
 
     Args:
@@ -66,15 +71,79 @@ def job(
     specs = [spec(rank, rank) for rank in range(size)]
     membership = MembershipFile(size)
     if options.min_np is None:
-        return Supervisor(
+        return EndTogether(specs, options, membership)
+    wanted = None
+    if options.max_np is not None:
+        wanted = slots or (lambda: size)
+    return ElasticRanks(specs, options, membership, spec, wanted)
+
+
+class EndTogether:
+    """The ranks of a job that needs all of them: if one fails, the others are ended.
+
+    Args:
+        membership: Where ranks note that they wait for each other, or have joined.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        options: LaunchOptions,
+        membership: MembershipFile,
+    ):
+        self.membership = membership
+        self.supervisor = Supervisor(
             specs,
-            size,
+            len(specs),
             options.style,
+            self,
             verbose=options.verbose,
             membership=membership,
             end_seconds=options.end_seconds,
         )
-    wanted = None
-    if options.max_np is not None:
-        wanted = slots or (lambda: size)
-    return ElasticSupervisor(specs, options, membership, spec, wanted)
+
+    def on_exit(self, rank: int, code: int) -> None:
+        """Ends the other ranks when one fails, or ended before it joined the job."""
+        job = self.supervisor
+        if job.ending:
+            return
+        if code == 0:
+            if not self.membership.has_joined(rank):
+                threading.Thread(target=self._end_if_awaited, args=(rank,)).start()
+            return
+        consequence = "; ending the other ranks" if job.processes else ""
+        if code < 0 and job.processes:
+            consequence += (
+                "\nHINT: with --min-np N the job continues without ranks that die "
+                "(backends native and mpi); a checkpoint lets a training continue "
+                "where it was (docs/how-to/checkpoints.md)"
+            )
+        job.note_failure(rank, code, consequence)
+        job.end(signal.SIGTERM)
+
+    def _end_if_awaited(self, absent: int) -> None:
+        """Ends the job when a rank waits in init for one that has exited before."""
+        job = self.supervisor
+        while job.processes and not job.ending:
+            running = [rank for rank, _ in list(job.processes.values())]
+            read, joining = self.membership.read, membership_file.JOINING
+            waiting = [rank for rank in running if read(rank) == joining]
+            if waiting:
+                how = "with exit code 0 before it called collective.init()"
+                print_message(
+                    f"rank {absent} ended {how}, where rank {waiting[0]} waits for it; "
+                    "ending the other ranks\nHINT: every rank must call "
+                    f"collective.init(); see what rank {absent} printed, or start fewer "
+                    "ranks"
+                )
+                job.exit_code, job.failed = 1, (absent, how)
+                job.end(signal.SIGTERM)
+                return
+            time.sleep(_AWAITED_POLL_SECONDS)
+
+    def look(self) -> None:
+        """Nothing else is due."""
+
+    def report(self) -> None:
+        """Reports which rank failed."""
+        self.supervisor.report_failure()

@@ -15,8 +15,10 @@ from collective import running_time
 from collective.elastic import membership_file
 from collective.launch import endings, processes, supervisor
 from collective.launch.endings import Lingering, Undead
+from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
-from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.launch.single_host import EndTogether
+from collective.launch.supervisor import ProcessSpec
 from collective.running_time import Deadline, Lasting, Stops
 from tests import freezer, launch
 
@@ -133,20 +135,20 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
     watched = []
 
-    class Job(Supervisor):
-        def _look_after(self):
+    class Job(EndTogether):
+        def look(self):
             if not watched:
-                [(pid, _)] = self.processes.items()
+                [(pid, _)] = self.supervisor.processes.items()
                 watched.append(pid)
                 freeze.enter_context(freezer.frozen([pid]))
-                self._end(signal.SIGTERM)
-            super()._look_after()
+                self.supervisor.end(signal.SIGTERM)
 
     before = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
     try:
         with contextlib.ExitStack() as freeze:
-            job = Job([ProcessSpec(0, ["sleep", "100"])], 1, OutputStyle(prefix=False))
-            job.run()
+            options = LaunchOptions(style=OutputStyle(prefix=False))
+            specs = [ProcessSpec(0, ["sleep", "100"])]
+            Job(specs, options, membership_file.MembershipFile(1)).supervisor.run()
             assert processes.kill_is_pending(watched[0])
             printed = capsys.readouterr().err
     finally:
