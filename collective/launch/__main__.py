@@ -60,11 +60,8 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if options.agent:
         from collective.launch.agents import command
 
-        if not command.is_running():
-            return command.run(options, arguments)
-        options = command.with_agents(options)
-    else:
-        environment.lone.check_launcher(os.environ)
+        return command.run(options, arguments)
+    environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher

@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,8 +72,12 @@ class _Command:
         return code if starts or not self.is_daemon else 0
 
 
-async def run(settings: Settings, launcher: Sequence[str]) -> int:
-    """Runs the job; returns the exit code of the launcher, or 124 without the nodes."""
+async def run(settings: Settings, launcher: Callable[[str], Sequence[str]]) -> int:
+    """Runs the job; returns the exit code of the launcher, or 124 without the nodes.
+
+    Args:
+        launcher: Makes its command from ``Head.listed``, when the nodes are there.
+    """
     head = Head(settings)
     try:
         listener = await head.listen()
@@ -89,7 +93,7 @@ async def run(settings: Settings, launcher: Sequence[str]) -> int:
     code = NO_HEAD
     try:
         if await head.wait_for_nodes():
-            code = await head.launch(launcher)
+            code = await head.launch(launcher(head.listed()))
     finally:
         accepting.cancel()
         await head.end(code)
