@@ -91,7 +91,18 @@ def test_options_that_contradict_each_other(words, message):
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_the_launcher_on_node_0_knows_of_no_agents(elastic):
-    typed = "--agent -np 3 --nodes 2 --head=a:1 --node 0 --encrypt --verbose".split()
+    typed = [
+        "--agent",
+        "-np",
+        "3",
+        "--nodes",
+        "2",
+        "--head=a:1",
+        "--node",
+        "0",
+        "--encrypt",
+        "--verbose",
+    ]
     typed += ["--max-np", "4", "--"] if elastic else ["--"]
     words = command.launcher_options(typed, "a:1\n[::1]:2\n", elastic)
     options = command_line.parse([*words, "program", "--head", "2"])
