@@ -15,7 +15,8 @@ from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import host_names, mpi, reachability
 from collective.launch import slurm as slurm_job
-from collective.launch.options import START_SECONDS, LaunchOptions
+from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
+from collective.launch.options import words as typed
 from collective.launch.output import OutputStyle, print_message, report_failure
 from collective.launch.relay import Relay
 from collective.launch.supervisor import ProcessSpec, Supervisor
@@ -359,18 +360,9 @@ def _command(
     variables: Mapping[str, str],
 ) -> list[str]:
     """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
-    style, (program, *rest) = options.style, options.command
+    program, *rest = options.command
     words = python_command.command("collective.launch.rank")
-    flags = {
-        "--no-prefix": not style.prefix,
-        "--plain-stdout": style.plain_stdout,
-        "--timestamp": style.timestamp,
-        "--no-binding": options.binding_args,
-        "--verbose": options.verbose,
-    }
-    words += [flag for flag, wanted in flags.items() if wanted]
-    if style.directory is not None:
-        words += ["--directory", str(style.directory)]
+    words += typed(options, OF_A_RANK)
     # Open MPI puts itself first on the PATH.
     words += ["--", shutil.which(program) or program, *rest]
     given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}

@@ -8,6 +8,7 @@ of the cores, nothing that it started outlives it, and its end is reported.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import signal
@@ -16,22 +17,21 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
 from collective.elastic.membership_file import MembershipFile
 from collective.elastic.wait_report import WaitReport
-from collective.environment import detect
+from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
 from collective.launch import cores, horovod_settings, memory_kills, processes
-from collective.launch.options import LaunchOptions
-from collective.launch.output import (
-    OutputStyle,
-    last_error_lines,
-    print_message,
-    settled,
+from collective.launch.options import (
+    OF_A_RANK,
+    LaunchOptions,
+    add_options,
+    from_parsed,
 )
+from collective.launch.output import last_error_lines, print_message, settled
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting, Stops
@@ -50,50 +50,49 @@ class RankWatch:
     """One rank and its output; the launcher that reads it makes the report.
 
     Args:
-        spec: Of the rank.
-        size: Number of ranks in the job.
-        style: How the output is shown.
-        verbose: Whether to print how the rank ends if it does not fail.
-        elastic: Whether the job may continue without this rank.
-        membership: Where the rank notes that it has joined or left.
-        wait_report: Where the rank reports since when it waits; None: it may wait for ever.
-        timeout: How long it waits before the launcher hears of it, in seconds.
+        options: Those of the launcher that concern a rank.
+        environment: Which rank this is, of how many.
 
     Raises:
         UsageError: If COLLECTIVE_TIMEOUT is not a time.
     """
 
-    def __init__(
-        self,
-        spec: ProcessSpec,
-        size: int,
-        style: OutputStyle,
-        verbose: bool,
-        elastic: bool,
-        membership: MembershipFile,
-        wait_report: WaitReport | None = None,
-        timeout: float = math.inf,
-    ):
-        self.rank, self.membership, self.elastic = spec.rank, membership, elastic
-        self.wait_report, self.timeout = wait_report, timeout
+    def __init__(self, options: LaunchOptions, environment: Environment):
+        self.rank, self.elastic = environment.rank, MIN_NP in os.environ
+        self.membership, self.wait_report = MembershipFile(1), WaitReport()
+        # For how many seconds it waits before the launcher hears of it.
+        self.timeout = math.inf
+        if self.elastic and RANK_TIMEOUT in os.environ:
+            self.timeout = float(os.environ[RANK_TIMEOUT])
+        bound = cores.share(environment.local_size)[environment.local_rank]
+        spec = ProcessSpec(
+            self.rank,
+            options.command,
+            {
+                **horovod_settings.place(environment),
+                membership_file.VARIABLE: self.membership.path,
+                wait_report.VARIABLE: self.wait_report.path,
+            },
+            () if options.binding_args else bound,
+            takes_input=self.rank == 0,
+        )
         self.supervisor = Supervisor(
             [spec],
-            size,
-            style,
+            environment.size,
+            options.style,
             self,
             name=lambda rank: f"rank {rank} on {socket.gethostname()}",
-            verbose=verbose,
-            elastic=elastic,
-            membership=membership,
-            end_seconds=LaunchOptions().end_seconds,
+            verbose=options.verbose,
+            elastic=self.elastic,
+            membership=self.membership,
+            end_seconds=options.end_seconds,
             inherits_files=True,  # as the ranks of MPICH must
         )
         self.works = 0.0  # for how long it has not waited, while this process ran
         self.score = "0"  # before memory_kills.set_oom_score
         self.reported_state = b""  # the last that the launcher knows of
-        self.stands_still = (
-            False  # no thread of it has run for longer than the time-out
-        )
+        # Whether no thread of it has run for longer than the time-out.
+        self.stands_still = False
 
     def start_watch(self) -> None:
         """To be called when the rank is started."""
@@ -117,16 +116,14 @@ class RankWatch:
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
             now = stops.look()
-            if self.wait_report is None:
+            if self.timeout == math.inf:
                 continue
             waits = self.wait_report.waits()
             waits -= stops.since(now - waits)
             self.works = self.wait_report.works()
             self.works -= stops.since(now - self.works)
-            before, activity = (
-                activity,
-                sum(map(processes.activity, list(self.supervisor.processes))),
-            )
+            running = list(self.supervisor.processes)
+            before, activity = activity, sum(map(processes.activity, running))
             self.stands_still = still.since(activity == before)
             reported = min(reported, waits)
             if waits - reported > self.timeout and not self._is_stopped():
@@ -194,70 +191,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
-    parser.add_argument("--no-prefix", action="store_true")
-    parser.add_argument("--plain-stdout", action="store_true")
-    parser.add_argument("--timestamp", action="store_true")
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--no-binding", action="store_true")
-    parser.add_argument("--verbose", action="store_true")
+    add_options(parser, OF_A_RANK)
     parser.add_argument("command", nargs="+")
-    options = parser.parse_args(arguments)
+    options = from_parsed(parser.parse_args(arguments))
+    options = dataclasses.replace(options, appends=generations.number() > 0)
     try:
-        return settled(_run(options))
+        rank = RankWatch(options, detect())
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
-
-
-def _run(options: argparse.Namespace) -> int:
-    environment = detect()
-    membership, report = MembershipFile(1), WaitReport()
-    elastic = MIN_NP in os.environ
-    bound = [] if options.no_binding else cores.share(environment.local_size)
-    spec = ProcessSpec(
-        environment.rank,
-        options.command,
-        {
-            **horovod_settings.place(environment),
-            membership_file.VARIABLE: membership.path,
-            wait_report.VARIABLE: report.path,
-        },
-        bound[environment.local_rank] if bound else (),
-        takes_input=environment.rank == 0,
-    )
-    style = OutputStyle(
-        not options.no_prefix,
-        options.timestamp,
-        options.directory,
-        generations.number() > 0,
-        options.plain_stdout,
-    )
-    reports = elastic and RANK_TIMEOUT in os.environ
-    job = RankWatch(
-        spec,
-        environment.size,
-        style,
-        options.verbose,
-        elastic,
-        membership,
-        report if reports else None,
-        float(os.environ[RANK_TIMEOUT]) if reports else math.inf,
-    )
-    if reports:
-        signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
+    if rank.timeout < math.inf:
+        signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
     if generations.overlaps():  # those that train are not to be killed for its sake
-        job.score = memory_kills.set_oom_score("self", "1000") or job.score
+        rank.score = memory_kills.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
-        signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
-    code = job.supervisor.run(on_started=job.start_watch)
+        signal.signal(signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(0))
+    code = rank.supervisor.run(on_started=rank.start_watch)
     if code == generations.EXIT_CODE:
-        return 0
-    if code and elastic:
+        return settled(0)
+    if code and rank.elastic:
         # mpirun ends all ranks where one exits with another code than 0, but lets the
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
-    return code
+    return settled(code)
 
 
 if __name__ == "__main__":

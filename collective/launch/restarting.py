@@ -185,8 +185,7 @@ class RestartingLauncher:
         options, variables = self.options, self._variables(number)
         if self._needs_mpi(self.placed):
             return Mpirun(options, self.placed, variables)
-        style = dataclasses.replace(options.style, appends=number > 0)
-        options = dataclasses.replace(options, style=style)
+        options = dataclasses.replace(options, appends=number > 0)
         size = slots_of(self.placed)
         job = single_host.job(options, size, variables, self._local_slots)
         assert isinstance(job, ElasticRanks)

@@ -16,7 +16,6 @@ from collective.elastic import membership_file
 from collective.launch import endings, processes, supervisor
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
-from collective.launch.output import OutputStyle
 from collective.launch.single_host import EndTogether
 from collective.launch.supervisor import ProcessSpec
 from collective.running_time import Deadline, Lasting, Stops
@@ -146,7 +145,7 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
     before = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
     try:
         with contextlib.ExitStack() as freeze:
-            options = LaunchOptions(style=OutputStyle(prefix=False))
+            options = LaunchOptions(no_prefix=True)
             specs = [ProcessSpec(0, ["sleep", "100"])]
             Job(specs, options, membership_file.MembershipFile(1)).supervisor.run()
             assert processes.kill_is_pending(watched[0])

@@ -199,7 +199,7 @@ def test_elastic_options():
     assert (given.elastic_timeout, given.reset_limit, given.cooldown) == (
         5,
         3,
-        (10, 100),
+        [10, 100],
     )
 
 
