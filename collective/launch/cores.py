@@ -50,7 +50,7 @@ def share(
 
 
 def describe(cores: Sequence[int]) -> str:
-    """Short form of core numbers: ``0-3,8``."""
+    """Short form of the numbers of cores or ranks: ``0-3,8``."""
     # A number less its place is the same throughout a run.
     places = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
     runs = [[core for _, core in run] for _, run in places]

@@ -44,14 +44,7 @@ class ElasticRanks:
     ):
         self.membership = membership
         self.supervisor = Supervisor(
-            specs,
-            len(specs),
-            options.style,
-            self,
-            verbose=options.verbose,
-            elastic=True,
-            membership=membership,
-            end_seconds=options.end_seconds,
+            specs, len(specs), options, self, membership=membership
         )
         self.min_np = options.min_np or 1
         self.max_np = options.max_np or 0

@@ -13,11 +13,10 @@ from collective import python_command
 from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
-from collective.launch import host_names, mpi, reachability
-from collective.launch import slurm as slurm_job
+from collective.launch import mpi, reachability, slurm_job
 from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
 from collective.launch.options import words as typed
-from collective.launch.output import OutputStyle, print_message, report_failure
+from collective.launch.output import print_message, report_failure
 from collective.launch.relay import Relay
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.net import interfaces
@@ -71,12 +70,10 @@ class Mpirun:
         self.supervisor = Supervisor(
             [],
             self.size,
-            OutputStyle(),
+            options,
             self,
             name=lambda rank: "mpirun",
             output=self.relay,
-            verbose=options.verbose,
-            elastic=self.min_np is not None,
             contains=False,  # the supervisor of each rank does so
         )
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
@@ -125,7 +122,7 @@ class Mpirun:
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
         self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1
-        self.words[program:program] = host_names.options(self.mpi, answers.names)
+        self.words[program:program] = mpi.host_name_options(self.mpi, answers.names)
         self.cut_off = answers.cut_off
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)

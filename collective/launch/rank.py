@@ -24,7 +24,7 @@ from collective.elastic.wait_report import WaitReport
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
-from collective.launch import cores, horovod_settings, memory_kills, processes
+from collective.launch import cores, endings, horovod_settings, processes
 from collective.launch.options import (
     OF_A_RANK,
     LaunchOptions,
@@ -58,7 +58,7 @@ class RankWatch:
     """
 
     def __init__(self, options: LaunchOptions, environment: Environment):
-        self.rank, self.elastic = environment.rank, MIN_NP in os.environ
+        self.rank, self.elastic = environment.rank, options.min_np is not None
         self.membership, self.wait_report = MembershipFile(1), WaitReport()
         # For how many seconds it waits before the launcher hears of it.
         self.timeout = math.inf
@@ -79,17 +79,14 @@ class RankWatch:
         self.supervisor = Supervisor(
             [spec],
             environment.size,
-            options.style,
+            options,
             self,
             name=lambda rank: f"rank {rank} on {socket.gethostname()}",
-            verbose=options.verbose,
-            elastic=self.elastic,
             membership=self.membership,
-            end_seconds=options.end_seconds,
             inherits_files=True,  # as the ranks of MPICH must
         )
         self.works = 0.0  # for how long it has not waited, while this process ran
-        self.score = "0"  # before memory_kills.set_oom_score
+        self.score = "0"  # before endings.set_oom_score
         self.reported_state = b""  # the last that the launcher knows of
         # Whether no thread of it has run for longer than the time-out.
         self.stands_still = False
@@ -148,7 +145,7 @@ class RankWatch:
         """
         if self.membership.read(0) == membership_file.READY:
             for process in ("self", *self.supervisor.processes):
-                memory_kills.set_oom_score(process, self.score)
+                endings.set_oom_score(process, self.score)
             self.membership.release(0)
             return
         self._print("answers")
@@ -194,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser, OF_A_RANK)
     parser.add_argument("command", nargs="+")
     options = from_parsed(parser.parse_args(arguments))
+    if MIN_NP in os.environ:
+        options = dataclasses.replace(options, min_np=int(os.environ[MIN_NP]))
     options = dataclasses.replace(options, appends=generations.number() > 0)
     try:
         rank = RankWatch(options, detect())
@@ -203,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rank.timeout < math.inf:
         signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
     if generations.overlaps():  # those that train are not to be killed for its sake
-        rank.score = memory_kills.set_oom_score("self", "1000") or rank.score
+        rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
         signal.signal(signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(0))

@@ -30,7 +30,7 @@ from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.overlap import Overlap
-from collective.launch.requeue import Requeue, signal_of
+from collective.launch.slurm_job import Requeue, signal_of
 from collective.launch.supervisor import SIGNALS
 from collective.running_time import Deadline
 

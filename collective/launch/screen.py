@@ -8,10 +8,11 @@ order. Who has printed a line is in front of it: ``[0]``, ``[0-3]``.
 from __future__ import annotations
 
 import collections
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+
+from collective.launch.cores import describe
 
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
@@ -151,10 +152,4 @@ class Screen:
 
 def label(ranks: Sequence[int]) -> str:
     """``[0-2,5] ``, in front of a line of these ranks."""
-    runs = itertools.groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])
-    parts = []
-    for _, run in runs:
-        numbers = [rank for _, rank in run]
-        first, last = numbers[0], numbers[-1]
-        parts.append(f"{first}" if first == last else f"{first}-{last}")
-    return f"[{','.join(parts)}] "
+    return f"[{describe(ranks)}] "

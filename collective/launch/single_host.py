@@ -93,13 +93,7 @@ class EndTogether:
     ):
         self.membership = membership
         self.supervisor = Supervisor(
-            specs,
-            len(specs),
-            options.style,
-            self,
-            verbose=options.verbose,
-            membership=membership,
-            end_seconds=options.end_seconds,
+            specs, len(specs), options, self, membership=membership
         )
 
     def on_exit(self, rank: int, code: int) -> None:

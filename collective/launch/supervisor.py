@@ -10,7 +10,6 @@ passes a policy: ``single_host.EndTogether``, ``elastic.ElasticRanks``, ``mpirun
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shlex
 import signal
@@ -24,9 +23,10 @@ from typing import Protocol
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.launch import cgroups, containment, memory_kills, processes
+from collective.launch import cgroups, containment, endings, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
+from collective.launch.options import LaunchOptions
 from collective.launch.output import (
     OutputStyle,
     RankOutput,
@@ -74,15 +74,11 @@ class Supervisor:
 
     Args:
         size: Number of ranks in the whole job.
-        style: How their output is shown.
+        options: How output is shown, what is printed, and whether ranks may be lost.
         policy: Decides what their ends mean, and what is due.
         name: How messages call a process, from the number of its rank.
         output: Shows what all processes print; by default each has a ``RankOutput``.
-        verbose: Whether to print what is started and how it ends.
-        elastic: Whether ranks save their state on SIGTERM: then a closed terminal
-            (SIGHUP) reaches them as SIGTERM.
         membership: Where ranks note that they wait for each other, or have joined.
-        end_seconds: How long a rank whose work is over may take to end.
         contains: Whether what a process has started ends with it.
         inherits_files: Whether processes get all open files.
     """
@@ -91,25 +87,26 @@ class Supervisor:
         self,
         specs: Sequence[ProcessSpec],
         size: int,
-        style: OutputStyle,
+        options: LaunchOptions,
         policy: Policy,
         *,
         name: Callable[[int], str] = "rank {}".format,
         output: RankOutput | None = None,
-        verbose: bool = False,
-        elastic: bool = False,
         membership: MembershipFile | None = None,
-        end_seconds: float = math.inf,
         contains: bool = True,
         inherits_files: bool = False,
     ):
-        self.specs, self.size, self.style = specs, size, style
-        self.policy, self.name, self.output = policy, name, output
-        self.verbose, self.elastic, self.membership = verbose, elastic, membership
+        self.specs, self.size, self.policy = specs, size, policy
+        self.name, self.output, self.membership = name, output, membership
+        self.verbose = options.verbose
+        self.style = options.style if output is None else OutputStyle()
+        # Then ranks save their state on SIGTERM, and a closed terminal (SIGHUP) reaches
+        # them as SIGTERM.
+        self.elastic = options.min_np is not None
         self.contains, self.inherits_files = contains, inherits_files
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
-        shares = size > 1 and style.prefix and style.directory is None
+        shares = size > 1 and self.style.prefix and self.style.directory is None
         self.screen = Screen() if shares else None
         self.ending = self.interrupted = False
         self.signals: list[int] = []  # those that this process got
@@ -118,9 +115,9 @@ class Supervisor:
         self.undead, self.killed = Undead(), set[int]()
         self.marks = containment.Marks()
         self.mark_of: dict[int, str] = {}  # by pid
-        self.memory_kills = memory_kills.count()
+        self.memory_kills = endings.count_memory_kills()
         self.grace = Lasting(GRACE_SECONDS)
-        self.lingering = membership and Lingering(membership, end_seconds)
+        self.lingering = membership and Lingering(membership, options.end_seconds)
         # Called many times a second while the job runs.
         self.meanwhile: Callable[[], None] = lambda: None
 
@@ -298,8 +295,8 @@ class Supervisor:
             self.failed = (rank, how)
         if self.screen is not None:
             self.screen.flush()
-        if code == -signal.SIGKILL and memory_kills.count() > self.memory_kills:
-            consequence += memory_kills.HINT
+        if code == -signal.SIGKILL and endings.count_memory_kills() > self.memory_kills:
+            consequence += endings.MEMORY_HINT
         print_message(f"{self.name(rank)} ended {how}{consequence}")
 
     def _forward(self, number: int, frame: FrameType | None) -> None:

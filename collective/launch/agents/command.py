@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from collective import environment, hosts, python_command
-from collective.launch import slurm, versions
+from collective.launch import slurm_job, versions
 from collective.launch.agents import guard, head, node, settings
 from collective.launch.command_line import parser
 from collective.launch.options import LaunchOptions
@@ -30,7 +30,7 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     found, addresses = environment.detect(), environment.addresses()
     version = versions.installed().get("collective", "")
     mine = settings.read(options, found, addresses, os.environ, version)
-    kept = slurm.for_ranks(os.environ)
+    kept = slurm_job.for_ranks(os.environ)
     settings.in_environment(settings.clean(os.environ, kept))
     if mine.node:
         return guard.guarded(lambda: asyncio.run(node.run(mine)), mine.folder)

@@ -1,18 +1,22 @@
-"""The folder of a job on a node, for Ray and Spark: the last one that uses it removes it.
+"""The folder of a job on a node, for Ray and Spark: the last process that uses it removes it.
 
 Nodes may share the disk, and on a node the agent that takes the place of a lost one may
-start before that one has ended.
+start before that one has ended. In an elastic job of Ray the folder also says how many
+ranks each node may have now.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+_SLOTS = "slots"  # the file of them
 
 
 def of(name: str) -> Path:
@@ -61,3 +65,22 @@ def remove(folder: Path) -> None:
 
 def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def write_slots(folder: Path, slots: Mapping[int, int]) -> None:
+    """Tells the head of the job of this folder, if there is one here, the slots by node."""
+    part = folder / f"{_SLOTS}.part"
+    with contextlib.suppress(FileNotFoundError):
+        part.write_text(json.dumps({str(node): count for node, count in slots.items()}))
+        part.replace(folder / _SLOTS)
+
+
+def read_slots(folder: Path | None) -> dict[int, int] | None:
+    """What was written last; None for a job whose nodes have the slots they came with."""
+    if folder is None:
+        return None
+    try:
+        found = json.loads((folder / _SLOTS).read_text())
+    except FileNotFoundError:
+        return None
+    return {int(node): count for node, count in found.items()}

@@ -22,7 +22,7 @@ import cloudpickle
 
 from collective.errors import CollectiveError
 from collective.launch import processes
-from collective.launch.agents import folders, slots
+from collective.launch.agents import folders
 from collective.launch.agents.settings import FOLDER, SECRET
 from collective.net import private_files
 from collective.run_function import by_rank
@@ -84,7 +84,7 @@ def run_node(
         with contextlib.suppress(FileExistsError):
             private_files.write(folder / "call", job.call)
         if job.elastic:
-            slots.write(folder, {})
+            folders.write_slots(folder, {})
         code, tail = _agent(job, node, folder, gpus, variables or {})
         files = {
             file.name: private_files.read(file)

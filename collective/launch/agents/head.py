@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.launch.agents import guard, slots
+from collective.launch.agents import folders, guard
 from collective.launch.agents.link import Frame, Link, keep_alive
 from collective.launch.agents.settings import NO_HEAD, Settings, print_agent
 from collective.launch.agents.shell import (
@@ -319,7 +319,7 @@ class Head:
         found = {0: (self.address, self.settings.slots)}
         for node in sorted(self.nodes.values(), key=lambda node: node.number):
             found[node.number] = (node.address, node.slots)
-        held = slots.read(self.settings.folder)
+        held = folders.read_slots(self.settings.folder)
         lines = []
         for number, (host, own) in found.items():
             name = f"[{host}]" if ":" in host else host
