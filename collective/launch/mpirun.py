@@ -61,12 +61,7 @@ class Mpirun:
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
-        self.relay = Relay(
-            self._on_rank_failure,
-            self._end_hanging,
-            self._on_answer,
-            options.verbose,
-        )
+        self.relay = Relay(options.verbose)
         self.supervisor = Supervisor(
             [],
             self.size,
@@ -151,8 +146,16 @@ class Mpirun:
             self.supervisor.end(signal.SIGTERM)
 
     def look(self) -> None:
-        """Ends mpirun where it would wait for ever, and signals ranks."""
+        """Reacts to what ranks report, and ends mpirun where it would wait for ever."""
         job = self.supervisor
+        while self.relay.events:
+            event = self.relay.events.popleft()
+            if event.what == "waits":
+                self._end_hanging()
+            elif event.what == "answers":
+                self.asked.pop(event.rank, None)
+            elif self.min_np is None or event.early:
+                self.rank_failed = True
         if self.late_start.since(bool(self.not_started)) and not job.ending:
             # mpirun alone waits for ever for a host that it cannot reach.
             job.exit_code = NOT_STARTED
@@ -171,7 +174,7 @@ class Mpirun:
 
     def _give_up_still_hosts(self, now: float) -> None:
         """Mpirun itself gives up only a host whose kernel does not answer any more."""
-        waited = {r: now - at - self.stops.since(at) for r, at in [*self.asked.items()]}
+        waited = {r: now - at - self.stops.since(at) for r, at in self.asked.items()}
         self.silent = [
             rank
             for rank in self.relay.unfinished
@@ -213,9 +216,6 @@ class Mpirun:
                 self.asked.setdefault(rank, time.monotonic())
             self._to_ranks(signal.SIGUSR2)
 
-    def _on_answer(self, rank: int) -> None:
-        self.asked.pop(rank, None)
-
     def _to_ranks(self, number: signal.Signals) -> None:
         """A signal that mpirun passes on to the supervisor of each rank."""
         for pid in list(self.supervisor.processes):
@@ -250,10 +250,6 @@ class Mpirun:
         """Ranks that have not started yet."""
         return [rank for rank in range(self.size) if rank not in self.relay.started]
 
-    def _on_rank_failure(self, early: bool) -> None:
-        if self.min_np is None or early:
-            self.rank_failed = True
-
     @property
     def interrupted(self) -> bool:
         """Whether a signal to this process, or ``cancel``, has ended the job."""
@@ -265,7 +261,8 @@ class Mpirun:
         failed, unfinished = self.relay.failed, self.relay.unfinished
         codes = self.relay.codes
         if self.interrupted:
-            print_message("interrupted")
+            if job.signals:
+                print_message("interrupted")
         elif self.lost_host:
             self._report_still_host()
         elif self.not_started and (self.cut_off or job.exit_code == NOT_STARTED):

@@ -222,6 +222,30 @@ def test_a_rank_that_fails_ends_an_mpirun_that_stays(launcher):
     assert ended == [signal.SIGTERM]
 
 
+def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
+    job = Mpirun(launcher.options, HERE)
+    for line in ("rank 0 on a started", "rank 1 on a started", "rank 1 on a waits"):
+        job.relay._is_shown(f"collective.launch: {line}\n")
+    job.look()
+    assert set(job.asked) == {0, 1}
+    job.relay._is_shown("collective.launch: rank 0 on a answers\n")
+    job.look()
+    assert set(job.asked) == {1} and not job.supervisor.ending
+    job.asked[1] -= 1000.0
+    job.look()
+    assert job.silent == [1] and job.lost_host and job.supervisor.ending
+
+
+def test_a_generation_that_is_not_needed_any_more_ends_silently(launcher, capfd):
+    job = Mpirun(launcher.options, HERE)
+    job.cancel()
+    job.report()
+    assert job.interrupted and not capfd.readouterr().err
+    job.supervisor._forward(signal.SIGTERM, None)
+    job.report()
+    assert "interrupted" in capfd.readouterr().err
+
+
 def test_ranks_that_have_handed_over_and_do_not_end_are_ended():
     """What becomes of the next generation is noticed when they have."""
     ended = []
