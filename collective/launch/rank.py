@@ -59,7 +59,8 @@ class RankWatch:
 
     def __init__(self, options: LaunchOptions, environment: Environment):
         self.rank, self.elastic = environment.rank, options.min_np is not None
-        self.membership, self.wait_report = MembershipFile(1), WaitReport()
+        self.membership = MembershipFile(1, first=self.rank)
+        self.wait_report = WaitReport()
         # For how many seconds it waits before the launcher hears of it.
         self.timeout = math.inf
         if self.elastic and RANK_TIMEOUT in os.environ:
@@ -130,7 +131,7 @@ class RankWatch:
 
     def look(self) -> None:
         """Reports a new state of the rank to the launcher."""
-        state = self.membership.read(0)
+        state = self.membership.read(self.rank)
         if state != self.reported_state and state in _REPORTED:
             self._print(_REPORTED[state])
             self.reported_state = state
@@ -143,10 +144,10 @@ class RankWatch:
 
         The launcher sends the same signal to let a rank continue that is ready.
         """
-        if self.membership.read(0) == membership_file.READY:
+        if self.membership.read(self.rank) == membership_file.READY:
             for process in ("self", *self.supervisor.processes):
                 endings.set_oom_score(process, self.score)
-            self.membership.release(0)
+            self.membership.release(self.rank)
             return
         self._print("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
@@ -167,10 +168,10 @@ class RankWatch:
         job = self.supervisor
         if code:
             if not job.ending:
-                early = self.elastic and not self.membership.has_joined(0)
+                early = self.elastic and not self.membership.has_joined(self.rank)
                 job.note_failure(rank, code, EARLY if early else "")
                 job.end(signal.SIGTERM)
-        elif self.elastic and self.membership.read(0) == membership_file.LEFT:
+        elif self.elastic and self.membership.read(self.rank) == membership_file.LEFT:
             self._print("left")
         elif not job.verbose:  # else it is printed already
             self._print("ended with exit code 0")
@@ -205,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
-        signal.signal(signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(0))
+        signal.signal(
+            signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(rank.rank)
+        )
     code = rank.supervisor.run(on_started=rank.start_watch)
     if code == generations.EXIT_CODE:
         return settled(0)

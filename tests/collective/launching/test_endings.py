@@ -13,7 +13,8 @@ import pytest
 
 from collective import running_time
 from collective.elastic import membership_file
-from collective.launch import endings, processes, supervisor
+from collective.environment import Environment
+from collective.launch import endings, processes, rank, supervisor
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
 from collective.launch.single_host import EndTogether
@@ -108,6 +109,29 @@ def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
         assert lingering.look(ranks, "rank {}".format) == over
         clock.now += 1
     assert "rank 1 (process 1) has finished its work" in capsys.readouterr().err
+
+
+def test_each_rank_under_mpirun_that_has_finished_and_does_not_end_is_killed(
+    clock, monkeypatch, capsys
+):
+    """Not only rank 0: the supervisor of each has a file for its own rank alone."""
+    monkeypatch.setenv("COLLECTIVE_TIMEOUT", "1.5")
+    monkeypatch.delenv("COLLECTIVE_RANK", raising=False)
+    watch = rank.RankWatch(LaunchOptions(["true"]), Environment("mpirun", 1, 2, 1, 2))
+    monkeypatch.setattr(endings.membership_file, "_open", membership_file.open_memory)
+    monkeypatch.setenv(membership_file.VARIABLE, watch.membership.path)
+    membership_file.write(membership_file.EXITING)  # as the rank does
+    killed = []
+    job = watch.supervisor
+    monkeypatch.setattr(job, "signal_all", lambda *which: killed.append(which))
+    job.processes[os.getpid()] = (1, None)
+    monkeypatch.setattr(endings.Undead, "look", lambda *_: [])
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    for over in ([], [], [(signal.SIGKILL, 1)]):
+        job.look()
+        assert killed == over
+        clock.now += 1
+    assert "has finished its work" in capsys.readouterr().err
 
 
 def test_states_of_processes():
