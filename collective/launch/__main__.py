@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
-    """Imports late what one host does not need."""
+    """Starts the job; imports only then what one host does not need."""
     for name in generations.VARIABLES:
         os.environ.pop(name, None)  # of a job within which this one is started
     if options.agent:
@@ -134,7 +134,7 @@ def _check_backend(name: str, size: int, launcher: str) -> None:
 
 
 def _note_unused(options: LaunchOptions) -> None:
-    """Says which options do nothing where no mpirun is used."""
+    """Prints which options do nothing because no mpirun is used."""
     values = {
         "--mpi-args": options.mpi_args,
         "--tcp": options.tcp,
@@ -169,7 +169,7 @@ def _check_elastic(options: LaunchOptions, size: int) -> None:
 
 
 def _hosts(options: LaunchOptions) -> list[hosts.Host]:
-    """Hosts from the command line, else from the batch system, else localhost."""
+    """Returns the hosts of the command line, else of the batch system, else localhost."""
     if options.hosts:
         return hosts.parse_list(options.hosts)
     if options.hostfile:

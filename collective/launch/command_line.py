@@ -115,7 +115,7 @@ def _check(parsed: LaunchOptions) -> None:
 
 
 def start_of(ranks: int | None) -> str:
-    """What to type in front of a command."""
+    """Returns the words to type in front of a command."""
     return f"collectiverun -np {ranks}" if ranks else "collectiverun"
 
 
@@ -154,7 +154,7 @@ def _check_keras(parsed: LaunchOptions) -> None:
 
 
 def _note_misplaced(parsed: LaunchOptions) -> None:
-    """Says which options of the launcher's follow the script, which gets them."""
+    """Warns about options of the launcher that follow the script, which gets them."""
     options = {
         name: action.nargs != 0
         for action in parser()._actions
@@ -167,7 +167,7 @@ def _note_misplaced(parsed: LaunchOptions) -> None:
 
 
 def _keras_command(parsed: LaunchOptions) -> list[str]:
-    """What each rank runs; a ``python`` in front of the script is left as it is."""
+    """Returns the command of each rank; a ``python`` in front of the script stays."""
     program = plain_keras.Program.of(parsed.command)
     python, words = [sys.executable], list(parsed.command)
     if program is not None and program.python:
@@ -191,7 +191,7 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options, in the groups that ``--help`` shows."""
+    """Makes the parser with all options, in the groups that ``--help`` shows."""
     p = Parser(
         prog=program("python -m collective.launch"),
         usage="%(prog)s [options] command ...",

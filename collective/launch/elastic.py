@@ -149,12 +149,12 @@ class ElasticRanks:
             self._count_reset()
 
     def _start_no_more(self) -> None:
-        """A rank was refused: another one would be refused likewise."""
+        """Starts no other rank, because one was refused, and another would be, too."""
         self.wanted = None
         print_message("no other rank is started; see above why this one could not join")
 
     def _count_reset(self) -> None:
-        """The ranks that train together have changed; ends the job after too often."""
+        """Counts a change of the ranks that train together; ends the job after too many."""
         self.resets += 1
         limit = self.reset_limit
         if limit is None or self.resets <= limit or self.supervisor.ending:

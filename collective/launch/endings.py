@@ -39,7 +39,7 @@ class Undead:
         self._left: dict[int, str] = {}
 
     def look(self, pids: Iterable[int], killed: set[int]) -> list[int]:
-        """Those that have not ended for some seconds, although they were killed.
+        """Returns the processes that still exist some seconds after they were killed.
 
         Args:
             pids: Children of this process that have not been reaped.
@@ -56,7 +56,7 @@ class Undead:
         return found
 
     def leave(self, pid: int, name: str) -> None:
-        """Nobody waits for this process any more."""
+        """Reports a process that is not waited for any more."""
         self._left[pid] = name
         print_message(
             f"{name} (process {pid}) was killed and has not ended within "
@@ -64,7 +64,7 @@ class Undead:
         )
 
     def report(self, seconds: float) -> None:
-        """Names what is still there after so many seconds, at the end of the job."""
+        """Names the processes that still exist after so many seconds, at the end of the job."""
         deadline = Deadline(seconds)
         while self._left:
             for pid in list(self._left):
@@ -99,7 +99,7 @@ class Lingering:
     def look(
         self, ranks: Iterable[tuple[int, int]], name: Callable[[int], str]
     ) -> list[int]:
-        """Ranks that have taken too long, each of which is reported.
+        """Reports and returns the ranks that have taken too long.
 
         Args:
             ranks: Number and process of each that runs.

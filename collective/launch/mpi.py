@@ -89,7 +89,7 @@ def compose(
     variables: Mapping[str, str] | None = None,
     exported: Sequence[str] = (),
 ) -> list[str]:
-    """The words of the command; a ``HostfileText`` among them stands for a file.
+    """Returns the words of the command; a ``HostfileText`` among them stands for a file.
 
     The slots of a host are its number of ranks. Each rank gets the variables with these
     values, and those whose names are exported with their values here.
@@ -121,7 +121,7 @@ class HostfileText(str):
 
 
 def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
-    """The line to type; a hostfile that it needs is written by it, to ``file``."""
+    """Returns the line to type, which writes the hostfile that it needs to ``file``."""
     written = ""
     for word in words:
         if isinstance(word, HostfileText):
@@ -263,7 +263,7 @@ def host_name_options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[st
         found: What ``own_name`` gives on each host, by the name that the user gave.
 
     Raises:
-        CollectiveError: If it cannot.
+        CollectiveError: If it cannot distinguish them.
     """
     if mpi.family != "Open MPI":  # MPICH goes by the names that it is given
         return []
@@ -294,7 +294,7 @@ def host_name_options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[st
 
 
 def _alike(names: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """A name that several hosts have, and which."""
+    """Returns a name that several hosts have, and those hosts; None if there is none."""
     by_name = defaultdict(list)
     for given, name in names.items():
         by_name[name].append(given)

@@ -1,4 +1,4 @@
-"""Watches mpirun: finds out which rank failed, and makes sure that the job ends."""
+"""Watches mpirun: finds out which rank has failed, and makes sure that the job ends."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Mpirun:
             self._to_ranks(signal.SIGUSR2)
 
     def _give_up_still_hosts(self, now: float) -> None:
-        """Mpirun itself gives up only a host whose kernel does not answer any more."""
+        """Gives up hosts that run nothing; mpirun itself does so only if the kernel is silent."""
         waited = {r: now - at - self.stops.since(at) for r, at in self.asked.items()}
         self.silent = [
             rank
@@ -194,17 +194,17 @@ class Mpirun:
             self._to_ranks(signal.SIGUSR1)
 
     def release(self) -> None:
-        """Lets the ranks continue, which are ready: the generation before has ended."""
+        """Lets the ranks continue, which are ready, when the generation before has ended."""
         self.released = True
 
     def cancel(self) -> None:
-        """Ends all ranks, which are not needed any more; nothing is reported."""
+        """Ends all ranks because they are not needed any more, and reports nothing."""
         if not self.supervisor.ending:
             self.cancelled = True
             self.supervisor.give_up()
 
     def _end_hanging(self) -> None:
-        """A rank waits too long: ends those for which it may wait (``rank.py``).
+        """Ends the ranks for which a rank that waits too long may wait (``rank.py``).
 
         On a host that stands still as a whole no supervisor answers; it is given up.
         """
@@ -217,7 +217,7 @@ class Mpirun:
             self._to_ranks(signal.SIGUSR2)
 
     def _to_ranks(self, number: signal.Signals) -> None:
-        """A signal that mpirun passes on to the supervisor of each rank."""
+        """Sends a signal that mpirun passes on to the supervisor of each rank."""
         for pid in list(self.supervisor.processes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -285,7 +285,7 @@ class Mpirun:
                 job.report_failure(self._no_room_hint())
 
     def _no_room_hint(self) -> str:
-        """Without room for its files mpirun gives only a number."""
+        """Names a full disk as the cause: mpirun itself then prints only a number."""
         folder = os.environ.get("TMPDIR", "/tmp")
         with contextlib.suppress(OSError):
             if not self.relay.started and shutil.disk_usage(folder).free < _ROOM:
@@ -295,7 +295,7 @@ class Mpirun:
         return ""
 
     def _network_hint(self) -> str:
-        """What to do where Open MPI chose a network that does not join the hosts."""
+        """Says what to do if Open MPI has chosen a network that does not join the hosts."""
         address = self.relay.unreachable
         others = interfaces.others(address) if address else []
         if not others:
@@ -333,7 +333,7 @@ class Mpirun:
         )
 
     def _report_lost_host(self, unfinished: Sequence[int]) -> None:
-        """Open MPI 5 exits with 0 when it has lost a host."""
+        """Reports a lost host, and sets the exit code: Open MPI 5 exits with 0 then."""
         self.supervisor.exit_code, self.lost_host = 1, True
         hosts = self.relay.lost_hosts  # by their own names, or as they were given
         given, own = self.host_of, self.relay.started

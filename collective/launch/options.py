@@ -42,7 +42,7 @@ def _option(
     excludes: str = "",
     **argument: Any,
 ) -> Any:
-    """A field of ``LaunchOptions`` that is an option of the command line.
+    """Makes a field of ``LaunchOptions`` that is an option of the command line.
 
     Args:
         least: Its smallest value; an error names the value's ``unit`` and a ``hint``.

@@ -24,7 +24,7 @@ _END_SECONDS = 30.0
 
 
 class Overlap:
-    """What is prepared beside one generation.
+    """The generation that is prepared while another one trains.
 
     A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
     starts processes, does the rest: ``look``, ``take``, ``end``.
@@ -50,7 +50,7 @@ class Overlap:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the next generation was released; the present one ends."""
+        """Whether the next generation was released, so that the present one ends."""
         return self.ready and self.job is not None and self.job.released
 
     @property
@@ -62,7 +62,7 @@ class Overlap:
         return self._deadline.passed()
 
     def prepare(self, job: Mpirun, placed: Sequence[Host]) -> None:
-        """Has a generation started, whose hosts were checked."""
+        """Has a generation started whose hosts were checked."""
         self._deadline = Deadline(self._seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
         self._handed_over = Lasting(_END_SECONDS)
@@ -70,7 +70,7 @@ class Overlap:
         self.placed, self.job = placed, job
 
     def failed(self) -> bool:
-        """Whether the next generation has failed before that; says so once."""
+        """Returns, once, whether the next generation failed before it was released."""
         failed, self._failed = self._failed, False
         return failed
 
@@ -79,7 +79,7 @@ class Overlap:
         self._unwanted = True
 
     def look(self, present: ElasticRanks | Mpirun) -> None:
-        """Does what is due; to be called many times a second while the present one runs."""
+        """Does what is due; called many times a second while the present one runs."""
         job = self.job
         if job is None:
             return
@@ -106,7 +106,7 @@ class Overlap:
             self.job, self._failed = None, not job.interrupted
 
     def take(self) -> Mpirun | None:
-        """The generation that is ready, when the present one has ended for it."""
+        """Returns the generation that is ready, if there is one; the present one has ended."""
         job = self.job
         if job is None or not self.ready:
             self.end()

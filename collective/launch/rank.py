@@ -93,7 +93,7 @@ class RankWatch:
         self.stands_still = False
 
     def start_watch(self) -> None:
-        """To be called when the rank is started."""
+        """Starts the thread that watches mpirun; called when the rank has been started."""
         parent = os.getppid()
         self._print("started")
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()

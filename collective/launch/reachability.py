@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What the hosts reported."""
+    """The reports of the hosts."""
 
     # Hosts that cannot open a connection to this one, each with the reason. This alone
     # ends no job: mpirun may know a way that this check does not.
@@ -157,7 +157,7 @@ def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
 
 
 def _local_versions(mpirun: str) -> dict[str, str]:
-    """Versions on this host by name, with that of mpirun; Python's without the patch."""
+    """Returns the versions on this host by name, with mpirun's; Python's without the patch."""
     found = versions.installed()
     found["python"] = ".".join(found["python"].split(".")[:2])
     with contextlib.suppress(CollectiveError):
@@ -166,7 +166,7 @@ def _local_versions(mpirun: str) -> dict[str, str]:
 
 
 def why_cut_off(addresses: Sequence[str], secret: str) -> str:
-    """Why nobody who knows the secret answers at any of the addresses; empty if one does.
+    """Returns why no process that knows the secret answers at the addresses; or ''.
 
     Each address has a colon and its port.
     """
@@ -188,7 +188,7 @@ def why_cut_off(addresses: Sequence[str], secret: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what is found on this host."""
+    """Prints the report of this host."""
     parser = argparse.ArgumentParser("python -m collective.launch.reachability")
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("addresses", nargs="*", metavar="ADDRESS:PORT")

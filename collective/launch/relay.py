@@ -45,12 +45,12 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Neither succeeded nor ended for the job's next generation."""
+        """Whether it neither succeeded nor ended for the job's next generation."""
         return self.code not in (0, generations.EXIT_CODE)
 
     @property
     def code(self) -> int:
-        """The exit code it stands for: 128 + the signal where one killed it."""
+        """The exit code, or 128 + the signal that killed the rank."""
         what = self.how.split()[-1]
         if what.isdigit():
             return int(what)

@@ -28,7 +28,7 @@ class RemoteShell:
 
     @property
     def options(self) -> list[str]:
-        """What ``-p`` and ``-i`` are for ssh."""
+        """The options of ssh for the port and the identity file."""
         words = ["-p", str(self.port)] if self.port else []
         return [*words, "-i", self.identity_file] if self.identity_file else words
 
@@ -62,7 +62,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 def from_options(parsed: argparse.Namespace) -> RemoteShell:
-    """The shell that the options describe; ``--start-timeout`` is one of them."""
+    """Returns the shell that the options describe; ``--start-timeout`` is one of them."""
     return RemoteShell(
         parsed.remote_shell or slurm_job.shell(os.environ) or "ssh",
         parsed.ssh_port,

@@ -127,14 +127,14 @@ class RestartingLauncher:
         raise AssertionError("itertools.count() does not end")
 
     def _leave_out_still_hosts(self) -> None:
-        """Hosts that stand still may answer, but run nothing to its end."""
+        """Leaves out hosts that stand still: they may answer, but complete nothing."""
         still = self.job.still_hosts if isinstance(self.job, Mpirun) else ()
         for host in self.logins.values():
             if host.name in still:
                 self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
-        """The hosts of the next generation, as soon as they have so many slots."""
+        """Returns the hosts of the next generation as soon as they have so many slots."""
         seconds = self.options.elastic_timeout
         deadline = Deadline(seconds, longest=ANSWER_SECONDS)
         while not deadline.passed():
@@ -298,7 +298,7 @@ class RestartingLauncher:
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
-        """How many ranks each host has, without those that were lost."""
+        """Returns the number of ranks by host, without those that were lost."""
         lost = self.job.relay.lost_ranks if isinstance(self.job, Mpirun) else ()
         ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
         return collections.Counter(
@@ -306,7 +306,7 @@ class RestartingLauncher:
         )
 
     def _wanted(self) -> list[Host]:
-        """Where the ranks should be: on the hosts where they are, first."""
+        """Returns the hosts for the ranks; those where ranks are now come first."""
         logins = [host.login for host in self.placed]
         present = self.present()
         for login in self.retry_at.keys() - {host.login for host in present}:
@@ -346,7 +346,7 @@ def _slots_by_login(placed: Sequence[Host]) -> dict[str, int]:
 
 
 def _covers(wanted: Sequence[Host], placed: Sequence[Host]) -> bool:
-    """Whether all that is placed is wanted."""
+    """Returns whether every placed slot is among the wanted ones."""
     found = _slots_by_login(wanted)
     return all(found.get(host.login, 0) >= (host.slots or 0) for host in placed)
 
@@ -356,7 +356,7 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _why_only_local(options: LaunchOptions) -> str:
-    """Why no host but this one can be used; empty where they can."""
+    """Returns why only this host can be used; empty if others can, too."""
     if options.use_gloo:
         return "--gloo starts ranks on this host only"
     try:

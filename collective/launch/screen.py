@@ -58,12 +58,12 @@ class Screen:
         self._showing: list[str] = []  # lines whose turn it is, outermost first
 
     def open(self, rank: int, printer: Print) -> None:
-        """Other ranks wait for the lines of this one from now on."""
+        """Adds a rank, for whose lines the other ranks wait."""
         with self._lock:
             self._ranks[rank], self._printers[rank] = _Waiting(), printer
 
     def close(self, rank: int) -> None:
-        """No more lines of this rank will come."""
+        """Notes that this rank prints no more lines."""
         with self._lock:
             self._ranks[rank].open = False
             self._lock.notify()
@@ -87,7 +87,7 @@ class Screen:
                 self._lock.notify()
 
     def flush(self) -> None:
-        """Prints all that waits; not for long where nobody reads it."""
+        """Prints all lines that wait; gives up after a second if they are not read."""
         thread = threading.Thread(target=self._flush, daemon=True)
         thread.start()
         thread.join(_BLOCK_SECONDS)
@@ -110,7 +110,7 @@ class Screen:
             self._print([self._number(of)], *of.take())
 
     def _show(self, text: str) -> None:
-        """Prints a line of stderr once, and before it what comes before it."""
+        """Prints a line of stderr once, after the lines that precede it."""
         self._showing.append(text)
         for each in self._ranks.values():
             while text in each.errors and not each.begins_with(text):
@@ -151,5 +151,5 @@ class Screen:
 
 
 def label(ranks: Sequence[int]) -> str:
-    """``[0-2,5] ``, in front of a line of these ranks."""
+    """Returns the prefix of a line of these ranks, such as ``[0-2,5] ``."""
     return f"[{describe(ranks)}] "

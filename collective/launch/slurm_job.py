@@ -30,13 +30,13 @@ _EXAMPLE = "#SBATCH --requeue --signal=B:USR1@120, and collectiverun --requeue-o
 
 
 def shell(variables: Mapping[str, str]) -> str:
-    """The program that starts a command on a node of the job; empty outside of one."""
+    """Returns the program that starts a command on a node of the job; or ''."""
     inside = "SLURM_JOB_ID" in variables or JOB in variables
     return str(SHELL) if inside and shutil.which("srun") else ""
 
 
 def hidden(variables: Mapping[str, str]) -> list[str]:
-    """Slurm's variables, which mpirun is not to see.
+    """Returns the names of Slurm's variables, which are hidden from mpirun.
 
     Open MPI and MPICH would take the hosts of the job in place of those that they are
     given, refuse other names, and use launchers of their own.
@@ -45,13 +45,13 @@ def hidden(variables: Mapping[str, str]) -> list[str]:
 
 
 def for_mpirun(variables: Mapping[str, str]) -> dict[str, str]:
-    """What mpirun gets in place of them, for ``srun-shell``."""
+    """Returns the variable that mpirun gets instead, for ``srun-shell``."""
     job = variables.get("SLURM_JOB_ID")
     return {JOB: job} if job else {}
 
 
 def for_ranks(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks get all the same."""
+    """Returns Slurm's variables that the ranks get nevertheless."""
     return {name: variables[name] for name in _FOR_RANKS if name in variables}
 
 
@@ -59,7 +59,7 @@ def signal_of(name: str) -> signal.Signals:
     """The signal with a name, as Slurm's ``--signal`` takes it.
 
     Raises:
-        UsageError: If it is none that a job may use so.
+        UsageError: If a job cannot use it for this.
     """
     text = name.upper().removeprefix("SIG")
     if text not in ("USR1", "USR2", "TERM", "HUP", "CONT"):
@@ -86,7 +86,7 @@ class Requeue:
             )
 
     def listen(self) -> None:
-        """From now on the signal is noted."""
+        """Installs the handler of the signal."""
         signal.signal(self._number, self._note)
 
     def _note(self, number: int, frame: object) -> None:

@@ -122,7 +122,7 @@ class Supervisor:
         self.meanwhile: Callable[[], None] = lambda: None
 
     def commands(self) -> str:
-        """What would be started, as shell commands."""
+        """Returns what would be started, as shell commands."""
         lines = []
         for spec in self.specs:
             variables = sorted(spec.variables.items())
@@ -187,7 +187,7 @@ class Supervisor:
         self.signal_all(signal.SIGKILL)
 
     def look(self) -> None:
-        """Notes what has ended, and does what is due; to be called many times a second."""
+        """Reaps ended processes, and does what is due; called many times a second."""
         # Not waitpid(-1): host discovery has children of its own.
         for pid in list(self.processes):
             found, status = os.waitpid(pid, os.WNOHANG)

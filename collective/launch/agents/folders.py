@@ -20,12 +20,12 @@ _SLOTS = "slots"  # the file of them
 
 
 def of(name: str) -> Path:
-    """The folder of a job, which need not exist."""
+    """Returns the path of a job's folder, which need not exist."""
     return Path(tempfile.gettempdir(), f"collective-{name}")
 
 
 def make(name: str) -> Path:
-    """The folder of a job, made if missing: only this user's."""
+    """Makes the folder of a job, for this user alone, if it is missing; returns its path."""
     folder = of(name)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -76,7 +76,7 @@ def write_slots(folder: Path, slots: Mapping[int, int]) -> None:
 
 
 def read_slots(folder: Path | None) -> dict[int, int] | None:
-    """What was written last; None for a job whose nodes have the slots they came with."""
+    """Returns what was written last; None if the nodes keep the slots that they began with."""
     if folder is None:
         return None
     try:

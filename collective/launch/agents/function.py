@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What became of a node: the job's exit code, what its ranks left, the last lines."""
+    """The exit code of the job on a node, the files of its ranks, and its last lines."""
 
     code: int
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class NodeResult:
 
 
 def pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bytes:
-    """The call, for ``Job``."""
+    """Pickles a function and its arguments, for ``Job.call``."""
     return cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, on all addresses of this host."""
+    """Returns a port that was free a moment ago on all addresses of this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
@@ -143,7 +143,7 @@ def _agent(
 
 
 def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
-    """What the ranks returned, in their order.
+    """Returns the results of the ranks, by rank.
 
     Args:
         size: Number of ranks; None for an elastic job, which may end with any.

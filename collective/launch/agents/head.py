@@ -59,7 +59,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Command:
-    """One that a node runs for a remote shell."""
+    """A command that a node runs for a remote shell."""
 
     shell: Link
     address: str
@@ -104,7 +104,7 @@ async def run(settings: Settings, launcher: Callable[[str], Sequence[str]]) -> i
 
 
 class Head:
-    """The nodes that are there, and what runs on them."""
+    """The nodes that have connected, and the commands that run on them."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -140,7 +140,7 @@ class Head:
         return listener
 
     async def accept(self, listener: socket.socket) -> None:
-        """Takes in nodes, for as long as the job runs: they may come late."""
+        """Admits nodes for as long as the job runs, because a node may connect late."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -153,7 +153,7 @@ class Head:
             task.add_done_callback(self.tasks.discard)
 
     async def wait_for_nodes(self) -> bool:
-        """Whether all have come in time."""
+        """Returns whether all nodes have connected in time."""
         deadline = Deadline(self.settings.seconds)
         wanted = self.settings.nodes
         while len(self.nodes) + 1 < wanted:
@@ -237,7 +237,7 @@ class Head:
             await self._end_commands(address)
 
     async def _admit(self, link: Link, address: str) -> _Node | None:
-        """The node that says hello; None for one that cannot take part."""
+        """Returns the node that says hello; None if it cannot take part."""
         frame = await link.first(_HELLO_SECONDS)
         if frame is None or frame.kind != HELLO:
             return None
@@ -312,7 +312,7 @@ class Head:
         return address
 
     def listed(self) -> str:
-        """``host:slots`` of each node, in the order of their numbers: ranks follow it.
+        """Returns ``host:slots`` of each node, in the order of node numbers, as of the ranks.
 
         Where Ray holds the slots, it says how many each node has now.
         """
