@@ -9,7 +9,6 @@ have. What it does then is ``--min-np`` and ``--max-np``.
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,12 +141,9 @@ class ElasticJob:
         if self.limits.resets is not None:
             options += ["--reset-limit", str(self.limits.resets)]
         job = function.Job(
-            name=secrets.token_hex(16),
-            secret=secrets.token_hex(32),
+            self.call,
+            self.seconds,
             head=ray.get(head.found.remote()).head,
-            slots=(),
-            call=self.call,
-            seconds=self.seconds,
             options=[*options, *self.options],
             elastic=True,
         )

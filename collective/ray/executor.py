@@ -237,7 +237,8 @@ class RayExecutor:
         actors = [actor for node in workers.nodes for actor in node]
         places = [index for node in workers.nodes for index in range(len(node))]
         ray.get([a.listen.remote(name, i) for a, i in zip(actors, places, strict=True)])
-        job = workers.job(name, call, self._settings.timeout_s, self._options())
+        options = self._options()
+        job = workers.job(call, self._settings.timeout_s, name=name, options=options)
         self._nodes = workers.start(job, variables)
         ranks = [actor.accept.remote() for actor in actors]
         waiting = [*ranks, *self._nodes]

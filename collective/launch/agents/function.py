@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -34,12 +35,15 @@ KEPT_LINES = 40
 class Job:
     """What every node needs to know; it travels as the cluster sends objects."""
 
-    name: str  # that cannot be guessed: also the folder of each node
-    secret: str
-    head: str  # HOST:PORT of node 0
-    slots: Sequence[int]  # of each node; of an elastic job empty: agents.slots has them
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
+    head: str = ""  # HOST:PORT of node 0
+    slots: Sequence[
+        int
+    ] = ()  # of each node; an elastic job's are in its folder (folders)
+    # A name that cannot be guessed, also of the folder of each node.
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
     options: Sequence[str] = ()  # further ones of the launcher
     python: str = ""  # of the ranks; that of the agent by default
     kept_lines: int = KEPT_LINES  # of the output
