@@ -14,8 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Sequence
 
 from collective.elastic import generations, membership_file, wait_report
@@ -86,55 +84,52 @@ class RankWatch:
             membership=self.membership,
             inherits_files=True,  # as the ranks of MPICH must
         )
+        self.parent, self.stops, self.looked = os.getppid(), Stops(), 0.0
+        self.reported_wait = 0.0
+        # A number that changes while the rank runs, and since when it has not.
+        self.activity, self.still = 0, Lasting(self.timeout)
         self.works = 0.0  # for how long it has not waited, while this process ran
         self.score = "0"  # before endings.set_oom_score
         self.reported_state = b""  # the last that the launcher knows of
         # Whether no thread of it has run for longer than the time-out.
         self.stands_still = False
 
-    def start_watch(self) -> None:
-        """Starts the thread that watches mpirun; called when the rank has been started."""
-        parent = os.getppid()
-        self._print("started")
-        threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
-
-    def _print(self, what: str) -> None:
+    def report_state(self, what: str) -> None:
         """Prints a message of this rank, for ``relay`` to read."""
         print_message(f"{self.supervisor.name(self.rank)} {what}")
 
-    def _watch(self, parent: int) -> None:
-        """Ends the rank when mpirun's daemon is killed: it then has another parent.
-
-        The parent-death signal of the kernel is of no use here: it means the death of the
-        thread that started this process, and a daemon may end that thread any time.
-        Meanwhile it reports to the launcher a rank that waits too long for others.
-        """
-        reported, activity, still = 0.0, 0, Lasting(self.timeout)
-        stops = Stops()
-        while os.getppid() == parent:
-            time.sleep(_POLL_SECONDS)
-            now = stops.look()
-            if self.timeout == math.inf:
-                continue
-            waits = self.wait_report.waits()
-            waits -= stops.since(now - waits)
-            self.works = self.wait_report.works()
-            self.works -= stops.since(now - self.works)
-            running = list(self.supervisor.processes)
-            before, activity = activity, sum(map(processes.activity, running))
-            self.stands_still = still.since(activity == before)
-            reported = min(reported, waits)
-            if waits - reported > self.timeout and not self._is_stopped():
-                self._print("waits")
-                reported = waits
-        self.supervisor.end(signal.SIGTERM)
-
     def look(self) -> None:
-        """Reports a new state of the rank to the launcher."""
+        """Reports to the launcher a new state of the rank, and that it waits too long.
+
+        Ends the rank when mpirun's daemon is killed: it then has another parent. The
+        parent-death signal of the kernel is of no use here: it means the death of the
+        thread that started this process, and a daemon may end that thread any time.
+        """
         state = self.membership.read(self.rank)
         if state != self.reported_state and state in _REPORTED:
-            self._print(_REPORTED[state])
+            self.report_state(_REPORTED[state])
             self.reported_state = state
+        now = self.stops.look()
+        if now < self.looked + _POLL_SECONDS:
+            return
+        self.looked = now
+        if os.getppid() != self.parent:
+            self.supervisor.give_up()
+        if self.timeout < math.inf:
+            self._look_whether_it_waits(now)
+
+    def _look_whether_it_waits(self, now: float) -> None:
+        waits, self.works = (
+            seconds - self.stops.since(now - seconds)
+            for seconds in (self.wait_report.waits(), self.wait_report.works())
+        )
+        before = self.activity
+        self.activity = sum(map(processes.activity, self.supervisor.processes))
+        self.stands_still = self.still.since(self.activity == before)
+        self.reported_wait = min(self.reported_wait, waits)
+        if waits - self.reported_wait > self.timeout and not self._is_stopped():
+            self.report_state("waits")
+            self.reported_wait = waits
 
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.
@@ -149,11 +144,11 @@ class RankWatch:
                 endings.set_oom_score(process, self.score)
             self.membership.release(self.rank)
             return
-        self._print("answers")
+        self.report_state("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
         if self.supervisor.ending or not hangs:
             return
-        self._print(
+        self.report_state(
             "makes no progress, and others have waited for it for "
             f"{self.timeout:g} s: killed it\n"
             "HINT: --rank-timeout SECONDS gives a rank that is only slow more time"
@@ -172,9 +167,9 @@ class RankWatch:
                 job.note_failure(rank, code, EARLY if early else "")
                 job.end(signal.SIGTERM)
         elif self.elastic and self.membership.read(self.rank) == membership_file.LEFT:
-            self._print("left")
+            self.report_state("left")
         elif not job.verbose:  # else it is printed already
-            self._print("ended with exit code 0")
+            self.report_state("ended with exit code 0")
 
     def report(self) -> None:
         """Shows the launcher the last errors of a rank whose output is in files."""
@@ -209,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(
             signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(rank.rank)
         )
-    code = rank.supervisor.run(on_started=rank.start_watch)
+    code = rank.supervisor.run(on_started=lambda: rank.report_state("started"))
     if code == generations.EXIT_CODE:
         return settled(0)
     if code and rank.elastic:

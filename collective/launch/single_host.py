@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from collective.elastic import membership_file
@@ -18,8 +16,6 @@ from collective.launch.elastic import ElasticRanks
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
-
-_AWAITED_POLL_SECONDS = 0.1
 
 
 def job(
@@ -92,6 +88,9 @@ class EndTogether:
         membership: MembershipFile,
     ):
         self.membership = membership
+        self.absent: list[
+            int
+        ] = []  # ranks that succeeded and have never joined the job
         self.supervisor = Supervisor(
             specs, len(specs), options, self, membership=membership
         )
@@ -103,7 +102,7 @@ class EndTogether:
             return
         if code == 0:
             if not self.membership.has_joined(rank):
-                threading.Thread(target=self._end_if_awaited, args=(rank,)).start()
+                self.absent.append(rank)
             return
         consequence = "; ending the other ranks" if job.processes else ""
         if code < 0 and job.processes:
@@ -115,28 +114,27 @@ class EndTogether:
         job.note_failure(rank, code, consequence)
         job.end(signal.SIGTERM)
 
-    def _end_if_awaited(self, absent: int) -> None:
+    def look(self) -> None:
         """Ends the job when a rank waits in init for one that has exited before."""
         job = self.supervisor
-        while job.processes and not job.ending:
-            running = [rank for rank, _ in list(job.processes.values())]
-            read, joining = self.membership.read, membership_file.JOINING
-            waiting = [rank for rank in running if read(rank) == joining]
-            if waiting:
-                how = "with exit code 0 before it called collective.init()"
-                print_message(
-                    f"rank {absent} ended {how}, where rank {waiting[0]} waits for it; "
-                    "ending the other ranks\nHINT: every rank must call "
-                    f"collective.init(); see what rank {absent} printed, or start fewer "
-                    "ranks"
-                )
-                job.exit_code, job.failed = 1, (absent, how)
-                job.end(signal.SIGTERM)
-                return
-            time.sleep(_AWAITED_POLL_SECONDS)
-
-    def look(self) -> None:
-        """Nothing else is due."""
+        if not self.absent or job.ending:
+            return
+        read, joining = self.membership.read, membership_file.JOINING
+        running = [rank for rank, _ in job.processes.values()]
+        waiting = next((rank for rank in running if read(rank) == joining), None)
+        if waiting is None:
+            return
+        absent, how = (
+            self.absent[0],
+            "with exit code 0 before it called collective.init()",
+        )
+        print_message(
+            f"rank {absent} ended {how}, where rank {waiting} waits for it; ending the "
+            "other ranks\nHINT: every rank must call collective.init(); see what rank "
+            f"{absent} printed, or start fewer ranks"
+        )
+        job.exit_code, job.failed = 1, (absent, how)
+        job.end(signal.SIGTERM)
 
     def report(self) -> None:
         """Reports which rank failed."""

@@ -14,6 +14,7 @@ import pytest
 from collective import running_time
 from collective.elastic import membership_file
 from collective.environment import Environment
+from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.launch import endings, processes, rank, supervisor
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
@@ -132,6 +133,31 @@ def test_each_rank_under_mpirun_that_has_finished_and_does_not_end_is_killed(
         assert killed == over
         clock.now += 1
     assert "has finished its work" in capsys.readouterr().err
+
+
+def test_a_rank_under_mpirun_reports_that_it_waits_and_ends_with_its_parent(
+    clock, monkeypatch, capsys
+):
+    monkeypatch.setenv(RANK_TIMEOUT, "10")
+    monkeypatch.setenv(MIN_NP, "1")
+    options = LaunchOptions(["true"], min_np=1)
+    watch = rank.RankWatch(options, Environment("mpirun", 1, 2, 1, 2))
+    waits = iter((3.0, 11.0, 12.0, 22.0, 1.0, 12.0))
+    monkeypatch.setattr(watch.wait_report, "waits", lambda: next(waits))
+    reported = []
+    monkeypatch.setattr(watch, "report_state", reported.append)
+    for count in (0, 1, 1, 2, 2, 3):
+        clock.now += 0.3
+        watch.look()  # in between, it does not look
+        clock.now += 0.3
+        watch.look()
+        assert reported == ["waits"] * count
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(watch, "_look_whether_it_waits", lambda now: None)
+    assert not watch.supervisor.ending
+    clock.now += 0.6
+    watch.look()
+    assert watch.supervisor.ending
 
 
 def test_states_of_processes():
