@@ -88,9 +88,7 @@ class EndTogether:
         membership: MembershipFile,
     ):
         self.membership = membership
-        self.absent: list[
-            int
-        ] = []  # ranks that succeeded and have never joined the job
+        self.absent = list[int]()  # ranks that succeeded and never joined the job
         self.supervisor = Supervisor(
             specs, len(specs), options, self, membership=membership
         )
@@ -124,10 +122,8 @@ class EndTogether:
         waiting = next((rank for rank in running if read(rank) == joining), None)
         if waiting is None:
             return
-        absent, how = (
-            self.absent[0],
-            "with exit code 0 before it called collective.init()",
-        )
+        absent = self.absent[0]
+        how = "with exit code 0 before it called collective.init()"
         print_message(
             f"rank {absent} ended {how}, where rank {waiting} waits for it; ending the "
             "other ranks\nHINT: every rank must call collective.init(); see what rank "
