@@ -75,8 +75,7 @@ class Mpirun:
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
         # would wait for them for ever.
         self.cut_off: Mapping[str, str] = {}
-        self.start_seconds: float = options.start_timeout or START_SECONDS
-        self.late_start = Lasting(self.start_seconds)
+        self.late_start = Lasting(options.start_timeout or START_SECONDS)
         # Since mpirun has said that it ends the job, as it has lost a host.
         self.loses_host = Lasting(_LOST_SECONDS)
         # Since the first rank has failed without which the job does not continue.
@@ -120,8 +119,8 @@ class Mpirun:
         self.words[program:program] = mpi.host_name_options(self.mpi, answers.names)
         self.cut_off = answers.cut_off
         if self.cut_off:
-            self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
-            self.late_start.seconds = self.start_seconds
+            seconds = min(self.late_start.seconds, _CALL_BACK_SECONDS)
+            self.late_start.seconds = seconds
         words = list(self.words)
         for place, word in enumerate(words):
             if isinstance(word, mpi.HostfileText):
@@ -312,7 +311,7 @@ class Mpirun:
         hint = "" if reasons else "; --start-timeout SECONDS allows a slow start"
         print_message(
             f"{len(self.not_started)} of {self.size} ranks did not start within "
-            f"{self.start_seconds:g} s, on {', '.join(hosts)}{reasons}\n"
+            f"{self.late_start.seconds:g} s, on {', '.join(hosts)}{reasons}\n"
             "HINT: python -m collective.doctor with the same hosts; a firewall between "
             "them, or the wrong interface (--network-interfaces), keeps mpirun waiting"
             f"{hint}"

@@ -65,8 +65,7 @@ class RestartingLauncher:
         self.job: ElasticRanks | Mpirun | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = self.number = 0
-        self.cooldown = options.cooldown
-        self.not_before, self.pause = 0.0, self.cooldown[0]
+        self.not_before, self.pause = 0.0, options.cooldown[0]
         self.overlap = Overlap(options.elastic_timeout)
         self.may_overlap = not options.no_overlap
 
@@ -278,7 +277,7 @@ class RestartingLauncher:
 
     def _wait_longer(self) -> None:
         self.not_before = time.monotonic() + self.pause
-        self.pause = min(2 * self.pause, self.cooldown[1])
+        self.pause = min(2 * self.pause, self.options.cooldown[1])
 
     def _restart_is_due(self, wanted: Sequence[Host]) -> bool:
         """Whether the ranks should be on other hosts than they are."""
