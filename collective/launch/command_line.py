@@ -17,8 +17,15 @@ from typing import Any, NoReturn
 from collective import fit_options
 from collective.command_parser import Parser, program
 from collective.errors import UsageError
-from collective.launch import horovod_settings, options, plain_keras, remote_shell
-from collective.launch.options import EXAMPLE, SEVERAL, LaunchOptions
+from collective.launch import horovod_settings, plain_keras, remote_shell
+from collective.launch.options import (
+    EXAMPLE,
+    SEVERAL,
+    LaunchOptions,
+    add_options,
+    declared,
+    from_parsed,
+)
 from collective.launch.output import print_message
 from collective.launch.versions import installed
 from collective.python_command import arguments
@@ -40,7 +47,7 @@ def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
         return LaunchOptions(check_build=True)
     if parsed.config_file:
         horovod_settings.read_config(parsed.config_file, parsed)
-    given = options.from_parsed(parsed)
+    given = from_parsed(parsed)
     _check(given)
     _check_keras(given)
     _note_misplaced(given)
@@ -66,7 +73,7 @@ def _check(parsed: LaunchOptions) -> None:
             "--hostfile",
             hint=EXAMPLE,
         )
-    for option in options.declared():
+    for option in declared():
         known, value = option.metadata, getattr(parsed, option.name)
         least, name = known["least"], known["names"][0]
         if None not in (least, value) and not value >= least:
@@ -208,6 +215,6 @@ def parser() -> argparse.ArgumentParser:
         "-v", "--version", nargs=0, action=_Version, help="print the version"
     )
     p.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)
-    remote_shell.add_options(options.add_options(p)[SEVERAL])
+    remote_shell.add_options(add_options(p)[SEVERAL])
     horovod_settings.add_options(p)
     return p
