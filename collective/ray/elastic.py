@@ -19,6 +19,7 @@ from collective.launch.agents import function
 from collective.ray.holders import Holders, lost_errors, report
 from collective.ray.placement import actor as ask
 from collective.ray.worker import Found
+from collective.run_function import launcher_words
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 20.0  # until all nodes have heard that the job has ended
@@ -136,10 +137,14 @@ class ElasticJob:
 
         node = next(iter(self.holders.by_node()))
         head = self._agent_actor(node)
-        least, most = self.limits.least, self.limits.most
-        options = f"-np {size} --min-np {least} --max-np {most}".split()
-        if self.limits.resets is not None:
-            options += ["--reset-limit", str(self.limits.resets)]
+        options = launcher_words(
+            {
+                "--num-proc": size,
+                "--min-np": self.limits.least,
+                "--max-np": self.limits.most,
+                "--reset-limit": self.limits.resets,
+            }
+        )
         job = function.Job(
             self.call,
             self.seconds,

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from collective.errors import UsageError
 from collective.launch.agents import function
+from collective.run_function import launcher_words
 from collective.spark import stage
 
 _START_SECONDS = 600
@@ -64,8 +65,7 @@ def run(
         UsageError: There is no SparkContext; or Spark has not so many tasks free in time.
     """
     options = _options(verbose, nics, prefix_output_with_timestamp)
-    if extra_mpi_args:
-        options.append(f"--mpi-args={extra_mpi_args}")
+    options += launcher_words({"--mpi-args": extra_mpi_args})
     request = _request(fn, args, kwargs, num_proc, start_timeout, env)
     request = _with(request, options=options, python=executable or "")
     nodes = _nodes(request, stdout)
@@ -134,16 +134,14 @@ def run_elastic(
             hint=f"num_proc={most}, and fewer as min_num_proc",
         )
     found = {
-        "-np": request.tasks,
+        "--num-proc": request.tasks,
         "--min-np": request.tasks if least is None else least,
         "--max-np": most,
         "--elastic-timeout": elastic_timeout,
         "--reset-limit": reset_limit,
     }
-    numbers = [(name, value) for name, value in found.items() if value is not None]
     options = _options(verbose, nics, prefix_output_with_timestamp)
-    for name, value in numbers:
-        options += [name, str(value)]
+    options += launcher_words(found)
     nodes = _nodes_after_losses(_with(request, options=options), stdout)
     return function.results(nodes, None, "collective.spark.run_elastic")
 
@@ -152,12 +150,15 @@ def _options(
     verbose: int, nics: Sequence[str] | str | None, timestamps: bool
 ) -> list[str]:
     """The options of the launcher."""
-    words = ["--verbose"] if verbose > 1 else []
-    words += ["--prefix-output-with-timestamp"] if timestamps else []
-    if nics:
-        named = [nics] if isinstance(nics, str) else sorted(nics)
-        words += ["--network-interfaces", ",".join(named)]
-    return words
+    return launcher_words(
+        {
+            "--verbose": verbose > 1,
+            "--prefix-output-with-timestamp": timestamps,
+            "--network-interfaces": nics
+            if isinstance(nics, str)
+            else sorted(nics or ()),
+        }
+    )
 
 
 def _request(

@@ -10,6 +10,7 @@ from collective import python_command
 from collective.errors import UsageError
 from collective.launch.__main__ import main
 from collective.launch.command_line import parse
+from collective.run_function import launcher_words
 
 
 def variables(*arguments):
@@ -201,6 +202,27 @@ def test_elastic_options():
         3,
         [10, 100],
     )
+
+
+def test_words_of_a_program_are_those_that_are_typed():
+    """Those of ``collective.run``, Ray and Spark."""
+    given = {
+        "--num-proc": 2,
+        "--reset-limit": None,
+        "--blacklist-cooldown-range": (10, 100),
+        "--network-interfaces": ["eth0", "eth1"],
+        "--mpi-args": "--map-by node",
+        "--hosts": "",
+        "--verbose": True,
+        "--tcp": False,
+    }
+    options = parse([*launcher_words(given), "true"])
+    assert (options.num_proc, options.reset_limit, options.hosts) == (2, None, "")
+    assert (options.cooldown, options.nics) == ([10, 100], ["eth0", "eth1"])
+    assert options.mpi_args == ["--map-by", "node"]
+    assert options.verbose and not options.tcp
+    with pytest.raises(UsageError, match="--reset-limit 0: at least 1"):
+        parse([*launcher_words({"--reset-limit": 0}), "true"])
 
 
 def test_what_does_nothing_on_one_host_says_so(capfd):
