@@ -69,7 +69,6 @@ class RankWatch:
             options.command,
             {
                 **horovod_settings.place(environment),
-                membership_file.VARIABLE: self.membership.path,
                 wait_report.VARIABLE: self.wait_report.path,
             },
             () if options.binding_args else bound,
