@@ -115,7 +115,7 @@ def run(
         if start_timeout is not None:
             environment["COLLECTIVE_START_TIMEOUT"] = str(start_timeout)
         command = python_command.command("collective.launch", "-np", str(ranks))
-        command += _words(options)
+        command += launcher_words(options)
         worker = "collective.run_function"
         command += python_command.command(worker, name, python=executable or "")
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
@@ -123,7 +123,13 @@ def run(
         return _results(folder, None if elastic else ranks, code.returncode)
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
+def launcher_words(options: Mapping[str, Any]) -> list[str]:
+    """Options of the launcher as they are typed.
+
+    Args:
+        options: By name. True for a switch; None, False and empty for one not given; a
+            sequence for a list with commas, or for the two numbers of the cooldown.
+    """
     found: list[str] = []
     for name, value in options.items():
         if value is True:
@@ -132,7 +138,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
             found += [name, *map(str, value)]
         elif value is not None and value is not False:
             text = value if isinstance(value, str | int) else ",".join(value)
-            found.append(f"{name}={text}")
+            found += [f"{name}={text}"] if text != "" else []
     return found
 
 

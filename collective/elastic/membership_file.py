@@ -44,17 +44,19 @@ class MembershipFile:
 
     Args:
         size: Number of ranks that are started at once.
+        first: Number of the first of them.
 
     Attributes:
         path: Where ranks find it: the value of ``VARIABLE``.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: int = 0) -> None:
         self._file, self.path = memory("collective membership", size)
+        self._begin = len(HEADER) - first
 
     def read(self, rank: int) -> bytes:
         """The state of a rank, by its number at the start; ``b""`` before all others."""
-        return os.pread(self._file, 1, len(HEADER) + rank).strip(b"\0")
+        return os.pread(self._file, 1, self._begin + rank).strip(b"\0")
 
     def has_joined(self, rank: int) -> bool:
         """Whether a rank has ever been in the job."""
@@ -63,15 +65,15 @@ class MembershipFile:
     def ask_to_restart(self, rank: int) -> None:
         """Asks a rank to end for the next generation, if it is in the job now."""
         if self.read(rank) in IN_JOB:
-            os.pwrite(self._file, RESTART, len(HEADER) + rank)
+            os.pwrite(self._file, RESTART, self._begin + rank)
 
     def release(self, rank: int) -> None:
         """Lets a rank continue that is ready."""
-        os.pwrite(self._file, JOINED, len(HEADER) + rank)
+        os.pwrite(self._file, JOINED, self._begin + rank)
 
     def note_exit(self, rank: int) -> None:
         """Reports to the other ranks that one has exited."""
-        os.pwrite(self._file, EXITED, len(HEADER) + rank)
+        os.pwrite(self._file, EXITED, self._begin + rank)
 
 
 def memory(name: str, size: int) -> tuple[int, str]:

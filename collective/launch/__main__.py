@@ -19,9 +19,9 @@ try:
         versions,
     )
     from collective.launch.discovery import Discovery
+    from collective.launch.elastic import ElasticRanks
     from collective.launch.options import LaunchOptions
     from collective.launch.output import print_message, settled
-    from collective.launch.supervisor import Supervisor
     from collective.streams import open_streams
 except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
     raise SystemExit(130) from None
@@ -54,17 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
-    """Imports late what one host does not need."""
+    """Starts the job; imports only then what one host does not need."""
     for name in generations.VARIABLES:
         os.environ.pop(name, None)  # of a job within which this one is started
     if options.agent:
         from collective.launch.agents import command
 
-        if not command.is_running():
-            return command.run(options, arguments)
-        options = command.with_agents(options)
-    else:
-        environment.lone.check_launcher(os.environ)
+        return command.run(options, arguments)
+    environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher
@@ -89,7 +86,7 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
         _check_backend(options.backend, size, "collectiverun" if here else "mpirun")
     if here:
         _note_unused(options)
-        return _run(single_host.job(options, size), options)
+        return _run_here(single_host.job(options, size), options)
     if options.use_gloo:
         raise UsageError(
             f"--gloo starts ranks on this host only, not on {', '.join(others)}",
@@ -99,20 +96,27 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
         from collective.launch.restarting import RestartingLauncher
 
         return RestartingLauncher(options, lambda: found).run(placed)
-    from collective.launch.mpirun import MpirunSupervisor
+    from collective.launch.mpirun import Mpirun
 
-    return _run(MpirunSupervisor(options, placed), options)
-
-
-def _run(job: Supervisor, options: LaunchOptions) -> int:
+    mpirun = Mpirun(options, placed)
     if options.dry_run:
-        print(job.commands())
+        print(mpirun.commands())
         return 0
-    code, membership = job.run(), job.membership
-    if code or membership is None or any(map(membership.has_joined, range(job.size))):
+    return mpirun.run()
+
+
+def _run_here(
+    job: single_host.EndTogether | ElasticRanks, options: LaunchOptions
+) -> int:
+    supervisor, size = job.supervisor, job.supervisor.size
+    if options.dry_run:
+        print(supervisor.commands())
+        return 0
+    code = supervisor.run()
+    if code or any(map(job.membership.has_joined, range(size))):
         return code
-    start = command_line.start_of(job.size)
-    if text := plain_keras.none_joined(options.command, job.size, start):
+    start = command_line.start_of(size)
+    if text := plain_keras.none_joined(options.command, size, start):
         print_message(text)
     return code
 
@@ -130,7 +134,7 @@ def _check_backend(name: str, size: int, launcher: str) -> None:
 
 
 def _note_unused(options: LaunchOptions) -> None:
-    """Says which options do nothing where no mpirun is used."""
+    """Prints which options do nothing because no mpirun is used."""
     values = {
         "--mpi-args": options.mpi_args,
         "--tcp": options.tcp,
@@ -165,7 +169,7 @@ def _check_elastic(options: LaunchOptions, size: int) -> None:
 
 
 def _hosts(options: LaunchOptions) -> list[hosts.Host]:
-    """Hosts from the command line, else from the batch system, else localhost."""
+    """Returns the hosts of the command line, else of the batch system, else localhost."""
     if options.hosts:
         return hosts.parse_list(options.hosts)
     if options.hostfile:

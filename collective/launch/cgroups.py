@@ -56,7 +56,7 @@ def enter(group: Path) -> None:
 
 
 def find(mark: str) -> list[Path]:
-    """The cgroups of ranks whose mark begins so, which this process or a sibling made."""
+    """Returns the cgroups, of this process or a sibling, of marks that begin so."""
     own = _own()
     return sorted(own.glob(f"{_PREFIX}{mark}*")) if own else []
 

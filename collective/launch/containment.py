@@ -38,7 +38,7 @@ class Marks:
 
 
 def find(mark: str) -> set[int]:
-    """Returns the processes of this user whose mark begins so; zombies have none."""
+    """Returns the processes of this user whose mark begins with this; zombies have no mark."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = set()
     for name in os.listdir("/proc"):
@@ -58,7 +58,7 @@ def _is_to_stay(pid: int) -> bool:
 
 
 def kill(mark: str, seconds: float = 0.0) -> None:
-    """Kills every process of a rank whose mark begins so, and what these start meanwhile.
+    """Kills every process whose mark begins with this, and what these start meanwhile.
 
     Args:
         mark: Of one rank, or of all ranks of a supervisor.

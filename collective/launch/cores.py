@@ -1,4 +1,4 @@
-"""Which cores each rank of a host runs on."""
+"""Chooses the cores on which each rank of a host runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
-    """The hardware threads of each core, cores of one package next to each other.
+    """Returns the hardware threads of each core; cores of one package are neighbours.
 
     Linux numbers hardware threads, as logical cores.
     """
@@ -30,7 +30,7 @@ def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]
 def share(
     local_size: int, cores: Sequence[int] | None = None, topology: Path = _TOPOLOGY
 ) -> list[list[int]]:
-    """The logical cores of each local rank; an empty list where it is not bound.
+    """Returns the logical cores of each local rank; an empty list if it is not bound.
 
     Ranks are bound if each can have a logical core or more. Without binding, the kernel
     sometimes runs threads of two ranks on one core while another is idle, and in
@@ -50,7 +50,7 @@ def share(
 
 
 def describe(cores: Sequence[int]) -> str:
-    """Short form of core numbers: ``0-3,8``."""
+    """Short form of the numbers of cores or ranks: ``0-3,8``."""
     # A number less its place is the same throughout a run.
     places = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
     runs = [[core for _, core in run] for _, run in places]

@@ -53,11 +53,11 @@ class Discovery:
             time.sleep(EVERY_SECONDS)
 
     def __enter__(self) -> None:
-        """Runs the script each second from now on."""
+        """Starts a thread that runs the script each second."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
-        """Ends the script, if it runs."""
+        """Ends the thread, and kills the script if it runs."""
         self._closed = True
         if self._process is not None:
             processes.signal_group(self._process.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ class Discovery:
         ]
 
     def _print_once(self, message: str) -> None:
-        """Prints a message that is not the last one."""
+        """Prints a message, unless it was the last one printed, too."""
         if message != self._last_message:
             print_message(f"host discovery: {message}")
         self._last_message = message

@@ -17,12 +17,12 @@ from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
-from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
+from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting
 
 
-class ElasticSupervisor(Supervisor):
-    """The processes of one job on this host, some of which may fail or join later.
+class ElasticRanks:
+    """The ranks of one job on this host, some of which may fail or join later.
 
     The job has succeeded when ``min_np`` ranks of its last membership did.
 
@@ -34,12 +34,6 @@ class ElasticSupervisor(Supervisor):
         wanted: Returns how many ranks there should be now; None: no rank joins later.
     """
 
-    membership: MembershipFile
-    # Of interest where the job may restart; see MpirunSupervisor for the other values.
-    grows_by_itself = True
-    finishing = lost_host = over_limit = False
-    lost_ranks: frozenset[int] = frozenset()
-
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
@@ -48,14 +42,9 @@ class ElasticSupervisor(Supervisor):
         spec_of: Callable[[int, int, bool], ProcessSpec],
         wanted: Callable[[], int] | None,
     ):
-        super().__init__(
-            specs,
-            len(specs),
-            options.style,
-            verbose=options.verbose,
-            elastic=True,
-            membership=membership,
-            end_seconds=options.end_seconds,
+        self.membership = membership
+        self.supervisor = Supervisor(
+            specs, len(specs), options, self, membership=membership
         )
         self.min_np = options.min_np or 1
         self.max_np = options.max_np or 0
@@ -74,7 +63,15 @@ class ElasticSupervisor(Supervisor):
         self.cooldown = options.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
         self.reset_limit, self.resets = options.reset_limit, 0
-        self.restart_requested = self.restarts = False
+        self.restart_requested = self.restarts = self.over_limit = False
+
+    def commands(self) -> str:
+        """The commands of the ranks that are started at once."""
+        return self.supervisor.commands()
+
+    def run(self, on_started: Callable[[], None] | None = None) -> int:
+        """Runs the job; see ``Supervisor.run``."""
+        return self.supervisor.run(on_started)
 
     @property
     def training(self) -> bool:
@@ -92,20 +89,22 @@ class ElasticSupervisor(Supervisor):
         """Asks the ranks to end for the next generation; from any thread."""
         self.restart_requested = True
 
-    def _wait(self) -> None:
-        super()._wait()
+    def report(self) -> None:
+        """Decides whether the job has succeeded, and reports which rank failed."""
+        job = self.supervisor
         if self.over_limit:
-            self.exit_code = 1
-        elif self.ending:
-            self.failed = None  # a signal to the launcher ended it
+            job.exit_code = 1
+        elif job.ending:
+            job.failed = None  # a signal to the launcher ended it
         elif self.restarts:
-            self.failed, self.exit_code = None, generations.EXIT_CODE
+            job.failed, job.exit_code = None, generations.EXIT_CODE
         elif self.succeeded >= self.min_np and not self.incomplete:
             # It continued without the failed rank.
-            self.failed, self.exit_code = None, 0
+            job.failed, job.exit_code = None, 0
+        job.report_failure()
 
-    def _look_after(self) -> None:
-        super()._look_after()
+    def look(self) -> None:
+        """Starts, dismisses and ends ranks, where that is due."""
         self._note_joined()
         self._adjust()
         self._end_hanging()
@@ -117,13 +116,16 @@ class ElasticSupervisor(Supervisor):
                 self.pause = self.cooldown[0]
                 self._count_reset()
 
-    def _on_exit(self, rank: int, code: int) -> None:
+    def on_exit(self, rank: int, code: int) -> None:
+        """Continues without the rank, and may replace it."""
         self._note_joined()
         del self.slots[rank]
-        if self.verbose:
-            print_message(f"{self._name(rank)} ended {how_ended(code)}")
         self.restarts |= code == generations.EXIT_CODE
-        if self.ending or self.restarts or rank in self.joining & self.dismissed:
+        if (
+            self.supervisor.ending
+            or self.restarts
+            or rank in self.joining & self.dismissed
+        ):
             self.joining.discard(rank)
             return
         state = self.membership.read(rank)
@@ -131,7 +133,8 @@ class ElasticSupervisor(Supervisor):
         self.incomplete |= bool(code) and state == membership_file.DONE
         self.membership.note_exit(rank)
         if code:
-            self._note_failure(rank, code, f"; {_ranks(len(self.slots))} left")
+            consequence = f"; {_ranks(len(self.slots))} left"
+            self.supervisor.note_failure(rank, code, consequence)
         elif not left:
             self.succeeded += 1
         if rank in self.joining:
@@ -146,26 +149,27 @@ class ElasticSupervisor(Supervisor):
             self._count_reset()
 
     def _start_no_more(self) -> None:
-        """A rank was refused: another one would be refused likewise."""
+        """Starts no other rank, because one was refused, and another would be, too."""
         self.wanted = None
         print_message("no other rank is started; see above why this one could not join")
 
     def _count_reset(self) -> None:
-        """The ranks that train together have changed; ends the job after too often."""
+        """Counts a change of the ranks that train together; ends the job after too many."""
         self.resets += 1
-        if self.reset_limit is None or self.resets <= self.reset_limit or self.ending:
+        limit = self.reset_limit
+        if limit is None or self.resets <= limit or self.supervisor.ending:
             return
         print_message(
             f"the ranks of the job have changed {self.resets} times; ending it\n"
-            f"HINT: --reset-limit {self.reset_limit} allows no more; start the job again "
+            f"HINT: --reset-limit {limit} allows no more; start the job again "
             "from its last checkpoint"
         )
         self.over_limit = True
-        self._end(signal.SIGTERM)
+        self.supervisor.end(signal.SIGTERM)
 
     def _adjust(self) -> None:
         """Starts missing ranks, and asks surplus ones to leave."""
-        if self.ending:
+        if self.supervisor.ending:
             return
         if self.restart_requested:
             self._ask_to_restart()
@@ -178,8 +182,7 @@ class ElasticSupervisor(Supervisor):
         wanted = max(self.min_np, min(self.wanted(), self.max_np))
         for rank in sorted(set(self.slots) - self.dismissed)[wanted:]:
             print_message(
-                f"{self._name(rank)} is asked to leave: the job has slots for "
-                f"{_ranks(wanted)}"
+                f"rank {rank} is asked to leave: the job has slots for {_ranks(wanted)}"
             )
             self._dismiss(rank)
         while len(self.slots) < wanted and time.monotonic() >= self.not_before:
@@ -191,7 +194,7 @@ class ElasticSupervisor(Supervisor):
 
         In the job the ranks themselves do so (``native/membership/job.h``).
         """
-        if self.ending:
+        if self.supervisor.ending:
             return
         present = set(self.slots) - self.joining
         states = {rank: self.membership.read(rank) for rank in present}
@@ -200,19 +203,21 @@ class ElasticSupervisor(Supervisor):
         if self.absent.since(bool(absent) and awaited):
             for rank in absent:
                 print_message(
-                    f"{self._name(rank)} has not called collective.init() within "
+                    f"rank {rank} has not called collective.init() within "
                     f"{self.absent.seconds:g} s, and other ranks wait for it: killed it\n"
                     "HINT: COLLECTIVE_START_TIMEOUT=seconds gives it more time"
                 )
-                self._signal_all(signal.SIGKILL, rank)
+                self.supervisor.signal_all(signal.SIGKILL, rank)
         too_few = len(present) + self.succeeded < self.min_np and self.wanted is None
-        done = self.succeeded > 0 and all(map(processes.is_stopped, self.processes))
+        done = self.succeeded > 0 and all(
+            map(processes.is_stopped, self.supervisor.processes)
+        )
         if self.in_vain.since(bool(present) and (too_few or done)):
             print_message(
                 f"{_ranks(len(present))} did not end within {self.in_vain.seconds:g} s "
                 "after the others: killed"
             )
-            self._signal_all(signal.SIGKILL)
+            self.supervisor.signal_all(signal.SIGKILL)
 
     def _ask_to_restart(self) -> None:
         self.wanted = None
@@ -223,18 +228,18 @@ class ElasticSupervisor(Supervisor):
 
     def _start_late(self, slot: int) -> None:
         spec = self.spec_of(self.next_rank, slot, True)
-        print_message(f"{self._name(spec.rank)} is started to join the job")
+        print_message(f"rank {spec.rank} is started to join the job")
         self.slots[spec.rank] = slot
         self.joining.add(spec.rank)
         self.next_rank += 1
-        self._start(spec, has_threads=True)
-        self.outputs[spec.rank].start()
+        self.supervisor.start_process(spec, has_threads=True)
+        self.supervisor.outputs[spec.rank].start()
 
     def _dismiss(self, rank: int) -> None:
         """Asks a rank to leave; one that has not joined yet is killed."""
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
-        self._signal_all(number, rank)
+        self.supervisor.signal_all(number, rank)
 
 
 def _ranks(count: int) -> str:

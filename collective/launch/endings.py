@@ -1,4 +1,4 @@
-"""Processes that should end and do not.
+"""Processes that should end and do not, and those that the kernel ends for lack of memory.
 
 One that was killed never runs its program again, but may not be gone for ever: frozen
 (cgroup, ``docker pause``), traced, or in an uninterruptible sleep on a file system that
@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
@@ -22,6 +23,11 @@ from collective.running_time import Deadline, Lasting
 DEAD_SECONDS = 5.0  # after which a process that was killed counts as dead
 _LOOK_SECONDS = 0.5
 _POLL_SECONDS = 0.05
+MEMORY_HINT = (
+    "\nHINT: the kernel has killed a process of this host for lack of memory since the job "
+    "began: a smaller batch, fewer ranks a host, or a higher limit (docker run --memory, "
+    "Slurm's --mem); `dmesg` may name it"
+)
 
 
 class Undead:
@@ -33,7 +39,7 @@ class Undead:
         self._left: dict[int, str] = {}
 
     def look(self, pids: Iterable[int], killed: set[int]) -> list[int]:
-        """Those that have not ended for some seconds, although they were killed.
+        """Returns the processes that still exist some seconds after they were killed.
 
         Args:
             pids: Children of this process that have not been reaped.
@@ -50,7 +56,7 @@ class Undead:
         return found
 
     def leave(self, pid: int, name: str) -> None:
-        """Nobody waits for this process any more."""
+        """Reports a process that is not waited for any more."""
         self._left[pid] = name
         print_message(
             f"{name} (process {pid}) was killed and has not ended within "
@@ -58,7 +64,7 @@ class Undead:
         )
 
     def report(self, seconds: float) -> None:
-        """Names what is still there after so many seconds, at the end of the job."""
+        """Names the processes that still exist after so many seconds, at the end of the job."""
         deadline = Deadline(seconds)
         while self._left:
             for pid in list(self._left):
@@ -93,7 +99,7 @@ class Lingering:
     def look(
         self, ranks: Iterable[tuple[int, int]], name: Callable[[int], str]
     ) -> list[int]:
-        """Ranks that have taken too long, each of which is reported.
+        """Reports and returns the ranks that have taken too long.
 
         Args:
             ranks: Number and process of each that runs.
@@ -113,3 +119,35 @@ class Lingering:
                 "COLLECTIVE_TIMEOUT=seconds gives it more time"
             )
         return found
+
+
+def count_memory_kills() -> int:
+    """How often the kernel has killed a process of this host for lack of memory.
+
+    Since the host was started, and within the limits of cgroups, too.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
+def set_oom_score(process: object, score: str) -> str:
+    """Says how soon the kernel kills a process where memory runs out.
+
+    Args:
+        process: Its number, or ``self``; what it starts later inherits the score.
+        score: 1000: before all others.
+
+    Returns:
+        Its score before; empty where the score cannot be changed.
+    """
+    path = Path(f"/proc/{process}/oom_score_adj")
+    try:
+        before = path.read_text().strip()
+        path.write_text(score)
+    except OSError:
+        return ""
+    return before

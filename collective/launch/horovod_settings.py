@@ -56,7 +56,7 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """As it is typed."""
+        """The option as typed on the command line."""
         return f"--{self.dest.replace('_', '-')}"
 
 
@@ -96,7 +96,7 @@ _BY_KEY = {(setting.section, setting.key): setting for setting in SETTINGS}
 
 
 def place(environment: Environment) -> dict[str, str]:
-    """A rank's place in the job, as ``horovodrun --gloo`` sets it.
+    """Returns variables with a rank's numbers in the job, as ``horovodrun --gloo`` sets them.
 
     The last entry says that the numbers are the launcher's, so that a rank which mpirun
     started is not taken for one of horovodrun's.
@@ -114,7 +114,7 @@ def place(environment: Environment) -> dict[str, str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds them all, as horovodrun spells them."""
+    """Adds all settings to a parser, under horovodrun's names."""
     add = parser.add_argument_group("variables of the ranks, as horovodrun's").add_argument  # fmt: skip
     for setting in SETTINGS:
         if setting.dest == "log_with_timestamp":

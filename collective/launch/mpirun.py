@@ -1,4 +1,4 @@
-"""Watches mpirun: finds out which rank failed, and makes sure that the job ends."""
+"""Watches mpirun: finds out which rank has failed, and makes sure that the job ends."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 
 from collective import python_command
 from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
-from collective.launch import host_names, mpi, reachability
-from collective.launch import slurm as slurm_job
-from collective.launch.options import START_SECONDS, LaunchOptions
-from collective.launch.output import (
-    OutputStyle,
-    RankOutput,
-    print_message,
-    report_failure,
-)
+from collective.launch import mpi, reachability, slurm_job
+from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
+from collective.launch.options import words as typed
+from collective.launch.output import print_message, report_failure
 from collective.launch.relay import Relay
-from collective.launch.supervisor import ProcessSpec, Supervisor, start_timer
+from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.net import interfaces
 from collective.running_time import Lasting, Stops
 
@@ -39,8 +33,8 @@ _LOST_SECONDS = 10.0
 _ROOM = 1 << 20  # bytes that mpirun needs in the folder for temporary files, and more
 
 
-class MpirunSupervisor(Supervisor):
-    """mpirun as the only process; its output reports how each rank fares.
+class Mpirun:
+    """A job whose only process is mpirun, whose output reports how each rank fares.
 
     With ``min_np`` the job continues without ranks that fail, and has succeeded when so
     many have. Else the first failure ends it.
@@ -53,23 +47,13 @@ class MpirunSupervisor(Supervisor):
         UsageError: If there is no mpirun, or it cannot start such a job.
     """
 
-    contains = False  # the supervisor of each rank does so
-    grows_by_itself = False  # ranks can join on other hosts by a restart only
-
     def __init__(
         self,
         options: LaunchOptions,
         hosts: Sequence[Host],
         variables: Mapping[str, str] | None = None,
     ):
-        self.min_np = options.min_np
-        super().__init__(
-            [],
-            slots_of(hosts),
-            OutputStyle(),
-            verbose=options.verbose,
-            elastic=self.min_np is not None,
-        )
+        self.min_np, self.size = options.min_np, slots_of(hosts)
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
         self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
@@ -77,21 +61,26 @@ class MpirunSupervisor(Supervisor):
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
-        self.relay = Relay(
-            self._on_rank_failure,
-            self._end_hanging,
-            self._on_answer,
-            options.verbose,
+        self.relay = Relay(options.verbose)
+        self.supervisor = Supervisor(
+            [],
+            self.size,
+            options,
+            self,
+            name=lambda rank: "mpirun",
+            output=self.relay,
+            contains=False,  # the supervisor of each rank does so
         )
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
         # would wait for them for ever.
         self.cut_off: Mapping[str, str] = {}
-        self.start_seconds: float = options.start_timeout or START_SECONDS
-        self.late_start = Lasting(self.start_seconds)
+        self.late_start = Lasting(options.start_timeout or START_SECONDS)
         # Since mpirun has said that it ends the job, as it has lost a host.
         self.loses_host = Lasting(_LOST_SECONDS)
-        self.interrupted = self.lost_host = False
+        # Since the first rank has failed without which the job does not continue.
+        self.stays, self.rank_failed = Lasting(_STAY_SECONDS), False
+        self.cancelled = self.lost_host = False
         self.released, self.release_at = False, 0.0
         self.have_gpus: Sequence[str] = ()  # names of hosts
         self.silent: list[int] = []  # ranks whose hosts stand still
@@ -102,7 +91,7 @@ class MpirunSupervisor(Supervisor):
         return mpi.shell_line(self.words)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """As of ``Supervisor``, but checks the hosts first.
+        """Runs the job as ``Supervisor.run`` does, but checks the hosts first.
 
         Returns:
             As of ``Supervisor``; 124 if not all ranks start in time.
@@ -111,25 +100,27 @@ class MpirunSupervisor(Supervisor):
             CollectiveError: If a host does not answer, has other versions, or has the
                 name of another.
         """
-        if not self.specs:
+        if not self.supervisor.specs:
             self.check()
-        return super().run(on_started)
+        if not self.supervisor.outputs:  # else ``start`` has begun it
+            print_message(self.commands())
+        return self.supervisor.run(on_started)
 
-    def start(self, has_threads: bool = False) -> None:
-        """As of ``Supervisor``; prints the command first."""
+    def start(self) -> None:
+        """Starts mpirun while this process has threads; ``run`` waits for it later."""
         print_message(self.commands())
-        super().start(has_threads)
+        self.supervisor.start(has_threads=True)
 
     def check(self) -> None:
         """Checks the hosts, and writes the command of mpirun; ``run`` does so, too."""
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
         self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1
-        self.words[program:program] = host_names.options(self.mpi, answers.names)
+        self.words[program:program] = mpi.host_name_options(self.mpi, answers.names)
         self.cut_off = answers.cut_off
         if self.cut_off:
-            self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
-            self.late_start.seconds = self.start_seconds
+            seconds = min(self.late_start.seconds, _CALL_BACK_SECONDS)
+            self.late_start.seconds = seconds
         words = list(self.words)
         for place, word in enumerate(words):
             if isinstance(word, mpi.HostfileText):
@@ -137,7 +128,7 @@ class MpirunSupervisor(Supervisor):
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
                 words[place] = f"/proc/{os.getpid()}/fd/{file}"
-        self.specs = [
+        self.supervisor.specs = [
             ProcessSpec(
                 0,
                 words,
@@ -147,24 +138,42 @@ class MpirunSupervisor(Supervisor):
             )
         ]
 
-    def _look_after(self) -> None:
-        super()._look_after()
-        if self.late_start.since(bool(self.not_started)) and not self.ending:
+    def on_exit(self, rank: int, code: int) -> None:
+        """Notes a failure of mpirun; what became of the ranks is read from its output."""
+        if code and not self.supervisor.ending:
+            self.supervisor.note_failure(rank, code)
+            self.supervisor.end(signal.SIGTERM)
+
+    def look(self) -> None:
+        """Reacts to what ranks report, and ends mpirun where it would wait for ever."""
+        job = self.supervisor
+        while self.relay.events:
+            event = self.relay.events.popleft()
+            if event.what == "waits":
+                self._end_hanging()
+            elif event.what == "answers":
+                self.asked.pop(event.rank, None)
+            elif self.min_np is None or event.early:
+                self.rank_failed = True
+        if self.late_start.since(bool(self.not_started)) and not job.ending:
             # mpirun alone waits for ever for a host that it cannot reach.
-            self.exit_code = NOT_STARTED
-            self._end(signal.SIGTERM)
+            job.exit_code = NOT_STARTED
+            job.end(signal.SIGTERM)
         if self.loses_host.since(bool(self.relay.lost_hosts)):
-            self.give_up()
+            job.give_up()
+        if self.stays.since(self.rank_failed):
+            self.rank_failed = False
+            job.end(signal.SIGTERM)
         now = self.stops.look()
-        if self.asked and not self.ending:
+        if self.asked and not job.ending:
             self._give_up_still_hosts(now)
         if self.released and now >= self.release_at and not self.training:
             self.release_at = now + _AGAIN_SECONDS
             self._to_ranks(signal.SIGUSR2)
 
     def _give_up_still_hosts(self, now: float) -> None:
-        """Mpirun itself gives up only a host whose kernel does not answer any more."""
-        waited = {r: now - at - self.stops.since(at) for r, at in [*self.asked.items()]}
+        """Gives up hosts that run nothing; mpirun itself does so only if the kernel is silent."""
+        waited = {r: now - at - self.stops.since(at) for r, at in self.asked.items()}
         self.silent = [
             rank
             for rank in self.relay.unfinished
@@ -172,7 +181,7 @@ class MpirunSupervisor(Supervisor):
         ]
         if self.silent:
             self.lost_host = True
-            self._end(signal.SIGTERM)
+            self.supervisor.end(signal.SIGTERM)
 
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread.
@@ -180,37 +189,35 @@ class MpirunSupervisor(Supervisor):
         To be called again until they have: a rank that has not joined the job yet takes
         no notice.
         """
-        if not (self.not_started or self.ending):
+        if not (self.not_started or self.supervisor.ending):
             self._to_ranks(signal.SIGUSR1)
 
     def release(self) -> None:
-        """Lets the ranks continue, which are ready: the generation before has ended."""
+        """Lets the ranks continue, which are ready, when the generation before has ended."""
         self.released = True
 
     def cancel(self) -> None:
-        """Ends all ranks, which are not needed any more; nothing is reported."""
-        if not self.ending:
-            self.interrupted = True
-            self.give_up()
+        """Ends all ranks because they are not needed any more, and reports nothing."""
+        if not self.supervisor.ending:
+            self.cancelled = True
+            self.supervisor.give_up()
 
     def _end_hanging(self) -> None:
-        """A rank waits too long: ends those for which it may wait (``rank.py``).
+        """Ends the ranks for which a rank that waits too long may wait (``rank.py``).
 
         On a host that stands still as a whole no supervisor answers; it is given up.
         """
         if self.relay.ready and not self.released:
-            self.give_up()  # it cannot become ready; the signal would release ranks
-        elif not self.ending:
+            # It cannot become ready, and the signal would release ranks.
+            self.supervisor.give_up()
+        elif not self.supervisor.ending:
             for rank in self.relay.unfinished:
                 self.asked.setdefault(rank, time.monotonic())
             self._to_ranks(signal.SIGUSR2)
 
-    def _on_answer(self, rank: int) -> None:
-        self.asked.pop(rank, None)
-
     def _to_ranks(self, number: signal.Signals) -> None:
-        """A signal that mpirun passes on to the supervisor of each rank."""
-        for pid in list(self.processes):
+        """Sends a signal that mpirun passes on to the supervisor of each rank."""
+        for pid in list(self.supervisor.processes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -238,57 +245,46 @@ class MpirunSupervisor(Supervisor):
         return bool(handed_over) and handed_over >= set(self.relay.unfinished)
 
     @property
-    def lost_ranks(self) -> set[int]:
-        """Ranks that have ended while the job continues without them."""
-        return self.relay.lost_ranks
-
-    @property
     def not_started(self) -> list[int]:
         """Ranks that have not started yet."""
         return [rank for rank in range(self.size) if rank not in self.relay.started]
 
-    def _output(self, rank: int) -> RankOutput:
-        return self.relay
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal to this process, or ``cancel``, has ended the job."""
+        return self.cancelled or bool(self.supervisor.signals)
 
-    def _name(self, rank: int) -> str:
-        return "mpirun"
-
-    def _on_rank_failure(self, early: bool) -> None:
-        if self.min_np is None or early:
-            start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.interrupted = True
-        super()._forward(number, frame)
-
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Finds out which rank failed, or which host was lost."""
+        job = self.supervisor
         failed, unfinished = self.relay.failed, self.relay.unfinished
         codes = self.relay.codes
         if self.interrupted:
-            return super()._report()
-        if self.lost_host:
-            return self._report_still_host()
-        if self.not_started and (self.cut_off or self.exit_code == NOT_STARTED):
-            return self._report_not_started()
-        if generations.EXIT_CODE in codes:
-            self.exit_code = generations.EXIT_CODE
-            return None
-        if self.min_np is not None:
-            if codes.count(0) >= self.min_np:
-                self.exit_code = 0  # the job continued without the failed rank
-                return None
-            failed = self.relay.gave_up or failed
-        if failed is not None:
-            self.exit_code = failed.code
-            errors = self.relay.errors_of_rank.get(failed.rank, ())
-            rank = f"rank {failed.rank} of {self.size} on {failed.host}"
-            return report_failure(rank, failed.how, errors, self._network_hint())
-        if self.relay.lost_hosts or (unfinished and self.exit_code == 0):
-            return self._report_lost_host(unfinished)
-        super()._report()
+            if job.signals:
+                print_message("interrupted")
+        elif self.lost_host:
+            self._report_still_host()
+        elif self.not_started and (self.cut_off or job.exit_code == NOT_STARTED):
+            self._report_not_started()
+        elif generations.EXIT_CODE in codes:
+            job.exit_code = generations.EXIT_CODE
+        elif self.min_np is not None and codes.count(0) >= self.min_np:
+            job.exit_code = 0  # the job continued without the failed rank
+        else:
+            if self.min_np is not None:
+                failed = self.relay.gave_up or failed
+            if failed is not None:
+                job.exit_code = failed.code
+                errors = self.relay.errors_of_rank.get(failed.rank, ())
+                rank = f"rank {failed.rank} of {self.size} on {failed.host}"
+                report_failure(rank, failed.how, errors, self._network_hint())
+            elif self.relay.lost_hosts or (unfinished and job.exit_code == 0):
+                self._report_lost_host(unfinished)
+            else:
+                job.report_failure(self._no_room_hint())
 
-    def _hint(self) -> str:
-        """Without room for its files mpirun gives only a number."""
+    def _no_room_hint(self) -> str:
+        """Names a full disk as the cause: mpirun itself then prints only a number."""
         folder = os.environ.get("TMPDIR", "/tmp")
         with contextlib.suppress(OSError):
             if not self.relay.started and shutil.disk_usage(folder).free < _ROOM:
@@ -298,7 +294,7 @@ class MpirunSupervisor(Supervisor):
         return ""
 
     def _network_hint(self) -> str:
-        """What to do where Open MPI chose a network that does not join the hosts."""
+        """Says what to do if Open MPI has chosen a network that does not join the hosts."""
         address = self.relay.unreachable
         others = interfaces.others(address) if address else []
         if not others:
@@ -309,20 +305,20 @@ class MpirunSupervisor(Supervisor):
         )
 
     def _report_not_started(self) -> None:
-        self.exit_code = NOT_STARTED
+        self.supervisor.exit_code = NOT_STARTED
         hosts = dict.fromkeys(self.host_of[rank] for rank in self.not_started)
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.cut_off.items())
         hint = "" if reasons else "; --start-timeout SECONDS allows a slow start"
         print_message(
             f"{len(self.not_started)} of {self.size} ranks did not start within "
-            f"{self.start_seconds:g} s, on {', '.join(hosts)}{reasons}\n"
+            f"{self.late_start.seconds:g} s, on {', '.join(hosts)}{reasons}\n"
             "HINT: python -m collective.doctor with the same hosts; a firewall between "
             "them, or the wrong interface (--network-interfaces), keeps mpirun waiting"
             f"{hint}"
         )
 
     def _report_still_host(self) -> None:
-        self.exit_code = 1
+        self.supervisor.exit_code = 1
         ranks = self.silent
         hosts = dict.fromkeys(self.relay.started[rank] for rank in ranks)
         self.still_hosts = {self.host_of[rank] for rank in ranks}
@@ -336,8 +332,8 @@ class MpirunSupervisor(Supervisor):
         )
 
     def _report_lost_host(self, unfinished: Sequence[int]) -> None:
-        """Open MPI 5 exits with 0 when it has lost a host."""
-        self.exit_code, self.lost_host = 1, True
+        """Reports a lost host, and sets the exit code: Open MPI 5 exits with 0 then."""
+        self.supervisor.exit_code, self.lost_host = 1, True
         hosts = self.relay.lost_hosts  # by their own names, or as they were given
         given, own = self.host_of, self.relay.started
         ranks = [r for r in unfinished if {own[r], given[r]} & {*hosts}] or unfinished
@@ -357,18 +353,9 @@ def _command(
     variables: Mapping[str, str],
 ) -> list[str]:
     """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
-    style, (program, *rest) = options.style, options.command
+    program, *rest = options.command
     words = python_command.command("collective.launch.rank")
-    flags = {
-        "--no-prefix": not style.prefix,
-        "--plain-stdout": style.plain_stdout,
-        "--timestamp": style.timestamp,
-        "--no-binding": options.binding_args,
-        "--verbose": options.verbose,
-    }
-    words += [flag for flag, wanted in flags.items() if wanted]
-    if style.directory is not None:
-        words += ["--directory", str(style.directory)]
+    words += typed(options, OF_A_RANK)
     # Open MPI puts itself first on the PATH.
     words += ["--", shutil.which(program) or program, *rest]
     given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}

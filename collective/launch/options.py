@@ -1,12 +1,19 @@
-"""What the user asked the launcher for: typed, checked, and never changed.
+"""The options of the launcher: each is declared here, once, and acts where its name is read.
 
-``command_line.parse`` makes these from the command line; nothing else reads it.
+``command_line.parse`` makes ``LaunchOptions`` from the command line; nothing else reads it.
+horovodrun's options that only set a variable of the ranks are in ``horovod_settings``.
 """
 
+# ruff: noqa: RUF009 -- _option is dataclasses.field with what argparse needs
 from __future__ import annotations
 
+import argparse
+import functools
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
@@ -15,72 +22,191 @@ from collective.errors import UsageError
 from collective.launch.output import OutputStyle, log_variables
 from collective.launch.remote_shell import RemoteShell
 
+EXAMPLE = "collectiverun -np 2 python train.py"
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
 START_SECONDS = 120  # for all ranks to start under mpirun
+# Options that the supervisor of each rank gets, too (collective.launch.rank).
+OF_A_RANK = (
+    *("verbose", "keras", "output", "binding_args"),
+    *("output_filename", "timestamp", "no_prefix"),
+)
+
+
+def _option(
+    *names: str,
+    default: Any = None,
+    least: int | None = None,
+    unit: str = "",
+    hint: str = "",
+    group: str = "",
+    excludes: str = "",
+    **argument: Any,
+) -> Any:
+    """Makes a field of ``LaunchOptions`` that is an option of the command line.
+
+    Args:
+        least: Its smallest value; an error names the value's ``unit`` and a ``hint``.
+        group: The title under which ``--help`` shows it.
+        excludes: Options that exclude each other have the same word here.
+        **argument: Of ``argparse``. An option whose default is False is a switch.
+    """
+    if default is False:
+        argument["action"] = "store_true"
+    known = {"names": names, "argument": argument, "least": least, "unit": unit}
+    known |= {"hint": hint, "group": group, "excludes": excludes}
+    if default == []:
+        return field(default_factory=list, metadata=known)
+    return field(default=default, metadata=known)
+
+
+def _switch(*names: str, help: str, **known: Any) -> Any:
+    return _option(*names, default=False, help=help, **known)
+
+
+def _words(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option}={text}: {error}", hint=f'{option}="--map-by node"'
+        ) from None
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+_KERAS = "an unedited Keras script"
+_AGENTS = "agents: one process on each node, no ssh"
+SEVERAL = "several hosts"
+_hosts = functools.partial(_option, default="", group="hosts", excludes="-H")
+_count = functools.partial(_option, type=int, metavar="N", least=1)
+_time = functools.partial(_option, type=int, metavar="SECONDS", least=1)
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The command line of the launcher: each option under the name that it has there."""
+    """What the user asked the launcher for: typed, checked, and never changed."""
+
+    # fmt: off
 
     command: Sequence[str] = ()  # program and arguments of each rank
-    num_proc: int | None = None  # None: all slots of the hosts
-    # Seconds that hosts and ranks have to answer; None: the default of each.
-    start_timeout: int | None = None
+    # How a host is reached: of remote_shell's options.
     shell: RemoteShell = field(default_factory=RemoteShell)
-    style: OutputStyle = field(default_factory=OutputStyle)
     # Variables of the ranks that options stand for.
     variables: Mapping[str, str] = field(default_factory=dict)
-    verbose: bool = False  # print what is started and how it ends
-    dry_run: bool = False  # only print what would be started
-    check_build: bool = False  # only print what this installation can do
-    backend: str | None = None  # who sums the gradients of an unedited Keras script
+    appends: bool = False  # to files that generations before have written
 
-    # Where the ranks run.
-    hosts: str = ""  # as -H takes them
-    hostfile: str = ""
-    # A shell command that prints the hosts there are now.
-    host_discovery_script: str = ""
-    # Of a host that the script names without slots; of an agent.
-    slots_per_host: int | None = None
+    # None: all slots of the hosts.
+    num_proc: int | None = _count("-np", "--num-proc", unit=" rank is needed", hint=EXAMPLE,
+        help="number of ranks; default: all slots of -H or --hostfile")
+    # None: the job ends with the first rank that fails.
+    min_np: int | None = _count("--min-np", "--min-num-proc",
+        help="continue without ranks that die, while N are left (docs/how-to/elastic.md)")
+    max_np: int | None = _count("--max-np", "--max-num-proc",
+        help="replace ranks that are lost, up to N in all")
+    check_build: bool = _switch("-cb", "--check-build",
+        help="show what this installation can do, as horovodrun does")
+    verbose: bool = _switch("--verbose", help="print what is started and how it ends")
+    dry_run: bool = _switch("--dry-run", help="only print what would be started")
+    config_file: str = _option("--config-file", metavar="FILE", default="",
+        help="YAML with horovodrun's settings")
+    elastic_timeout: int = _time("--elastic-timeout", default=600,
+        help="for --min-np slots to be there (%(default)s)")
+    reset_limit: int | None = _count("--reset-limit",
+        help="end an elastic job whose ranks have changed more than N times")
+    # None: half of COLLECTIVE_TIMEOUT; see rank_timeout_seconds.
+    rank_timeout: float | None = _option("--rank-timeout", type=float, metavar="SECONDS",
+        least=1, help="with --min-np, a rank for which others wait so long counts as dead "
+        "(half of COLLECTIVE_TIMEOUT: 300)")
+    no_overlap: bool = _switch("--no-overlap",
+        help="when hosts change, end the ranks before others start: needs less memory")
+    requeue_on: str = _option("--requeue-on", default="", metavar="SIGNAL",
+        help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")
+    # The time doubles with each rank that fails to join.
+    cooldown: Sequence[float] = _option("--blacklist-cooldown-range", type=int, nargs=2,
+        metavar=("MIN", "MAX"), default=(1.0, 64.0),
+        help="seconds before a lost rank is replaced: at first, and at most (1 64)")
+    jsrun: bool = _switch("--jsrun", help=argparse.SUPPRESS)
 
-    # One process on each node runs the launcher, as an agent (collective.launch.agents).
-    agent: bool = False
-    head: str = ""  # HOST:PORT of node 0
-    nodes: int | None = None  # how many; None: as srun or TF_CONFIG say
-    node: int | None = None  # the number of this one; None: as those or Kubernetes say
-    encrypt: bool = False  # what they say to each other
+    keras: bool = _switch("--keras", group=_KERAS,
+        help="the command is script.py: its fit, evaluate and predict run on all ranks")
+    backend: str | None = _option("--backend", metavar="NAME", group=_KERAS,
+        help="who sums the gradients (default: auto)")
+    loops: bool = _switch("--loops", group=_KERAS,
+        help="cut the batches of its own training loops, too")
+    explain: bool = _switch("--explain", group=_KERAS,
+        help="say what its step sums, gathers and computes whole, by line of code")
+    set: Sequence[str] = _option("--set", action="append", default=[], group=_KERAS,
+        metavar="NAME=VALUE", help="an option of collective.fit for it: accumulate=4")
+    output: str | None = _option("--output", choices=("rank0", "all"), group=_KERAS,
+        help="whose standard output is shown (default: rank0)")
 
-    # How many ranks the job may lose and gain. It continues while min_np are left; None:
-    # it ends with the first one that fails.
-    min_np: int | None = None
-    # Lost ranks are replaced, up to so many in all; None: they are not.
-    max_np: int | None = None
-    # Seconds to wait for min_np slots, at the start and later.
-    elastic_timeout: int = 600
-    # The job ends when its ranks have changed more often; None: never.
-    reset_limit: int | None = None
-    # Whether the next generation starts only when the one before has ended.
-    no_overlap: bool = False
-    # Signal at which ranks save a checkpoint, and Slurm starts the job again.
-    requeue_on: str = ""
-    # Seconds after which a rank for which others wait, and that waits for none, counts
-    # as dead; None: half of COLLECTIVE_TIMEOUT.
-    rank_timeout: float | None = None
-    # Seconds that the place of a lost rank stays empty: at first, and at most, as the
-    # time doubles with each rank that fails to join.
-    cooldown: tuple[float, float] = (1.0, 64.0)
+    hosts: str = _hosts("-H", "--hosts", metavar="LIST",
+        help="node1:2,node2:2 or node[01-04]:2")
+    hostfile: str = _hosts("-hostfile", "--hostfile", metavar="FILE", help="in any dialect")
+    host_discovery_script: str = _hosts("--host-discovery-script", metavar="COMMAND",
+        help="prints host:slots lines; run each second, and ranks follow the slots")
 
-    # How mpirun is used, where ranks run on several hosts.
-    mpirun: str | None = None  # None: that of this environment or of the PATH
-    use_mpi: bool = False  # on one host, too
-    use_gloo: bool = False  # never mpirun
-    nics: Sequence[str] = ()  # carry the traffic; empty for MPI's own choice
-    tcp: bool = False  # MPI uses TCP only
-    heartbeat: int = 10  # a host silent for so long is given up
-    # mpirun's options in place of "do not bind"; then the launcher does not bind.
-    binding_args: Sequence[str] = ()
-    mpi_args: Sequence[str] = ()  # further options of mpirun
+    agent: bool = _switch("--agent", group=_AGENTS,
+        help="this command runs on every node; node 0 starts the job")
+    nodes: int | None = _count("--nodes", group=_AGENTS,
+        help="number of nodes (srun and TF_CONFIG say)")
+    node: int | None = _option("--node", type=int, metavar="I", group=_AGENTS,
+        help="number of this node (they, or JOB_COMPLETION_INDEX)")
+    head: str = _option("--head", default="", metavar="HOST:PORT", group=_AGENTS,
+        help="where node 0 listens")
+    encrypt: bool = _switch("--encrypt", group=_AGENTS,
+        help="encrypt what nodes say to each other (not what MPI sends)")
+    # Also of a host that the discovery script prints without slots.
+    slots_per_host: int | None = _count("--slots-per-host", "--slots", group=_AGENTS,
+        help="ranks on a node (1)")
+
+    nics: Sequence[str] = _option("--network-interfaces", "--network-interface",
+        action="extend", type=_split, default=[], metavar="LIST", group=SEVERAL,
+        help="eth0,eth1: carry the traffic")
+    heartbeat: int = _option("--heartbeat", type=int, metavar="SECONDS", default=10, least=2,
+        unit=" seconds", hint="--heartbeat 10", group=SEVERAL,
+        help="give up a host that is silent so long (%(default)s; Open MPI)")
+    # None: the default of each of the three.
+    start_timeout: int | None = _time("--start-timeout", unit=" second",
+        hint="--start-timeout 120", group=SEVERAL,
+        help="for ssh to connect (8), a host to answer (30), ranks to start (120)")
+    # None: that of this environment or of the PATH.
+    mpirun: str | None = _option("--mpirun", metavar="PROGRAM", group=SEVERAL,
+        help="which mpirun, where there are several")
+    mpi_args: Sequence[str] = _option("--mpi-args", default=(), metavar="ARGS", group=SEVERAL,
+        type=functools.partial(_words, "--mpi-args"),
+        help='further options of mpirun: --mpi-args="..."')
+    # Where there are some, the launcher binds no ranks.
+    binding_args: Sequence[str] = _option("--binding-args", default=(), metavar="ARGS",
+        group=SEVERAL, type=functools.partial(_words, "--binding-args"),
+        help="mpirun's options to bind ranks to cores, in place of ours")
+    tcp: bool = _switch("--tcp", group=SEVERAL, help="MPI uses TCP only")
+    use_mpi: bool = _switch("--mpi", group=SEVERAL, excludes="--mpi",
+        help="mpirun even on one host")
+    use_gloo: bool = _switch("--gloo", group=SEVERAL, excludes="--mpi",
+        help="never mpirun: one host")
+
+    output_filename: Path | None = _option("--output-filename", type=Path, metavar="DIR",
+        group="output", help="to DIR/rank.NN/{stdout,stderr}")
+    timestamp: bool = _switch("-prefix-timestamp", "--prefix-output-with-timestamp",
+        group="output", help="begin each line with the time")
+    no_prefix: bool = _switch("--no-prefix", group="output",
+        help="pass the ranks' output as it is")
+    # fmt: on
+
+    @property
+    def style(self) -> OutputStyle:
+        """How the output of the ranks is shown."""
+        separate = self.output_filename is not None or self.timestamp
+        return OutputStyle(
+            prefix=not self.no_prefix,
+            timestamp=self.timestamp,
+            directory=self.output_filename,
+            appends=self.appends,
+            plain_stdout=self.keras and self.output != "all" and not separate,
+        )
 
     def seconds(self, variable: str, otherwise: float) -> float:
         """A time that an option or the environment sets; a UsageError if it is none."""
@@ -119,3 +245,56 @@ class LaunchOptions:
         if self.max_np is not None:
             found[MAX_NP] = str(self.max_np)
         return found
+
+
+def declared() -> list[Field[Any]]:
+    """The fields of ``LaunchOptions`` that are options of the command line."""
+    return [each for each in fields(LaunchOptions) if each.metadata]
+
+
+def add_options(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> Any:
+    """Adds options to a parser, in groups.
+
+    Args:
+        names: Of fields; by default all.
+
+    Returns:
+        The groups by their titles.
+    """
+    groups: dict[str, Any] = {"": parser}
+    for option in declared():
+        if names and option.name not in names:
+            continue
+        title, excludes = option.metadata["group"], option.metadata["excludes"]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if excludes and excludes not in groups:
+            groups[excludes] = groups[title].add_mutually_exclusive_group()
+        groups[excludes or title].add_argument(
+            *option.metadata["names"],
+            dest=option.name,
+            default=[] if option.default is MISSING else option.default,
+            **option.metadata["argument"],
+        )
+    return groups
+
+
+def from_parsed(parsed: argparse.Namespace) -> LaunchOptions:
+    """The options of a parser that has all or some of them, and ``command``."""
+    names = [each.name for each in declared() if hasattr(parsed, each.name)]
+    given = {name: getattr(parsed, name) for name in ("command", *names)}
+    return LaunchOptions(**given)
+
+
+def words(options: LaunchOptions, names: Sequence[str]) -> list[str]:
+    """Options as they are typed, where they have not their default values."""
+    found = []
+    for option in declared():
+        value = getattr(options, option.name)
+        if option.name not in names or value in (option.default, []):
+            continue
+        name = option.metadata["names"][-1]
+        if value is not True:
+            name += f"={value if isinstance(value, (str, Path)) else shlex.join(value)}"
+        found.append(name)
+    return found

@@ -1,4 +1,4 @@
-"""What the ranks print: whole lines, prefixed on the screen, or in files."""
+"""Shows what the ranks print: as whole lines, prefixed on the screen, or in files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AT_IMPORT = re.compile(
 
 
 def log_variables() -> dict[str, str]:
-    """What ranks get so that TensorFlow logs errors only, unless the user set a level."""
+    """Returns variables that have TensorFlow log errors only, unless the user set a level."""
     if LOG_LEVEL in os.environ:
         return {}
     return {LOG_LEVEL: "2", "COLLECTIVE_QUIET": "1"}
@@ -107,7 +107,7 @@ class RankOutput:
                 self._threads.append(copy)
 
     def start(self) -> None:
-        """Begins to copy, in threads."""
+        """Starts the threads that copy the output."""
         if self._screen is not None:
             self._screen.open(self.rank, self._show)
         for thread in self._threads:
@@ -166,7 +166,7 @@ class RankOutput:
 
     @property
     def unseen_errors(self) -> list[str]:
-        """``last_errors``; none where they are above the last few lines of the screen."""
+        """The kept errors; none if they can be seen just above the last lines of the screen."""
         at = RankOutput.error_at.get(self.rank)
         if at is not None and RankOutput.on_screen - at < _NEAR_LINES:
             return []
@@ -304,9 +304,9 @@ def _note_lost(target: IO[str], error: OSError) -> None:
 
 
 def never_block() -> None:
-    """From now on, no message waits long for the reader of our standard error.
+    """Has messages printed by a thread, so that none waits long for a reader of stderr.
 
-    Starts a thread.
+    Called after processes are started, which a process with threads cannot do safely.
     """
     global _messages
     _messages = _messages or _Messages()

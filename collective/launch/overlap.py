@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from collective.hosts import Host
-from collective.launch.elastic import ElasticSupervisor
-from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.elastic import ElasticRanks
+from collective.launch.mpirun import Mpirun
 from collective.running_time import Deadline, Lasting
 
 _POLL_SECONDS = 0.02
@@ -24,7 +24,7 @@ _END_SECONDS = 30.0
 
 
 class Overlap:
-    """What is prepared beside one generation.
+    """The generation that is prepared while another one trains.
 
     A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
     starts processes, does the rest: ``look``, ``take``, ``end``.
@@ -35,7 +35,7 @@ class Overlap:
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        self.job: MpirunSupervisor | None = None  # the next generation, if there is one
+        self.job: Mpirun | None = None  # the next generation, if there is one
         self.placed: Sequence[Host] = ()  # where it runs, as of ``hosts.place``
         self._failed = False
 
@@ -45,11 +45,12 @@ class Overlap:
         job = self.job
         if job is None or job.interrupted:
             return False
-        return job.released or (job.ready and not job.ending and not job.relay.ends)
+        starts = job.ready and not job.supervisor.ending and not job.relay.ends
+        return job.released or starts
 
     @property
     def has_begun(self) -> bool:
-        """Whether the next generation was released; the present one ends."""
+        """Whether the next generation was released, so that the present one ends."""
         return self.ready and self.job is not None and self.job.released
 
     @property
@@ -60,8 +61,8 @@ class Overlap:
             return False
         return self._deadline.passed()
 
-    def prepare(self, job: MpirunSupervisor, placed: Sequence[Host]) -> None:
-        """Has a generation started, whose hosts were checked."""
+    def prepare(self, job: Mpirun, placed: Sequence[Host]) -> None:
+        """Has a generation started whose hosts were checked."""
         self._deadline = Deadline(self._seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
         self._handed_over = Lasting(_END_SECONDS)
@@ -69,7 +70,7 @@ class Overlap:
         self.placed, self.job = placed, job
 
     def failed(self) -> bool:
-        """Whether the next generation has failed before that; says so once."""
+        """Returns, once, whether the next generation failed before it was released."""
         failed, self._failed = self._failed, False
         return failed
 
@@ -77,34 +78,35 @@ class Overlap:
         """Has the next generation ended, unless it was released."""
         self._unwanted = True
 
-    def look(self, present: ElasticSupervisor | MpirunSupervisor) -> None:
-        """Does what is due; to be called many times a second while the present one runs."""
+    def look(self, present: ElasticRanks | Mpirun) -> None:
+        """Does what is due; called many times a second while the present one runs."""
         job = self.job
         if job is None:
             return
         if not self._started:
             self._started = True
-            job.start(has_threads=True)
-        job.look()
-        if present.ending and present.processes and not self._outlived:
+            job.start()
+        supervisor, before = job.supervisor, present.supervisor
+        supervisor.look()
+        if before.ending and before.processes and not self._outlived:
             job.cancel()
         elif job.released:  # it is the job now
-            if self._handed_over.since(True) or not job.processes:
+            if self._handed_over.since(True) or not supervisor.processes:
                 self._outlived = True
-                present.give_up()
+                before.give_up()
             return
         elif self._unwanted:
             job.cancel()
         elif self._incomplete.since(bool(job.relay.ends)):
-            job.give_up()
+            supervisor.give_up()
         elif present.has_handed_over and self.ready:
             job.release()
-        if not job.processes:
-            job.finish()
+        if not supervisor.processes:
+            supervisor.finish()
             self.job, self._failed = None, not job.interrupted
 
-    def take(self) -> MpirunSupervisor | None:
-        """The generation that is ready, when the present one has ended for it."""
+    def take(self) -> Mpirun | None:
+        """Returns the generation that is ready, if there is one; the present one has ended."""
         job = self.job
         if job is None or not self.ready:
             self.end()
@@ -119,8 +121,8 @@ class Overlap:
         if job is None or not self._started:
             return
         job.cancel()
-        while job.processes:
-            job.look()
+        while job.supervisor.processes:
+            job.supervisor.look()
             time.sleep(_POLL_SECONDS)
-        job.finish()
+        job.supervisor.finish()
         self.job = None

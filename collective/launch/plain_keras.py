@@ -1,4 +1,4 @@
-"""What is typed in front of a plain Keras script, and behind it: said before it trains.
+"""Warnings for a plain Keras script that is started like one that knows of ranks.
 
 ``collectiverun -np 2 python mine.py`` without ``--keras``, where the script knows nothing of
 other ranks: each of them trains a model of its own, and all write the same files.
@@ -39,13 +39,13 @@ class Program:
 
     @property
     def typed(self) -> str:
-        """What follows ``--keras`` to run it unedited."""
+        """The words that follow ``--keras`` to run the program unedited."""
         module = ["python"] if self.words[0] == "-m" else []
         return " ".join([*module, *self.words])
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Program | None:
-        """Of ``[python [flags]] script.py`` or ``python [flags] -m module``; else None."""
+        """Parses ``[python [flags]] script.py`` or ``python [flags] -m module``; else None."""
         python, words = _split(command)
         if len(words) > 1 and words[0] == "-m" and python:
             name = words[1].replace(".", "/")
@@ -59,7 +59,7 @@ class Program:
         return cls(python, words[:1], words[1:], path, script.parent)
 
     def sources(self) -> Iterator[tuple[str, ast.AST]]:
-        """Text and syntax of the program, and of the modules beside it that it imports."""
+        """Yields text and syntax tree of the program, and of modules beside it that it imports."""
         waiting, seen = [self.path] if self.path else [], set[Path]()
         while waiting and len(seen) < _MOST_FILES:
             path = waiting.pop()
@@ -84,7 +84,7 @@ def is_python(word: str) -> bool:
 
 
 def check_program(command: Sequence[str], start: str) -> None:
-    """Refuses a script in the place of a program.
+    """Refuses a script where a program is expected.
 
     Args:
         start: What was typed before it, as ``collectiverun -np 2``.
@@ -105,7 +105,7 @@ def check_program(command: Sequence[str], start: str) -> None:
 
 
 def warning(command: Sequence[str], ranks: int, start: str) -> str:
-    """What to say of a command that trains the same model on each rank; else empty."""
+    """Returns a warning for a command that trains a model of its own on each rank; or ''."""
     program = Program.of(command)
     if ranks < 2 or program is None:
         return ""
@@ -124,7 +124,7 @@ def warning(command: Sequence[str], ranks: int, start: str) -> str:
 
 
 def none_joined(command: Sequence[str], ranks: int, start: str) -> str:
-    """What to say at the end of a Python program of which no rank met another."""
+    """Returns a message for the end of a Python program of which no rank joined the job."""
     if ranks < 2 or not any(map(is_python, command)):
         return ""
     program = Program.of(command)
@@ -139,7 +139,7 @@ def none_joined(command: Sequence[str], ranks: int, start: str) -> str:
 def misplaced(
     command: Sequence[str], options: Mapping[str, bool], keras: bool, start: str
 ) -> str:
-    """What to say of options of the launcher's that follow the script; else empty.
+    """Returns a warning about options of the launcher that follow the script; or ''.
 
     Args:
         options: Names of the launcher's options, and whether each takes a value.
@@ -174,7 +174,7 @@ def _takes(text: str, option: str) -> bool:
 
 
 def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Python with its flags, which may be joined as in ``-uW ignore``; and the rest."""
+    """Splits off Python with its flags, which may be joined as in ``-uW ignore``."""
     python, words = [], list(command)
     if words and is_python(words[0]):
         python.append(words.pop(0))

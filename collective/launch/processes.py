@@ -108,7 +108,7 @@ def start(
 
 
 def unless_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """The signals, without SIGHUP where ``nohup`` has it ignored: it is to stay so."""
+    """Returns the signals, without SIGHUP if ``nohup`` has it ignored: it stays ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [each for each in numbers if not (ignored and each == signal.SIGHUP)]
 
@@ -140,7 +140,7 @@ def _state(pid: int) -> str:
 
 
 def describe_state(pid: int) -> str:
-    """What a process is doing, in ps' words."""
+    """Returns what a process is doing, in the words of ps."""
     state = _state(pid)
     meaning = f", {_STATES[state]}" if state in _STATES else ""
     return f"state {state or 'unknown'}{meaning}"
@@ -175,7 +175,7 @@ def activity(pid: int) -> int:
 
 
 def describe_children(pid: int) -> str:
-    """What a process has started and what is still there; empty if there is nothing."""
+    """Names the children of a process that still exist; empty if there are none."""
     import psutil  # as in kill_tree
 
     with contextlib.suppress(psutil.Error):
@@ -216,7 +216,7 @@ def kill_tree(pid: int) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a command."""
+    """The outcome of a command."""
 
     code: int | None  # None where it did not run, or not to its end
     out: str = ""
@@ -235,7 +235,7 @@ def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
 
 
 def in_memory(text: str = "") -> IO[str]:
-    """A file without a name, to be read from its beginning.
+    """Returns a file without a name, positioned at its beginning.
 
     As what a command writes to, it is better than a pipe: a daemon that the command leaves
     behind, as ssh does with ControlPersist, may hold a pipe open for ever.
@@ -291,11 +291,11 @@ class Watchdog:
         os.close(reading)
 
     def add(self, group: int, mark: str = "") -> None:
-        """From now on this process group, and what has this mark, end with this process."""
+        """Has this process group, and all processes with this mark, end with this process."""
         self._send(f"+{group} {mark}\n")
 
     def forget(self, group: int) -> None:
-        """This group has ended; its number may soon be that of another."""
+        """Forgets a group that has ended, whose number may soon be that of another."""
         self._send(f"-{group} \n")
 
     def close(self) -> None:

@@ -8,30 +8,28 @@ of the cores, nothing that it started outlives it, and its end is reported.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
 from collective.elastic.membership_file import MembershipFile
 from collective.elastic.wait_report import WaitReport
-from collective.environment import detect
+from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
-from collective.launch import cores, horovod_settings, memory_kills, processes
-from collective.launch.options import LaunchOptions
-from collective.launch.output import (
-    OutputStyle,
-    last_error_lines,
-    print_message,
-    settled,
+from collective.launch import cores, endings, horovod_settings, processes
+from collective.launch.options import (
+    OF_A_RANK,
+    LaunchOptions,
+    add_options,
+    from_parsed,
 )
+from collective.launch.output import last_error_lines, print_message, settled
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting, Stops
@@ -46,68 +44,91 @@ _REPORTED = {
 }
 
 
-class RankSupervisor(Supervisor):
-    """One rank and its output; the launcher that reads it makes the report."""
+class RankWatch:
+    """One rank and its output; the launcher that reads it makes the report.
 
-    inherits_files = True  # as the ranks of MPICH must
-    # Where the rank reports since when it waits; None: it may wait for ever.
-    report: WaitReport | None = None
-    timeout = math.inf  # for how long it waits before the launcher hears of it
-    works = 0.0  # for how long it has not waited, while this process ran
-    score = "0"  # before memory_kills.set_oom_score
-    reported_state = b""  # the last that the launcher knows of
-    stands_still = False  # no thread of it has run for longer than the time-out
+    Args:
+        options: Those of the launcher that concern a rank.
+        environment: Which rank this is, of how many.
 
-    def start_watch(self) -> None:
-        """To be called when the rank is started."""
-        parent = os.getppid()
-        self._print("started")
-        threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
+    Raises:
+        UsageError: If COLLECTIVE_TIMEOUT is not a time.
+    """
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} on {socket.gethostname()}"
+    def __init__(self, options: LaunchOptions, environment: Environment):
+        self.rank, self.elastic = environment.rank, options.min_np is not None
+        self.membership = MembershipFile(1, first=self.rank)
+        self.wait_report = WaitReport()
+        # For how many seconds it waits before the launcher hears of it.
+        self.timeout = math.inf
+        if self.elastic and RANK_TIMEOUT in os.environ:
+            self.timeout = float(os.environ[RANK_TIMEOUT])
+        bound = cores.share(environment.local_size)[environment.local_rank]
+        spec = ProcessSpec(
+            self.rank,
+            options.command,
+            {
+                **horovod_settings.place(environment),
+                wait_report.VARIABLE: self.wait_report.path,
+            },
+            () if options.binding_args else bound,
+            takes_input=self.rank == 0,
+        )
+        self.supervisor = Supervisor(
+            [spec],
+            environment.size,
+            options,
+            self,
+            name=lambda rank: f"rank {rank} on {socket.gethostname()}",
+            membership=self.membership,
+            inherits_files=True,  # as the ranks of MPICH must
+        )
+        self.parent, self.stops, self.looked = os.getppid(), Stops(), 0.0
+        self.reported_wait = 0.0
+        # A number that changes while the rank runs, and since when it has not.
+        self.activity, self.still = 0, Lasting(self.timeout)
+        self.works = 0.0  # for how long it has not waited, while this process ran
+        self.score = "0"  # before endings.set_oom_score
+        self.reported_state = b""  # the last that the launcher knows of
+        # Whether no thread of it has run for longer than the time-out.
+        self.stands_still = False
 
-    def _print(self, what: str) -> None:
+    def report_state(self, what: str) -> None:
         """Prints a message of this rank, for ``relay`` to read."""
-        print_message(f"{self._name(self.specs[0].rank)} {what}")
+        print_message(f"{self.supervisor.name(self.rank)} {what}")
 
-    def _consequence(self) -> str:
-        assert self.membership is not None
-        return "" if not self.elastic or self.membership.has_joined(0) else EARLY
+    def look(self) -> None:
+        """Reports to the launcher a new state of the rank, and that it waits too long.
 
-    def _watch(self, parent: int) -> None:
-        """Ends the rank when mpirun's daemon is killed: it then has another parent.
-
-        The parent-death signal of the kernel is of no use here: it means the death of the
+        Ends the rank when mpirun's daemon is killed: it then has another parent. The
+        parent-death signal of the kernel is of no use here: it means the death of the
         thread that started this process, and a daemon may end that thread any time.
-        Meanwhile it reports to the launcher a rank that waits too long for others.
         """
-        reported, activity, still = 0.0, 0, Lasting(self.timeout)
-        stops = Stops()
-        while os.getppid() == parent:
-            time.sleep(_POLL_SECONDS)
-            now = stops.look()
-            if self.report is None:
-                continue
-            waits = self.report.waits()
-            waits -= stops.since(now - waits)
-            self.works = self.report.works()
-            self.works -= stops.since(now - self.works)
-            before, activity = activity, sum(map(processes.activity, self.processes))
-            self.stands_still = still.since(activity == before)
-            reported = min(reported, waits)
-            if waits - reported > self.timeout and not self._is_stopped():
-                self._print("waits")
-                reported = waits
-        self._end(signal.SIGTERM)
-
-    def _look_after(self) -> None:
-        super()._look_after()
-        assert self.membership is not None
-        state = self.membership.read(0)
+        state = self.membership.read(self.rank)
         if state != self.reported_state and state in _REPORTED:
-            self._print(_REPORTED[state])
+            self.report_state(_REPORTED[state])
             self.reported_state = state
+        now = self.stops.look()
+        if now < self.looked + _POLL_SECONDS:
+            return
+        self.looked = now
+        if os.getppid() != self.parent:
+            self.supervisor.give_up()
+        if self.timeout < math.inf:
+            self._look_whether_it_waits(now)
+
+    def _look_whether_it_waits(self, now: float) -> None:
+        waits, self.works = (
+            seconds - self.stops.since(now - seconds)
+            for seconds in (self.wait_report.waits(), self.wait_report.works())
+        )
+        before = self.activity
+        self.activity = sum(map(processes.activity, self.supervisor.processes))
+        self.stands_still = self.still.since(self.activity == before)
+        self.reported_wait = min(self.reported_wait, waits)
+        if waits - self.reported_wait > self.timeout and not self._is_stopped():
+            self.report_state("waits")
+            self.reported_wait = waits
 
     def end_if_hanging(self) -> None:
         """Kills the rank, for which others wait, if it does not wait for others itself.
@@ -117,41 +138,44 @@ class RankSupervisor(Supervisor):
 
         The launcher sends the same signal to let a rank continue that is ready.
         """
-        assert self.membership is not None
-        if self.membership.read(0) == membership_file.READY:
-            for process in ("self", *self.processes):
-                memory_kills.set_oom_score(process, self.score)
-            self.membership.release(0)
+        if self.membership.read(self.rank) == membership_file.READY:
+            for process in ("self", *self.supervisor.processes):
+                endings.set_oom_score(process, self.score)
+            self.membership.release(self.rank)
             return
-        self._print("answers")
+        self.report_state("answers")
         hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
-        if self.ending or not hangs:
+        if self.supervisor.ending or not hangs:
             return
-        self._print(
+        self.report_state(
             "makes no progress, and others have waited for it for "
             f"{self.timeout:g} s: killed it\n"
             "HINT: --rank-timeout SECONDS gives a rank that is only slow more time"
         )
-        self._signal_all(signal.SIGKILL)
+        self.supervisor.signal_all(signal.SIGKILL)
 
     def _is_stopped(self) -> bool:
-        return any(map(processes.is_stopped, list(self.processes)))
+        return any(map(processes.is_stopped, list(self.supervisor.processes)))
 
-    def _on_exit(self, rank: int, code: int) -> None:
-        super()._on_exit(rank, code)
+    def on_exit(self, rank: int, code: int) -> None:
+        """Reports the end of the rank to the launcher."""
+        job = self.supervisor
         if code:
-            return
-        assert self.membership is not None
-        if self.elastic and self.membership.read(0) == membership_file.LEFT:
-            self._print("left")
-        elif not self.verbose:  # else it is printed already
-            self._print("ended with exit code 0")
+            if not job.ending:
+                early = self.elastic and not self.membership.has_joined(self.rank)
+                job.note_failure(rank, code, EARLY if early else "")
+                job.end(signal.SIGTERM)
+        elif self.elastic and self.membership.read(self.rank) == membership_file.LEFT:
+            self.report_state("left")
+        elif not job.verbose:  # else it is printed already
+            self.report_state("ended with exit code 0")
 
-    def _report(self) -> None:
-        if self.failed and self.style.directory is not None:
-            rank = self.failed[0]
-            for line in last_error_lines(self.outputs[rank].last_errors):
-                print(f"[{rank}] {line}", file=sys.stderr)
+    def report(self) -> None:
+        """Shows the launcher the last errors of a rank whose output is in files."""
+        job = self.supervisor
+        if job.failed and job.style.directory is not None:
+            for line in last_error_lines(job.outputs[self.rank].last_errors):
+                print(f"[{self.rank}] {line}", file=sys.stderr)
             sys.stderr.flush()
 
 
@@ -159,62 +183,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
-    parser.add_argument("--no-prefix", action="store_true")
-    parser.add_argument("--plain-stdout", action="store_true")
-    parser.add_argument("--timestamp", action="store_true")
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--no-binding", action="store_true")
-    parser.add_argument("--verbose", action="store_true")
+    add_options(parser, OF_A_RANK)
     parser.add_argument("command", nargs="+")
-    options = parser.parse_args(arguments)
+    options = from_parsed(parser.parse_args(arguments))
+    if MIN_NP in os.environ:
+        options = dataclasses.replace(options, min_np=int(os.environ[MIN_NP]))
+    options = dataclasses.replace(options, appends=generations.number() > 0)
     try:
-        environment = detect()
-        end_seconds = LaunchOptions().end_seconds
+        rank = RankWatch(options, detect())
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
-    membership, report = MembershipFile(1), WaitReport()
-    elastic = MIN_NP in os.environ
-    bound = [] if options.no_binding else cores.share(environment.local_size)
-    spec = ProcessSpec(
-        environment.rank,
-        options.command,
-        {
-            **horovod_settings.place(environment),
-            membership_file.VARIABLE: membership.path,
-            wait_report.VARIABLE: report.path,
-        },
-        bound[environment.local_rank] if bound else (),
-        takes_input=environment.rank == 0,
-    )
-    style = OutputStyle(
-        not options.no_prefix,
-        options.timestamp,
-        options.directory,
-        generations.number() > 0,
-        options.plain_stdout,
-    )
-    job = RankSupervisor(
-        [spec],
-        environment.size,
-        style,
-        verbose=options.verbose,
-        elastic=elastic,
-        membership=membership,
-        end_seconds=end_seconds,
-    )
-    if elastic and RANK_TIMEOUT in os.environ:
-        job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
-        signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
+    if rank.timeout < math.inf:
+        signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
     if generations.overlaps():  # those that train are not to be killed for its sake
-        job.score = memory_kills.set_oom_score("self", "1000") or job.score
+        rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
         # mpirun passes it on, repeatedly: the rank may not have joined yet.
-        signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
-    code = job.run(on_started=job.start_watch)
+        signal.signal(
+            signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(rank.rank)
+        )
+    code = rank.supervisor.run(on_started=lambda: rank.report_state("started"))
     if code == generations.EXIT_CODE:
         return settled(0)
-    if code and elastic:
+    if code and rank.elastic:
         # mpirun ends all ranks where one exits with another code than 0, but lets the
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)

@@ -25,7 +25,7 @@ from typing import Any
 from collective.environment import gpus
 from collective.errors import CollectiveError
 from collective.hosts import Host, is_local
-from collective.launch import host_names, mpi, remote_shell, versions
+from collective.launch import mpi, remote_shell, versions
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.processes import run
 from collective.net import interfaces, shared_secret
@@ -38,12 +38,12 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What the hosts reported."""
+    """The reports of the hosts."""
 
     # Hosts that cannot open a connection to this one, each with the reason. This alone
     # ends no job: mpirun may know a way that this check does not.
     cut_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # What each host calls itself, as of ``host_names.own``, this one included.
+    # What each host calls itself, as of ``mpi.own_name``, this one included.
     names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     have_gpus: Sequence[str] = ()  # hosts with GPUs that the ranks may use
 
@@ -89,8 +89,8 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers
     _compare({"this host": _local_versions(mpirun), **reported})
     names = {name: tuple(answer["name"]) for name, answer in found.items()}
     mine = next((host.name for host in hosts if is_local(host)), "")
-    if mine or host_names.own() not in names.values():  # else reached by ssh, as user@
-        names[mine or "this host"] = host_names.own()
+    if mine or mpi.own_name() not in names.values():  # else reached by ssh, as user@
+        names[mine or "this host"] = mpi.own_name()
     cut_off = {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
     have_gpus += [name for name, answer in found.items() if answer["gpus"]]
     return Answers(cut_off, names, have_gpus)
@@ -157,7 +157,7 @@ def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
 
 
 def _local_versions(mpirun: str) -> dict[str, str]:
-    """Versions on this host by name, with that of mpirun; Python's without the patch."""
+    """Returns the versions on this host by name, with mpirun's; Python's without the patch."""
     found = versions.installed()
     found["python"] = ".".join(found["python"].split(".")[:2])
     with contextlib.suppress(CollectiveError):
@@ -166,7 +166,7 @@ def _local_versions(mpirun: str) -> dict[str, str]:
 
 
 def why_cut_off(addresses: Sequence[str], secret: str) -> str:
-    """Why nobody who knows the secret answers at any of the addresses; empty if one does.
+    """Returns why no process that knows the secret answers at the addresses; or ''.
 
     Each address has a colon and its port.
     """
@@ -188,13 +188,13 @@ def why_cut_off(addresses: Sequence[str], secret: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what is found on this host."""
+    """Prints the report of this host."""
     parser = argparse.ArgumentParser("python -m collective.launch.reachability")
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("addresses", nargs="*", metavar="ADDRESS:PORT")
     options = parser.parse_args(arguments)
     found = {
-        "name": host_names.own(),
+        "name": mpi.own_name(),
         "versions": _local_versions(options.mpirun),
         "cut_off": why_cut_off(options.addresses, shared_secret.from_stdin()),
         "gpus": gpus.granted(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from collective.elastic import generations
@@ -46,12 +45,12 @@ class RankEnd:
 
     @property
     def failed(self) -> bool:
-        """Neither succeeded nor ended for the job's next generation."""
+        """Whether it neither succeeded nor ended for the job's next generation."""
         return self.code not in (0, generations.EXIT_CODE)
 
     @property
     def code(self) -> int:
-        """The exit code it stands for: 128 + the signal where one killed it."""
+        """The exit code, or 128 + the signal that killed the rank."""
         what = self.how.split()[-1]
         if what.isdigit():
             return int(what)
@@ -59,25 +58,29 @@ class RankEnd:
         return 128 + (int(real_time) if real_time.isdigit() else signal.Signals[what])
 
 
+@dataclass(frozen=True)
+class Event:
+    """Something that a rank has reported."""
+
+    # waits: too long for others; answers: its supervisor runs; fails: as the first of all,
+    # or early.
+    what: str
+    rank: int
+    early: bool = False  # before it had joined the job
+
+
 class Relay(RankOutput):
-    """Passes the output of mpirun on, and keeps the last lines of each rank's stderr.
+    """Passes the output of mpirun on, and keeps what it says of each rank.
 
     Args:
-        on_failure: Called when the first rank has failed, and when one has before it had
-            joined the job: with whether that is so.
-        on_wait: Called when a rank has waited too long for others.
-        on_answer: Called with the rank whose supervisor has answered.
         verbose: Whether to show the end of a rank that did not fail, too.
     """
 
-    def __init__(
-        self,
-        on_failure: Callable[[bool], None],
-        on_wait: Callable[[], None] = lambda: None,
-        on_answer: Callable[[int], None] = lambda _: None,
-        verbose: bool = False,
-    ) -> None:
+    def __init__(self, verbose: bool = False) -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
+        # What ranks have reported that the launcher has to react to, in its order.
+        self.events: collections.deque[Event] = collections.deque()
+        # The last lines of each rank's stderr.
         self.errors_of_rank: dict[int, collections.deque[str]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
         )
@@ -90,8 +93,6 @@ class Relay(RankOutput):
         self.lost_hosts: list[str] = []
         self.unreachable = ""  # an address to which a rank could not connect
         self._lost_shell = False  # the next line that names a host names the lost one
-        self._on_failure, self._on_wait = on_failure, on_wait
-        self._on_answer = on_answer
         self._verbose = verbose
 
     @property
@@ -156,18 +157,15 @@ class Relay(RankOutput):
         if what in of_generation:
             of_generation[what].add(rank)
             return False
-        if what == "waits":
-            self._on_wait()
-            return False
-        if what == "answers":
-            self._on_answer(rank)
+        if what in ("waits", "answers"):
+            self.events.append(Event(what, rank))
             return False
         if what == "left":
             self.ends.pop(rank, None)
             self.left.add(rank)
             return self._verbose
-        first = self.failed is None
+        first_failure = self.failed is None
         end = self.ends[rank] = RankEnd(rank, host, what.removeprefix("ended "))
-        if end.failed and (first or early):
-            self._on_failure(early)
+        if end.failed and (first_failure or early):
+            self.events.append(Event("fails", rank, early))
         return end.failed or self._verbose

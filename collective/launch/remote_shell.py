@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from collective import hosts, python_command
 from collective.hosts import Host
-from collective.launch import slurm
+from collective.launch import slurm_job
 
 CONNECT_SECONDS = 8
 
@@ -28,7 +28,7 @@ class RemoteShell:
 
     @property
     def options(self) -> list[str]:
-        """What ``-p`` and ``-i`` are for ssh."""
+        """The options of ssh for the port and the identity file."""
         words = ["-p", str(self.port)] if self.port else []
         return [*words, "-i", self.identity_file] if self.identity_file else words
 
@@ -62,9 +62,9 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 def from_options(parsed: argparse.Namespace) -> RemoteShell:
-    """The shell that the options describe; ``--start-timeout`` is one of them."""
+    """Returns the shell that the options describe; ``--start-timeout`` is one of them."""
     return RemoteShell(
-        parsed.remote_shell or slurm.shell(os.environ) or "ssh",
+        parsed.remote_shell or slurm_job.shell(os.environ) or "ssh",
         parsed.ssh_port,
         parsed.ssh_identity_file or "",
         parsed.start_timeout or CONNECT_SECONDS,
@@ -73,7 +73,7 @@ def from_options(parsed: argparse.Namespace) -> RemoteShell:
 
 def hint(command: list[str]) -> str:
     """The HINT for a host on which a command could not be started."""
-    if command[0] == str(slurm.SHELL):
+    if command[0] == str(slurm_job.SHELL):
         return (
             "srun reaches the nodes of this Slurm job (squeue --me); for other hosts: "
             "--remote-shell ssh"

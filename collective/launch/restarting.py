@@ -25,13 +25,13 @@ from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host, slots_of
 from collective.launch import mpi, processes, reachability, single_host
-from collective.launch.elastic import ElasticSupervisor
-from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.elastic import ElasticRanks
+from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.overlap import Overlap
-from collective.launch.requeue import Requeue, signal_of
-from collective.launch.supervisor import SIGNALS, Supervisor
+from collective.launch.slurm_job import Requeue, signal_of
+from collective.launch.supervisor import SIGNALS
 from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
@@ -62,11 +62,10 @@ class RestartingLauncher:
         self.only_local = _why_only_local(options)
         self.placed: Sequence[Host] = []  # of this generation, as of hosts.place
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
-        self.job: ElasticSupervisor | MpirunSupervisor | None = None
+        self.job: ElasticRanks | Mpirun | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = self.number = 0
-        self.cooldown = options.cooldown
-        self.not_before, self.pause = 0.0, self.cooldown[0]
+        self.not_before, self.pause = 0.0, options.cooldown[0]
         self.overlap = Overlap(options.elastic_timeout)
         self.may_overlap = not options.no_overlap
 
@@ -93,7 +92,7 @@ class RestartingLauncher:
             self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
-                lost_host = self.job is not None and self.job.lost_host
+                lost_host = isinstance(self.job, Mpirun) and self.job.lost_host
             except CollectiveError as error:
                 if not number:
                     raise
@@ -108,7 +107,7 @@ class RestartingLauncher:
                 )
                 self.placed = ()  # every host is asked again
                 self.overlap.end()  # it was to run there, too
-                self._leave_out(self.job)
+                self._leave_out_still_hosts()
             elif not self.grows or code != generations.EXIT_CODE:
                 return self.requeue.finish(code) if self.requeue else code
             limit = self.options.reset_limit
@@ -126,15 +125,15 @@ class RestartingLauncher:
                 placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
 
-    def _leave_out(self, job: ElasticSupervisor | MpirunSupervisor | None) -> None:
-        """Hosts that stand still may answer, but run nothing to its end."""
-        if isinstance(job, MpirunSupervisor):
-            for host in self.logins.values():
-                if host.name in job.still_hosts:
-                    self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
+    def _leave_out_still_hosts(self) -> None:
+        """Leaves out hosts that stand still: they may answer, but complete nothing."""
+        still = self.job.still_hosts if isinstance(self.job, Mpirun) else ()
+        for host in self.logins.values():
+            if host.name in still:
+                self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
-        """The hosts of the next generation, as soon as they have so many slots."""
+        """Returns the hosts of the next generation as soon as they have so many slots."""
         seconds = self.options.elastic_timeout
         deadline = Deadline(seconds, longest=ANSWER_SECONDS)
         while not deadline.passed():
@@ -163,21 +162,13 @@ class RestartingLauncher:
             where = ", ".join(f"{host.login}:{host.slots}" for host in self.placed)
             print_message(f"generation {number}: {size} ranks, on {where}")
         self.logins.update({host.login: host for host in self.placed})
-        options, variables = self.options, self._variables(number)
-        job: Supervisor | None = self.overlap.take()
-        if job is None and self._needs_mpi(self.placed):
-            job = MpirunSupervisor(options, self.placed, variables)
-        elif job is None:
-            style = dataclasses.replace(options.style, appends=number > 0)
-            options = dataclasses.replace(options, style=style)
-            job = single_host.job(options, size, variables, self._local_slots)
-        assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
-        if options.dry_run:
+        job = self.overlap.take() or self._make(number)
+        if self.options.dry_run:
             print(job.commands())
             return 0
         self.job, self.number = job, number
-        self.overlap = overlap = Overlap(options.elastic_timeout)
-        job.meanwhile = lambda: overlap.look(job)
+        self.overlap = overlap = Overlap(self.options.elastic_timeout)
+        job.supervisor.meanwhile = lambda: overlap.look(job)
         if self.requeue:
             self.requeue.listen()
         watches = self.grows or self.requeue
@@ -187,6 +178,17 @@ class RestartingLauncher:
             return job.run(on_started=watch.start if watches else None)
         finally:
             ended.set()
+
+    def _make(self, number: int) -> ElasticRanks | Mpirun:
+        """Makes the job of a generation, ready to be run."""
+        options, variables = self.options, self._variables(number)
+        if self._needs_mpi(self.placed):
+            return Mpirun(options, self.placed, variables)
+        options = dataclasses.replace(options, appends=number > 0)
+        size = slots_of(self.placed)
+        job = single_host.job(options, size, variables, self._local_slots)
+        assert isinstance(job, ElasticRanks)
+        return job
 
     def _variables(self, number: int) -> dict[str, str]:
         return {
@@ -253,7 +255,7 @@ class RestartingLauncher:
         number = self.number + 1
         variables = {**self._variables(number), generations.OVERLAPS: "1"}
         try:
-            job = MpirunSupervisor(self.options, wanted, variables)
+            job = Mpirun(self.options, wanted, variables)
             job.check()
         except CollectiveError as error:
             print_message(str(error))
@@ -275,35 +277,35 @@ class RestartingLauncher:
 
     def _wait_longer(self) -> None:
         self.not_before = time.monotonic() + self.pause
-        self.pause = min(2 * self.pause, self.cooldown[1])
+        self.pause = min(2 * self.pause, self.options.cooldown[1])
 
     def _restart_is_due(self, wanted: Sequence[Host]) -> bool:
         """Whether the ranks should be on other hosts than they are."""
         assert self.job is not None
         if slots_of(wanted) < self.min_np or not self.job.training:
             return False
-        if self.job.grows_by_itself:
+        if isinstance(self.job, Mpirun):
+            if self.job.finishing:
+                return False
+            lost = len(self.job.relay.lost_ranks)
+            if lost > self.lost:
+                self.lost = lost
+                self._wait_longer()
+            moves = _slots_by_login(wanted) != self._running()
+        else:  # on this host ranks join and leave by themselves
             moves = not all(map(hosts.is_local, wanted))
-            return moves and time.monotonic() >= self.not_before
-        if self.job.finishing:
-            return False
-        lost = len(self.job.lost_ranks)
-        if lost > self.lost:
-            self.lost = lost
-            self._wait_longer()
-        moves = _slots_by_login(wanted) != self._running()
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
-        """How many ranks each host has, without those that were lost."""
-        lost = self.job.lost_ranks if self.job is not None else ()
+        """Returns the number of ranks by host, without those that were lost."""
+        lost = self.job.relay.lost_ranks if isinstance(self.job, Mpirun) else ()
         ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
         return collections.Counter(
             login for rank, login in enumerate(ranks) if rank not in lost
         )
 
     def _wanted(self) -> list[Host]:
-        """Where the ranks should be: on the hosts where they are, first."""
+        """Returns the hosts for the ranks; those where ranks are now come first."""
         logins = [host.login for host in self.placed]
         present = self.present()
         for login in self.retry_at.keys() - {host.login for host in present}:
@@ -343,7 +345,7 @@ def _slots_by_login(placed: Sequence[Host]) -> dict[str, int]:
 
 
 def _covers(wanted: Sequence[Host], placed: Sequence[Host]) -> bool:
-    """Whether all that is placed is wanted."""
+    """Returns whether every placed slot is among the wanted ones."""
     found = _slots_by_login(wanted)
     return all(found.get(host.login, 0) >= (host.slots or 0) for host in placed)
 
@@ -353,7 +355,7 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _why_only_local(options: LaunchOptions) -> str:
-    """Why no host but this one can be used; empty where they can."""
+    """Returns why only this host can be used; empty if others can, too."""
     if options.use_gloo:
         return "--gloo starts ranks on this host only"
     try:

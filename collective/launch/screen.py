@@ -8,10 +8,11 @@ order. Who has printed a line is in front of it: ``[0]``, ``[0-3]``.
 from __future__ import annotations
 
 import collections
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+
+from collective.launch.cores import describe
 
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
@@ -57,12 +58,12 @@ class Screen:
         self._showing: list[str] = []  # lines whose turn it is, outermost first
 
     def open(self, rank: int, printer: Print) -> None:
-        """Other ranks wait for the lines of this one from now on."""
+        """Adds a rank, for whose lines the other ranks wait."""
         with self._lock:
             self._ranks[rank], self._printers[rank] = _Waiting(), printer
 
     def close(self, rank: int) -> None:
-        """No more lines of this rank will come."""
+        """Notes that this rank prints no more lines."""
         with self._lock:
             self._ranks[rank].open = False
             self._lock.notify()
@@ -86,7 +87,7 @@ class Screen:
                 self._lock.notify()
 
     def flush(self) -> None:
-        """Prints all that waits; not for long where nobody reads it."""
+        """Prints all lines that wait; gives up after a second if they are not read."""
         thread = threading.Thread(target=self._flush, daemon=True)
         thread.start()
         thread.join(_BLOCK_SECONDS)
@@ -109,7 +110,7 @@ class Screen:
             self._print([self._number(of)], *of.take())
 
     def _show(self, text: str) -> None:
-        """Prints a line of stderr once, and before it what comes before it."""
+        """Prints a line of stderr once, after the lines that precede it."""
         self._showing.append(text)
         for each in self._ranks.values():
             while text in each.errors and not each.begins_with(text):
@@ -150,11 +151,5 @@ class Screen:
 
 
 def label(ranks: Sequence[int]) -> str:
-    """``[0-2,5] ``, in front of a line of these ranks."""
-    runs = itertools.groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])
-    parts = []
-    for _, run in runs:
-        numbers = [rank for _, rank in run]
-        first, last = numbers[0], numbers[-1]
-        parts.append(f"{first}" if first == last else f"{first}-{last}")
-    return f"[{','.join(parts)}] "
+    """Returns the prefix of a line of these ranks, such as ``[0-2,5] ``."""
+    return f"[{describe(ranks)}] "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
 from collective.environment.base import JOINS, MAX_NP, MIN_NP
 from collective.launch import cores, horovod_settings
-from collective.launch.elastic import ElasticSupervisor
+from collective.launch.elastic import ElasticRanks
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
@@ -22,7 +23,7 @@ def job(
     size: int,
     variables: Mapping[str, str] | None = None,
     slots: Callable[[], int] | None = None,
-) -> Supervisor:
+) -> EndTogether | ElasticRanks:
     """The job, ready to be run; an elastic one with ``--min-np``.
 
     Args:
@@ -66,15 +67,71 @@ def job(
     specs = [spec(rank, rank) for rank in range(size)]
     membership = MembershipFile(size)
     if options.min_np is None:
-        return Supervisor(
-            specs,
-            size,
-            options.style,
-            verbose=options.verbose,
-            membership=membership,
-            end_seconds=options.end_seconds,
-        )
+        return EndTogether(specs, options, membership)
     wanted = None
     if options.max_np is not None:
         wanted = slots or (lambda: size)
-    return ElasticSupervisor(specs, options, membership, spec, wanted)
+    return ElasticRanks(specs, options, membership, spec, wanted)
+
+
+class EndTogether:
+    """The ranks of a job that needs all of them: if one fails, the others are ended.
+
+    Args:
+        membership: Where ranks note that they wait for each other, or have joined.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        options: LaunchOptions,
+        membership: MembershipFile,
+    ):
+        self.membership = membership
+        self.absent = list[int]()  # ranks that succeeded and never joined the job
+        self.supervisor = Supervisor(
+            specs, len(specs), options, self, membership=membership
+        )
+
+    def on_exit(self, rank: int, code: int) -> None:
+        """Ends the other ranks when one fails, or ended before it joined the job."""
+        job = self.supervisor
+        if job.ending:
+            return
+        if code == 0:
+            if not self.membership.has_joined(rank):
+                self.absent.append(rank)
+            return
+        consequence = "; ending the other ranks" if job.processes else ""
+        if code < 0 and job.processes:
+            consequence += (
+                "\nHINT: with --min-np N the job continues without ranks that die "
+                "(backends native and mpi); a checkpoint lets a training continue "
+                "where it was (docs/how-to/checkpoints.md)"
+            )
+        job.note_failure(rank, code, consequence)
+        job.end(signal.SIGTERM)
+
+    def look(self) -> None:
+        """Ends the job when a rank waits in init for one that has exited before."""
+        job = self.supervisor
+        if not self.absent or job.ending:
+            return
+        read, joining = self.membership.read, membership_file.JOINING
+        running = [rank for rank, _ in job.processes.values()]
+        waiting = next((rank for rank in running if read(rank) == joining), None)
+        if waiting is None:
+            return
+        absent = self.absent[0]
+        how = "with exit code 0 before it called collective.init()"
+        print_message(
+            f"rank {absent} ended {how}, where rank {waiting} waits for it; ending the "
+            "other ranks\nHINT: every rank must call collective.init(); see what rank "
+            f"{absent} printed, or start fewer ranks"
+        )
+        job.exit_code, job.failed = 1, (absent, how)
+        job.end(signal.SIGTERM)
+
+    def report(self) -> None:
+        """Reports which rank failed."""
+        self.supervisor.report_failure()

@@ -2,29 +2,31 @@
 
 Nothing of a job is left running, whatever kills the job or this process. On one host the
 processes are the ranks; across hosts there is one, mpirun, and under mpirun each rank has
-a supervisor of its own (``rank.py``).
+a supervisor of its own. What the end of a process means differs between them; so each
+passes a policy: ``single_host.EndTogether``, ``elastic.ElasticRanks``, ``mpirun.Mpirun`` and
+``rank.RankWatch``.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Protocol
 
 from collective.elastic import membership_file
-from collective.elastic.membership_file import JOINING, MembershipFile
-from collective.launch import cgroups, containment, memory_kills, processes
+from collective.elastic.membership_file import MembershipFile
+from collective.launch import cgroups, containment, endings, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
+from collective.launch.options import LaunchOptions
 from collective.launch.output import (
     OutputStyle,
     RankOutput,
@@ -37,7 +39,6 @@ from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-_AWAITED_POLL_SECONDS = 0.1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
@@ -55,53 +56,73 @@ class ProcessSpec:
     hidden: Sequence[str] = ()  # variables of ours that it does not get
 
 
+class Policy(Protocol):
+    """What a kind of job makes of its processes."""
+
+    def on_exit(self, rank: int, code: int) -> None:
+        """Decides what follows from an end: ``code`` is its exit code, or minus the signal."""
+
+    def look(self) -> None:
+        """Looks for what has not happened in time; called many times a second."""
+
+    def report(self) -> None:
+        """Prints the report when all have ended, and settles the supervisor's exit code."""
+
+
 class Supervisor:
-    """The processes of one job on this host. If one fails, it ends the others.
+    """The processes of one job on this host.
 
     Args:
         size: Number of ranks in the whole job.
-        style: How their output is shown.
-        verbose: Whether to print what is started and how it ends.
-        elastic: Whether ranks save their state on SIGTERM: then a closed terminal
-            (SIGHUP) reaches them as SIGTERM.
+        options: How output is shown, what is printed, and whether ranks may be lost.
+        policy: Decides what their ends mean, and what is due.
+        name: How messages call a process, from the number of its rank.
+        output: Shows what all processes print; by default each has a ``RankOutput``.
         membership: Where ranks note that they wait for each other, or have joined.
-        end_seconds: How long a rank whose work is over may take to end.
+        contains: Whether what a process has started ends with it.
+        inherits_files: Whether processes get all open files.
     """
-
-    inherits_files = False  # whether processes get all open files
-    contains = True  # whether what a process has started ends with it
 
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
         size: int,
-        style: OutputStyle,
+        options: LaunchOptions,
+        policy: Policy,
         *,
-        verbose: bool = False,
-        elastic: bool = False,
+        name: Callable[[int], str] = "rank {}".format,
+        output: RankOutput | None = None,
         membership: MembershipFile | None = None,
-        end_seconds: float = math.inf,
+        contains: bool = True,
+        inherits_files: bool = False,
     ):
-        self.specs, self.size, self.style = specs, size, style
-        self.verbose, self.elastic, self.membership = verbose, elastic, membership
+        self.specs, self.size, self.policy = specs, size, policy
+        self.name, self.output, self.membership = name, output, membership
+        self.verbose = options.verbose
+        self.style = options.style if output is None else OutputStyle()
+        # Then ranks save their state on SIGTERM, and a closed terminal (SIGHUP) reaches
+        # them as SIGTERM.
+        self.elastic = options.min_np is not None
+        self.contains, self.inherits_files = contains, inherits_files
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
-        shares = size > 1 and style.prefix and style.directory is None
+        shares = size > 1 and self.style.prefix and self.style.directory is None
         self.screen = Screen() if shares else None
         self.ending = self.interrupted = False
+        self.signals: list[int] = []  # those that this process got
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
         self.undead, self.killed = Undead(), set[int]()
         self.marks = containment.Marks()
         self.mark_of: dict[int, str] = {}  # by pid
-        self.memory_kills = memory_kills.count()
+        self.memory_kills = endings.count_memory_kills()
         self.grace = Lasting(GRACE_SECONDS)
-        self.lingering = membership and Lingering(membership, end_seconds)
+        self.lingering = membership and Lingering(membership, options.end_seconds)
         # Called many times a second while the job runs.
         self.meanwhile: Callable[[], None] = lambda: None
 
     def commands(self) -> str:
-        """What would be started, as shell commands."""
+        """Returns what would be started, as shell commands."""
         lines = []
         for spec in self.specs:
             variables = sorted(spec.variables.items())
@@ -131,12 +152,15 @@ class Supervisor:
         try:
             if on_started is not None:
                 on_started()
-            self._wait()
+            while self.processes:
+                self.look()
+                self.meanwhile()
+                time.sleep(_POLL_SECONDS)
         except OSError as error:
             self._note_not_started(error)
         finally:
             self.close()
-        self._report()
+        self.policy.report()
         return self.exit_code
 
     def start(self, has_threads: bool = False) -> None:
@@ -150,7 +174,7 @@ class Supervisor:
         self.watchdog = processes.Watchdog()
         try:
             for spec in self.specs:
-                self._start(spec, has_threads)
+                self.start_process(spec, has_threads)
         except OSError as error:
             self._note_not_started(error)
         never_block()
@@ -160,30 +184,39 @@ class Supervisor:
     def _note_not_started(self, error: OSError) -> None:
         print_message(_why_not_started(error, self.specs[0].command[0]))
         self.exit_code, self.ending = 2, True
-        self._signal_all(signal.SIGKILL)
+        self.signal_all(signal.SIGKILL)
 
     def look(self) -> None:
-        """Notes what has ended, and does what is due; to be called many times a second."""
+        """Reaps ended processes, and does what is due; called many times a second."""
         # Not waitpid(-1): host discovery has children of its own.
         for pid in list(self.processes):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 self._reap(pid, os.waitstatus_to_exitcode(status))
-        self._look_after()
+        if self.grace.since(self.ending):
+            self.signal_all(signal.SIGKILL)
+        for pid in self.undead.look(self.processes, self.killed):
+            self.undead.leave(pid, self.name(self.processes[pid][0]))
+            self._reap(pid, -signal.SIGKILL)
+        if self.lingering:
+            ranks = [(rank, pid) for pid, (rank, _) in self.processes.items()]
+            for rank in self.lingering.look(ranks, self.name):
+                self.signal_all(signal.SIGKILL, rank)
+        self.policy.look()
 
     def give_up(self) -> None:
         """Ends all processes, unless that has begun."""
         if not self.ending:
-            self._end(signal.SIGTERM)
+            self.end(signal.SIGTERM)
 
     def finish(self) -> None:
-        """As the end of ``run``, of a job that was started and looked after by another."""
+        """Ends a job like ``run`` does, after the caller has started it and looked."""
         self.close()
-        self._report()
+        self.policy.report()
 
     def close(self) -> None:
         """Kills what still runs, and shows the rest of the output."""
-        self._signal_all(signal.SIGKILL)
+        self.signal_all(signal.SIGKILL)
         if self.contains:
             containment.kill(self.marks.job, GRACE_SECONDS)
         deadline = Deadline(GRACE_SECONDS)
@@ -194,8 +227,11 @@ class Supervisor:
         self.undead.report(GRACE_SECONDS)
         self.watchdog.close()
 
-    def _start(self, spec: ProcessSpec, has_threads: bool = False) -> None:
-        output = self._output(spec.rank)
+    def start_process(self, spec: ProcessSpec, has_threads: bool = False) -> None:
+        """Starts one process, whose output waits for ``RankOutput.start``."""
+        output = self.output or RankOutput(
+            spec.rank, self.size, self.style, self.screen
+        )
         pipe = subprocess.PIPE if self.style.captures else None
         wants_input = spec.takes_input and not sys.stdin.isatty()
         ours = {k: v for k, v in os.environ.items() if k not in spec.hidden}
@@ -223,91 +259,19 @@ class Supervisor:
         output.attach(process.stdout, process.stderr)
         if self.verbose:
             cores = f" on cores {describe(spec.cores)}" if spec.cores else ""
-            print_message(f"{self._name(spec.rank)} is process {process.pid}{cores}")
+            print_message(f"{self.name(spec.rank)} is process {process.pid}{cores}")
 
-    # What subclasses change.
+    def report_failure(self, hint: str = "") -> None:
+        """Prints that the job was interrupted, or which process failed.
 
-    def _output(self, rank: int) -> RankOutput:
-        return RankOutput(rank, self.size, self.style, self.screen)
-
-    def _name(self, rank: int) -> str:
-        return f"rank {rank}"
-
-    def _wait(self) -> None:
-        while self.processes:
-            self.look()
-            self.meanwhile()
-            time.sleep(_POLL_SECONDS)
-
-    def _look_after(self) -> None:
-        """Looks for what has not happened in time; called many times a second."""
-        if self.grace.since(self.ending):
-            self._signal_all(signal.SIGKILL)
-        for pid in self.undead.look(self.processes, self.killed):
-            self.undead.leave(pid, self._name(self.processes[pid][0]))
-            self._reap(pid, -signal.SIGKILL)
-        if self.lingering:
-            ranks = [(rank, pid) for pid, (rank, _) in self.processes.items()]
-            for rank in self.lingering.look(ranks, self._name):
-                self._signal_all(signal.SIGKILL, rank)
-
-    def _on_exit(self, rank: int, code: int) -> None:
-        """A process ended: ``code`` is its exit code, or minus the signal."""
-        if self.verbose:
-            print_message(f"{self._name(rank)} ended {how_ended(code)}")
-        membership = self.membership
-        if self.ending:
-            return
-        if code == 0:
-            if membership is not None and not membership.has_joined(rank):
-                args = (rank, membership)
-                threading.Thread(target=self._end_if_awaited, args=args).start()
-            return
-        consequence = self._consequence()
-        if code < 0 and self.processes:
-            consequence += (
-                "\nHINT: with --min-np N the job continues without ranks that die "
-                "(backends native and mpi); a checkpoint lets a training continue "
-                "where it was (docs/how-to/checkpoints.md)"
-            )
-        self._note_failure(rank, code, consequence)
-        self._end(signal.SIGTERM)
-
-    def _end_if_awaited(self, absent: int, membership: MembershipFile) -> None:
-        """Ends the job when a rank waits in init for one that has exited before."""
-        while self.processes and not self.ending:
-            running = [rank for rank, _ in list(self.processes.values())]
-            waiting = [rank for rank in running if membership.read(rank) == JOINING]
-            if waiting:
-                how = "with exit code 0 before it called collective.init()"
-                print_message(
-                    f"{self._name(absent)} ended {how}, where "
-                    f"{self._name(waiting[0])} waits for it; ending the other ranks\n"
-                    "HINT: every rank must call collective.init(); see what "
-                    f"{self._name(absent)} printed, or start fewer ranks"
-                )
-                self.exit_code, self.failed = 1, (absent, how)
-                self._end(signal.SIGTERM)
-                return
-            time.sleep(_AWAITED_POLL_SECONDS)
-
-    def _consequence(self) -> str:
-        """What follows from a failure, for the message."""
-        return "; ending the other ranks" if self.processes else ""
-
-    def _hint(self) -> str:
-        """What to type after a failure; empty for what is known of such an end."""
-        return ""
-
-    def _report(self) -> None:
+        Args:
+            hint: What to type; by default what is known of such an end.
+        """
         if self.interrupted:
             print_message("interrupted")
         elif self.failed:
             rank, how = self.failed
-            errors = self.outputs[rank].unseen_errors
-            report_failure(self._name(rank), how, errors, self._hint())
-
-    # What they use.
+            report_failure(self.name(rank), how, self.outputs[rank].unseen_errors, hint)
 
     def _reap(self, pid: int, code: int) -> None:
         # Before the process is forgotten, what it started is ended with it.
@@ -318,9 +282,12 @@ class Supervisor:
         self.watchdog.forget(pid)
         rank, process = self.processes.pop(pid)
         process.returncode = code
-        self._on_exit(rank, code)
+        if self.verbose:
+            print_message(f"{self.name(rank)} ended {how_ended(code)}")
+        self.policy.on_exit(rank, code)
 
-    def _note_failure(self, rank: int, code: int, consequence: str) -> None:
+    def note_failure(self, rank: int, code: int, consequence: str = "") -> None:
+        """Prints how a process ended, and what follows; keeps it for the report."""
         how = how_ended(code)
         # A rank that ended by itself explains more than one that was killed.
         if not self.failed or (code > 0 and self.exit_code > 128):
@@ -328,12 +295,13 @@ class Supervisor:
             self.failed = (rank, how)
         if self.screen is not None:
             self.screen.flush()
-        if code == -signal.SIGKILL and memory_kills.count() > self.memory_kills:
-            consequence += memory_kills.HINT
-        print_message(f"{self._name(rank)} ended {how}{consequence}")
+        if code == -signal.SIGKILL and endings.count_memory_kills() > self.memory_kills:
+            consequence += endings.MEMORY_HINT
+        print_message(f"{self.name(rank)} ended {how}{consequence}")
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Passes a signal of this process on to the job."""
+        self.signals.append(number)
         if not self.ending:
             self.exit_code = 128 + number
             self.interrupted = number == signal.SIGINT
@@ -341,35 +309,27 @@ class Supervisor:
             number = signal.SIGKILL
         if number == signal.SIGHUP and self.elastic:
             number = signal.SIGTERM
-        self._end(signal.Signals(number))
+        self.end(signal.Signals(number))
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-Z stops the ranks with this process, and they continue with it."""
-        self._signal_all(signal.SIGSTOP)
+        self.signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._signal_all(signal.SIGCONT)
+        self.signal_all(signal.SIGCONT)
 
-    def _end(self, number: signal.Signals) -> None:
+    def end(self, number: signal.Signals) -> None:
         """Signals every process, and kills those that still run after a while."""
-        self._signal_all(number)
-        self._signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
-        self.ending = True  # see _look_after
+        self.signal_all(number)
+        self.signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
+        self.ending = True  # see look
 
-    def _signal_all(self, number: signal.Signals, only: int | None = None) -> None:
+    def signal_all(self, number: signal.Signals, only: int | None = None) -> None:
         """Signals the process groups of all ranks, or of one."""
         for pid, (rank, _) in list(self.processes.items()):
             if only in (None, rank):
                 processes.signal_group(pid, number)
                 if number == signal.SIGKILL:
                     self.killed.add(pid)
-
-
-def start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
-    """Calls a function later, unless the process has ended."""
-    timer = threading.Timer(seconds, then)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def how_ended(code: int) -> str:

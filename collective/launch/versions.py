@@ -1,4 +1,4 @@
-"""What is installed: versions, which must agree between hosts, and ``--check-build``."""
+"""Finds the installed versions, which must agree between hosts, for ``--check-build``, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = {
 
 
 def installed() -> dict[str, str]:
-    """Versions of Python and of what training needs, without importing it."""
+    """Returns the versions of Python and of the packages for training; imports none."""
     found = {"python": platform.python_version()}
     for name, packages in _PACKAGES.items():
         for package in packages:
@@ -32,7 +32,7 @@ def installed() -> dict[str, str]:
 
 
 def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What is not the same on every host, of versions by name for each host.
+    """Returns which versions differ between hosts, given each host's versions by name.
 
     Returns:
         For each name that differs, the hosts of each version: ``3.15 on a; none on b, c``.
@@ -48,7 +48,7 @@ def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def check_build() -> str:
-    """What this installation can do, in horovodrun's form. Imports none of it."""
+    """Describes this installation in horovodrun's form, and imports nothing of it."""
     from collective import library  # which takes a while
 
     native, mpirun = library.path().exists(), shutil.which("mpirun") is not None

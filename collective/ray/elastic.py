@@ -9,7 +9,6 @@ have. What it does then is ``--min-np`` and ``--max-np``.
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from collective.launch.agents import function
 from collective.ray.holders import Holders, lost_errors, report
 from collective.ray.placement import actor as ask
 from collective.ray.worker import Found
+from collective.run_function import launcher_words
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 20.0  # until all nodes have heard that the job has ended
@@ -137,17 +137,18 @@ class ElasticJob:
 
         node = next(iter(self.holders.by_node()))
         head = self._agent_actor(node)
-        least, most = self.limits.least, self.limits.most
-        options = f"-np {size} --min-np {least} --max-np {most}".split()
-        if self.limits.resets is not None:
-            options += ["--reset-limit", str(self.limits.resets)]
+        options = launcher_words(
+            {
+                "--num-proc": size,
+                "--min-np": self.limits.least,
+                "--max-np": self.limits.most,
+                "--reset-limit": self.limits.resets,
+            }
+        )
         job = function.Job(
-            name=secrets.token_hex(16),
-            secret=secrets.token_hex(32),
+            self.call,
+            self.seconds,
             head=ray.get(head.found.remote()).head,
-            slots=(),
-            call=self.call,
-            seconds=self.seconds,
             options=[*options, *self.options],
             elastic=True,
         )

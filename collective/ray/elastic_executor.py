@@ -10,6 +10,7 @@ from collective.errors import UsageError
 from collective.launch.agents import function
 from collective.ray.elastic import ElasticJob, Limits
 from collective.ray.holders import Holders
+from collective.run_function import launcher_words
 
 _WHO = "RayExecutor"
 
@@ -123,9 +124,11 @@ def elastic_calls(
     start = num_workers or min_workers
     most = start if max_workers is None else max_workers
     limits = Limits(min_workers, start, most, reset_limit)
-    words = [*options, "--elastic-timeout", str(elastic_timeout)]
-    if cooldown_range:
-        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
+    more = {
+        "--elastic-timeout": elastic_timeout,
+        "--blacklist-cooldown-range": cooldown_range,
+    }
+    words = [*options, *launcher_words(more)]
     unbounded = max_workers is None
     return ElasticCalls(limits, each, unbounded, settings, elastic_timeout, words)
 

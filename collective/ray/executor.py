@@ -14,6 +14,7 @@ from collective.ray.elastic_executor import ElasticCalls, Settings, elastic_call
 from collective.ray.job import lost_actors_named
 from collective.ray.placement import Request, Workers
 from collective.ray.worker import serve
+from collective.run_function import launcher_words
 
 _END_SECONDS = 20.0
 
@@ -237,7 +238,8 @@ class RayExecutor:
         actors = [actor for node in workers.nodes for actor in node]
         places = [index for node in workers.nodes for index in range(len(node))]
         ray.get([a.listen.remote(name, i) for a, i in zip(actors, places, strict=True)])
-        job = workers.job(name, call, self._settings.timeout_s, self._options())
+        options = self._options()
+        job = workers.job(call, self._settings.timeout_s, name=name, options=options)
         self._nodes = workers.start(job, variables)
         ranks = [actor.accept.remote() for actor in actors]
         waiting = [*ranks, *self._nodes]
@@ -250,8 +252,7 @@ class RayExecutor:
         self._actors = [actors[order.index(rank)] for rank in range(len(actors))]
 
     def _options(self) -> list[str]:
-        nics = self._settings.nics
-        return ["--network-interfaces", ",".join(nics)] if nics else []
+        return launcher_words({"--network-interfaces": self._settings.nics})
 
     def _refuse_if_elastic(self, name: str) -> None:
         if self._elastic is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,7 +63,7 @@ def run(
         )
     workers = Workers(Request(num_workers, each, start_timeout))
     try:
-        job = workers.job(secrets.token_hex(16), call, start_timeout)
+        job = workers.job(call, start_timeout)
         with lost_actors_named("collective.ray.run"):
             nodes = ray.get(workers.start(job, {}))
         return function.results(nodes, num_workers, "collective.ray.run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,19 +78,10 @@ class Workers:
         ]
         self.head = found[0].head
 
-    def job(
-        self, name: str, call: bytes, seconds: int, options: Sequence[str] = ()
-    ) -> function.Job:
-        """The job that makes a pickled call on every rank."""
-        return function.Job(
-            name=name,
-            secret=secrets.token_hex(32),
-            head=self.head,
-            slots=[len(actors) for actors in self.nodes],
-            call=call,
-            seconds=seconds,
-            options=options,
-        )
+    def job(self, call: bytes, seconds: int, **more: Any) -> function.Job:
+        """The job that makes a pickled call on every rank; ``more`` are fields of it."""
+        slots = [len(actors) for actors in self.nodes]
+        return function.Job(call, seconds, head=self.head, slots=slots, **more)
 
     def start(self, job: function.Job, variables: Mapping[str, str]) -> list[Any]:
         """Starts the agents; returns references to the result of each node."""

@@ -16,7 +16,7 @@ import cloudpickle
 
 from collective.environment import detect
 from collective.errors import CollectiveError
-from collective.launch.agents import folders, function, slots
+from collective.launch.agents import folders, function
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Worker:
 
     def set_slots(self, job: str, count: Mapping[int, int]) -> None:
         """Says to the head, which this actor runs, how many ranks each node may have."""
-        slots.write(folders.of(job), count)
+        folders.write_slots(folders.of(job), count)
 
     def run(
         self, job: function.Job, node: int, gpus: list[str], variables: dict[str, str]

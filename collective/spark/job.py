@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from collective.errors import UsageError
 from collective.launch.agents import function
+from collective.run_function import launcher_words
 from collective.spark import stage
 
 _START_SECONDS = 600
@@ -64,10 +65,9 @@ def run(
         UsageError: There is no SparkContext; or Spark has not so many tasks free in time.
     """
     options = _options(verbose, nics, prefix_output_with_timestamp)
-    if extra_mpi_args:
-        options.append(f"--mpi-args={extra_mpi_args}")
+    options += launcher_words({"--mpi-args": extra_mpi_args})
     request = _request(fn, args, kwargs, num_proc, start_timeout, env)
-    request.options, request.python = options, executable or ""
+    request = _with(request, options=options, python=executable or "")
     nodes = _nodes(request, stdout)
     return function.results(nodes, request.tasks, "collective.spark.run")
 
@@ -134,17 +134,15 @@ def run_elastic(
             hint=f"num_proc={most}, and fewer as min_num_proc",
         )
     found = {
-        "-np": request.tasks,
+        "--num-proc": request.tasks,
         "--min-np": request.tasks if least is None else least,
         "--max-np": most,
         "--elastic-timeout": elastic_timeout,
         "--reset-limit": reset_limit,
     }
-    numbers = [(name, value) for name, value in found.items() if value is not None]
-    request.options = _options(verbose, nics, prefix_output_with_timestamp)
-    for name, value in numbers:
-        request.options += [name, str(value)]
-    nodes = _nodes_after_losses(request, stdout)
+    options = _options(verbose, nics, prefix_output_with_timestamp)
+    options += launcher_words(found)
+    nodes = _nodes_after_losses(_with(request, options=options), stdout)
     return function.results(nodes, None, "collective.spark.run_elastic")
 
 
@@ -152,12 +150,15 @@ def _options(
     verbose: int, nics: Sequence[str] | str | None, timestamps: bool
 ) -> list[str]:
     """The options of the launcher."""
-    words = ["--verbose"] if verbose > 1 else []
-    words += ["--prefix-output-with-timestamp"] if timestamps else []
-    if nics:
-        named = [nics] if isinstance(nics, str) else sorted(nics)
-        words += ["--network-interfaces", ",".join(named)]
-    return words
+    return launcher_words(
+        {
+            "--verbose": verbose > 1,
+            "--prefix-output-with-timestamp": timestamps,
+            "--network-interfaces": nics
+            if isinstance(nics, str)
+            else sorted(nics or ()),
+        }
+    )
 
 
 def _request(
@@ -175,14 +176,14 @@ def _request(
     seconds = start_timeout
     if seconds is None:
         seconds = int(os.environ.get("HOROVOD_SPARK_START_TIMEOUT", _START_SECONDS))
-    return stage.Request(
-        tasks=tasks,
-        name=secrets.token_hex(16),
-        secret=secrets.token_hex(32),
-        call=function.pickled(fn, args, kwargs),
-        seconds=seconds,
-        variables=dict(env or {}),
-    )
+    job = function.Job(function.pickled(fn, args, kwargs), seconds)
+    return stage.Request(tasks, job, dict(env or {}))
+
+
+def _with(request: stage.Request, **changes: Any) -> stage.Request:
+    """The same request, with changes to its job."""
+    job = dataclasses.replace(request.job, **changes)
+    return dataclasses.replace(request, job=job)
 
 
 def _nodes_after_losses(
@@ -198,13 +199,14 @@ def _nodes_after_losses(
                 raise
             what, *_ = error.message.splitlines()
             print(f"{what}\nThe job begins again.", file=sys.stderr, flush=True)
-        request = dataclasses.replace(request, name=secrets.token_hex(16))
+        request = _with(request, name=secrets.token_hex(16))
     raise AssertionError("unreachable")
 
 
 def _nodes(request: stage.Request, stdout: TextIO | None) -> list[function.NodeResult]:
     """Runs the job; its output goes to the stream, if there is one."""
-    request.kept_lines = _ALL_LINES if stdout is not None else request.kept_lines
+    if stdout is not None:
+        request = _with(request, kept_lines=_ALL_LINES)
     found = stage.run(stage.spark_context(), request)
     if stdout is not None:
         stdout.write("".join(node.tail for node in found))

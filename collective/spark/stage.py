@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,19 +17,13 @@ from collective.running_time import Deadline
 _POLL_SECONDS = 0.2
 
 
-@dataclass
+@dataclass(frozen=True)
 class Request:
     """What every task needs to know."""
 
     tasks: int
-    name: str  # that cannot be guessed
-    secret: str
-    call: bytes  # function, arguments: pickled by value
-    seconds: int  # until all tasks run, and until all nodes have met
+    job: function.Job  # without head and slots, which the tasks find out
     variables: Mapping[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)  # of the launcher
-    python: str = ""
-    kept_lines: int = function.KEPT_LINES
 
 
 class TaskLostError(CollectiveError):
@@ -61,7 +56,7 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
     from py4j.protocol import Py4JJavaError
     from pyspark import InheritableThread
 
-    group = f"collective-{request.name}"
+    group = f"collective-{request.job.name}"
     outcome: Future[list[function.NodeResult]] = Future()
 
     def collect() -> None:
@@ -95,7 +90,7 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
 
 def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
     """Waits for the stage to end, and at first for all its tasks to start."""
-    deadline = Deadline(request.seconds)
+    deadline = Deadline(request.job.seconds)
     started = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
@@ -103,7 +98,7 @@ def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
         if not started and deadline.passed() and thread.is_alive():
             raise UsageError(
                 f"Spark has not {request.tasks} tasks free at once within "
-                f"{request.seconds} s",
+                f"{request.job.seconds} s",
                 hint="as num_proc at most the cores of all executors, divided by "
                 "spark.task.cpus; or start_timeout=1200",
             )
@@ -146,17 +141,9 @@ def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
     here = [index for index, host in enumerate(hosts) if host == mine]
     code = 0
     if here[0] == context.partitionId():
-        job = function.Job(
-            name=request.name,
-            secret=request.secret,
-            head=f"{hosts[0]}:{ports[0]}",
-            slots=[hosts.count(host) for host in nodes],
-            call=request.call,
-            seconds=request.seconds,
-            options=request.options,
-            python=request.python,
-            kept_lines=request.kept_lines,
-        )
+        slots = [hosts.count(host) for host in nodes]
+        head = f"{hosts[0]}:{ports[0]}"
+        job = dataclasses.replace(request.job, head=head, slots=slots)
         gpus = [gpu for index in here for gpu in gpus_of[index]]
         result = function.run_node(job, nodes.index(mine), gpus, request.variables)
         code = result.code

@@ -155,7 +155,7 @@ GUARD, AGENT, LAUNCHER = range(3)
 
 def kill(node: int, which: int) -> Callable[[Job], None]:
     def strike(job: Job) -> None:
-        os.kill(job.pids(node, "--agent")[which], signal.SIGKILL)
+        os.kill(job.pids(node, "collective.launch ")[which], signal.SIGKILL)
 
     return strike
 

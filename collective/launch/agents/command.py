@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 
 from collective import environment, hosts, python_command
-from collective.errors import CollectiveError
-from collective.launch import processes, slurm, versions
-from collective.launch.agents import guard, head, node, settings, shell
+from collective.launch import slurm_job, versions
+from collective.launch.agents import guard, head, node, settings
+from collective.launch.command_line import parser
 from collective.launch.options import LaunchOptions
 
-_SECONDS = 20.0
+# Options of the agent alone, without a value and with one.
+_ALONE = ("--agent", "--encrypt", "--")
+_WITH_VALUE = ("--nodes", "--node", "--head")
 
 
 def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     """Runs the agent of this node; returns the job's exit code.
 
-    On node 0 the same command line is run again by the launcher, within the agents' reach.
+    On node 0 it runs an ordinary launcher, for which the nodes are hosts that a remote
+    shell reaches.
 
     Raises:
         UsageError: The command line does not say which node this is, or there is no secret.
@@ -27,34 +30,38 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     found, addresses = environment.detect(), environment.addresses()
     version = versions.installed().get("collective", "")
     mine = settings.read(options, found, addresses, os.environ, version)
-    kept = slurm.for_ranks(os.environ)
+    kept = slurm_job.for_ranks(os.environ)
     settings.in_environment(settings.clean(os.environ, kept))
     if mine.node:
         return guard.guarded(lambda: asyncio.run(node.run(mine)), mine.folder)
-    again = python_command.command("collective.launch", *arguments)
-    return guard.guarded(lambda: asyncio.run(head.run(mine, again)), mine.folder)
+    at = len(arguments) - len(parser().parse_args(arguments).command)
+    typed, program = arguments[:at], arguments[at:]
+
+    def launcher(listed: str) -> list[str]:
+        words = [*launcher_options(typed, listed, options.max_np is not None), *program]
+        return python_command.command("collective.launch", *words)
+
+    return guard.guarded(lambda: asyncio.run(head.run(mine, launcher)), mine.folder)
 
 
-def is_running() -> bool:
-    """Whether an agent has started this launcher."""
-    return shell.SOCKET in os.environ
+def launcher_options(typed: Sequence[str], listed: str, elastic: bool) -> list[str]:
+    """The options of the launcher that runs a job on agents.
 
-
-def with_agents(options: LaunchOptions) -> LaunchOptions:
-    """The options of the launcher that an agent has started: it asks the head for hosts.
-
-    Raises:
-        CollectiveError: If the head does not answer.
+    Args:
+        typed: Those of the agent.
+        listed: ``host:slots`` of each node that is there, a line each.
+        elastic: Whether nodes come and go: the remote shell prints those there are.
     """
-    program = str(head.SSH)
-    reach = dataclasses.replace(options.shell, program=program)
-    if options.max_np is not None:
-        return dataclasses.replace(options, shell=reach, host_discovery_script=program)
-    answer = processes.run([program], _SECONDS)
-    if answer.code != 0:
-        raise CollectiveError(
-            f"the head of the agents does not answer: {answer.error}",
-            hint="start the job again by collectiverun --agent",
-        )
-    found = hosts.parse(answer.out, "the agents")
-    return dataclasses.replace(options, shell=reach, hosts=hosts.write(found, "list"))
+    words, rest = list[str](), iter(typed)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _WITH_VALUE and not equals:
+            next(rest)
+        elif name not in (*_ALONE, *_WITH_VALUE):
+            words.append(word)
+    shell = str(head.SSH)
+    if elastic:
+        where = ["--host-discovery-script", shlex.quote(shell)]
+    else:
+        where = ["--hosts", hosts.write(hosts.parse(listed, "the agents"), "list")]
+    return [*words, "--remote-shell", shell, *where]

@@ -1,27 +1,31 @@
-"""The folder of a job on a node, for Ray and Spark: the last one that uses it removes it.
+"""The folder of a job on a node, for Ray and Spark: the last process that uses it removes it.
 
 Nodes may share the disk, and on a node the agent that takes the place of a lost one may
-start before that one has ended.
+start before that one has ended. In an elastic job of Ray the folder also says how many
+ranks each node may have now.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+_SLOTS = "slots"  # the file of them
 
 
 def of(name: str) -> Path:
-    """The folder of a job, which need not exist."""
+    """Returns the path of a job's folder, which need not exist."""
     return Path(tempfile.gettempdir(), f"collective-{name}")
 
 
 def make(name: str) -> Path:
-    """The folder of a job, made if missing: only this user's."""
+    """Makes the folder of a job, for this user alone, if it is missing; returns its path."""
     folder = of(name)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -61,3 +65,22 @@ def remove(folder: Path) -> None:
 
 def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def write_slots(folder: Path, slots: Mapping[int, int]) -> None:
+    """Tells the head of the job of this folder, if there is one here, the slots by node."""
+    part = folder / f"{_SLOTS}.part"
+    with contextlib.suppress(FileNotFoundError):
+        part.write_text(json.dumps({str(node): count for node, count in slots.items()}))
+        part.replace(folder / _SLOTS)
+
+
+def read_slots(folder: Path | None) -> dict[int, int] | None:
+    """Returns what was written last; None if the nodes keep the slots that they began with."""
+    if folder is None:
+        return None
+    try:
+        found = json.loads((folder / _SLOTS).read_text())
+    except FileNotFoundError:
+        return None
+    return {int(node): count for node, count in found.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import cloudpickle
 
 from collective.errors import CollectiveError
 from collective.launch import processes
-from collective.launch.agents import folders, slots
+from collective.launch.agents import folders
 from collective.launch.agents.settings import FOLDER, SECRET
 from collective.net import private_files
 from collective.run_function import by_rank
@@ -34,12 +35,15 @@ KEPT_LINES = 40
 class Job:
     """What every node needs to know; it travels as the cluster sends objects."""
 
-    name: str  # that cannot be guessed: also the folder of each node
-    secret: str
-    head: str  # HOST:PORT of node 0
-    slots: Sequence[int]  # of each node; of an elastic job empty: agents.slots has them
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
+    head: str = ""  # HOST:PORT of node 0
+    slots: Sequence[
+        int
+    ] = ()  # of each node; an elastic job's are in its folder (folders)
+    # A name that cannot be guessed, also of the folder of each node.
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
     options: Sequence[str] = ()  # further ones of the launcher
     python: str = ""  # of the ranks; that of the agent by default
     kept_lines: int = KEPT_LINES  # of the output
@@ -48,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What became of a node: the job's exit code, what its ranks left, the last lines."""
+    """The exit code of the job on a node, the files of its ranks, and its last lines."""
 
     code: int
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -56,12 +60,12 @@ class NodeResult:
 
 
 def pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bytes:
-    """The call, for ``Job``."""
+    """Pickles a function and its arguments, for ``Job.call``."""
     return cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, on all addresses of this host."""
+    """Returns a port that was free a moment ago on all addresses of this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
@@ -84,7 +88,7 @@ def run_node(
         with contextlib.suppress(FileExistsError):
             private_files.write(folder / "call", job.call)
         if job.elastic:
-            slots.write(folder, {})
+            folders.write_slots(folder, {})
         code, tail = _agent(job, node, folder, gpus, variables or {})
         files = {
             file.name: private_files.read(file)
@@ -143,7 +147,7 @@ def _agent(
 
 
 def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
-    """What the ranks returned, in their order.
+    """Returns the results of the ranks, by rank.
 
     Args:
         size: Number of ranks; None for an elastic job, which may end with any.

@@ -74,7 +74,7 @@ def _wait(child: int) -> int:
 
 
 def end_all() -> None:
-    """Ends everything below this process: SIGTERM, then SIGKILL."""
+    """Ends all descendants of this process: by SIGTERM, then by SIGKILL."""
     import psutil
 
     for kill in (False, True, True):
@@ -91,7 +91,7 @@ def end_all() -> None:
 
 
 def remove_files(since: float) -> None:
-    """Removes what Open MPI's processes leave that are killed before they can do so.
+    """Removes files of processes of Open MPI that were killed before they could do so.
 
     Shared memory that no process maps, and session folders of processes that have ended:
     of this user, and made since then.
@@ -124,5 +124,5 @@ def _is_ours(path: Path, since: float) -> bool:
 
 
 def ends_with_parent() -> None:
-    """Called in a child, before its program begins: it gets SIGTERM when we are killed."""
+    """Has this process get SIGTERM when its parent is killed; called before exec."""
     _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)

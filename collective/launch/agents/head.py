@@ -13,11 +13,11 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.launch.agents import guard, slots
+from collective.launch.agents import folders, guard
 from collective.launch.agents.link import Frame, Link, keep_alive
 from collective.launch.agents.settings import NO_HEAD, Settings, print_agent
 from collective.launch.agents.shell import (
@@ -59,7 +59,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Command:
-    """One that a node runs for a remote shell."""
+    """A command that a node runs for a remote shell."""
 
     shell: Link
     address: str
@@ -72,8 +72,12 @@ class _Command:
         return code if starts or not self.is_daemon else 0
 
 
-async def run(settings: Settings, launcher: Sequence[str]) -> int:
-    """Runs the job; returns the exit code of the launcher, or 124 without the nodes."""
+async def run(settings: Settings, launcher: Callable[[str], Sequence[str]]) -> int:
+    """Runs the job; returns the exit code of the launcher, or 124 without the nodes.
+
+    Args:
+        launcher: Makes its command from ``Head.listed``, when the nodes are there.
+    """
     head = Head(settings)
     try:
         listener = await head.listen()
@@ -89,7 +93,7 @@ async def run(settings: Settings, launcher: Sequence[str]) -> int:
     code = NO_HEAD
     try:
         if await head.wait_for_nodes():
-            code = await head.launch(launcher)
+            code = await head.launch(launcher(head.listed()))
     finally:
         accepting.cancel()
         await head.end(code)
@@ -100,7 +104,7 @@ async def run(settings: Settings, launcher: Sequence[str]) -> int:
 
 
 class Head:
-    """The nodes that are there, and what runs on them."""
+    """The nodes that have connected, and the commands that run on them."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -136,7 +140,7 @@ class Head:
         return listener
 
     async def accept(self, listener: socket.socket) -> None:
-        """Takes in nodes, for as long as the job runs: they may come late."""
+        """Admits nodes for as long as the job runs, because a node may connect late."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -149,7 +153,7 @@ class Head:
             task.add_done_callback(self.tasks.discard)
 
     async def wait_for_nodes(self) -> bool:
-        """Whether all have come in time."""
+        """Returns whether all nodes have connected in time."""
         deadline = Deadline(self.settings.seconds)
         wanted = self.settings.nodes
         while len(self.nodes) + 1 < wanted:
@@ -233,7 +237,7 @@ class Head:
             await self._end_commands(address)
 
     async def _admit(self, link: Link, address: str) -> _Node | None:
-        """The node that says hello; None for one that cannot take part."""
+        """Returns the node that says hello; None if it cannot take part."""
         frame = await link.first(_HELLO_SECONDS)
         if frame is None or frame.kind != HELLO:
             return None
@@ -308,14 +312,14 @@ class Head:
         return address
 
     def listed(self) -> str:
-        """``host:slots`` of each node, in the order of their numbers: ranks follow it.
+        """Returns ``host:slots`` of each node, in the order of node numbers, as of the ranks.
 
         Where Ray holds the slots, it says how many each node has now.
         """
         found = {0: (self.address, self.settings.slots)}
         for node in sorted(self.nodes.values(), key=lambda node: node.number):
             found[node.number] = (node.address, node.slots)
-        held = slots.read(self.settings.folder)
+        held = folders.read_slots(self.settings.folder)
         lines = []
         for number, (host, own) in found.items():
             name = f"[{host}]" if ":" in host else host

@@ -36,14 +36,14 @@ class Seal:
         self._key, self._direction, self._count = key, direction, 0
 
     def close(self, head: bytes, data: bytes) -> bytes:
-        """The data of the next frame as they are sent."""
+        """Returns the data of the next frame in the form in which they are sent."""
         return data + self._tag(head, data)
 
     def open(self, head: bytes, sealed: bytes) -> bytes:
-        """The data of the next frame that has come.
+        """Returns the data of the next frame that was received.
 
         Raises:
-            NotGenuineError: It was changed, repeated, or one was left out.
+            NotGenuineError: The frame was changed or repeated, or one before it is missing.
         """
         data, tag = sealed[: -self.size], sealed[-self.size :]
         if not hmac.compare_digest(tag, self._tag(head, data)):
@@ -51,7 +51,7 @@ class Seal:
         return data
 
     def next(self) -> bytes:
-        """Of the next frame: its direction and number."""
+        """Returns the direction and number of the next frame, which only it has."""
         self._count += 1
         return _COUNTER.pack(self._direction, self._count)
 
@@ -60,7 +60,7 @@ class Seal:
 
 
 class Cipher(Seal):
-    """Encrypts them, too: ChaCha20-Poly1305 (RFC 8439), the number as nonce."""
+    """Encrypts the frames, too: ChaCha20-Poly1305 (RFC 8439), the number as nonce."""
 
     size = 16
 
@@ -73,11 +73,11 @@ class Cipher(Seal):
         self._cipher = ChaCha20Poly1305(key)
 
     def close(self, head: bytes, data: bytes) -> bytes:
-        """As of ``Seal``."""
+        """Encrypts the data; see ``Seal.close``."""
         return self._cipher.encrypt(self.next(), data, head)
 
     def open(self, head: bytes, sealed: bytes) -> bytes:
-        """As of ``Seal``."""
+        """Decrypts the data; see ``Seal.open``."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -141,7 +141,7 @@ class Link:
             self.writer.write(head + sent)
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """The frames that come, until the connection ends or a frame is not genuine."""
+        """Yields the received frames until the connection ends or a frame is not genuine."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 head = await self.reader.readexactly(HEADER.size)
@@ -155,7 +155,7 @@ class Link:
                 )
 
     async def first(self, seconds: float) -> Frame | None:
-        """The next frame; None if none comes in time."""
+        """Returns the next frame; None if none arrives in time."""
         with contextlib.suppress(asyncio.TimeoutError, StopAsyncIteration):
             return await asyncio.wait_for(self.frames().__anext__(), seconds)
         return None

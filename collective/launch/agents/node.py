@@ -67,7 +67,7 @@ async def run(settings: Settings) -> int:
 
 
 async def _connect(settings: Settings) -> tuple[Link | None, str]:
-    """The connection to the head, or None and the reason."""
+    """Returns the connection to the head, or None and the reason."""
     host, port = settings.head
     try:
         opened, key = await _proved(settings)
@@ -107,13 +107,14 @@ class _NotProvedError(Exception):
 
 
 async def _proved(settings: Settings) -> tuple[socket.socket, bytes]:
-    """A connection to the head that knows the secret, and its key.
+    """Returns a connection to the head, which has proved the secret, and its key.
 
-    A head that is late, or drops this connection among those of strangers, is called again.
+    Tries again where the head starts late, or has dropped this connection among those of
+    strangers.
 
     Raises:
-        _NotProvedError: It does not know the secret.
-        OSError: There is none in time.
+        _NotProvedError: The head does not know the secret.
+        OSError: No head is reached in time.
     """
     deadline = Deadline(settings.seconds, longest=2 * _CONNECT_SECONDS)
     refused = 0
@@ -145,7 +146,7 @@ async def _proved(settings: Settings) -> tuple[socket.socket, bytes]:
 
 
 class _Agent:
-    """What runs on this node for the head."""
+    """The commands that this node runs for the head."""
 
     def __init__(self, link: Link):
         self.link = link
@@ -153,7 +154,7 @@ class _Agent:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> tuple[int, str]:
-        """Returns the exit code, and a message."""
+        """Serves the head; returns the exit code and a message."""
         async for frame in self.link.frames():
             if frame.kind == END:
                 return int(frame.data), ""

@@ -25,7 +25,7 @@ _LEAST = 16  # characters of a secret
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the agent of one node."""
+    """The settings of the agent of one node."""
 
     head: tuple[str, int]  # host and port
     nodes: int
@@ -48,7 +48,7 @@ def read(
     variables: MutableMapping[str, str],
     version: str,
 ) -> Settings:
-    """From the command line, else from srun, TF_CONFIG or Kubernetes.
+    """Reads the settings from the command line, else from srun, TF_CONFIG or Kubernetes.
 
     Args:
         found: This process' place, if a launcher has started one process on each node.
@@ -108,7 +108,7 @@ def _encrypt(wanted: bool) -> bool:
 
 
 def _secret(variables: MutableMapping[str, str]) -> str:
-    """The secret, which ranks need not know; ``-`` as file is standard input."""
+    """Reads the secret and removes it from the variables; the file ``-`` is standard input."""
     secret, file = variables.pop(SECRET, ""), variables.pop(SECRET_FILE, "")
     try:
         if file == "-":
@@ -132,9 +132,10 @@ def _secret(variables: MutableMapping[str, str]) -> str:
 
 
 def clean(variables: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
-    """An environment for commands: without what a launcher said of this agent.
+    """Returns the environment of commands, without the variables that describe this agent.
 
-    It is not a rank, and mpirun would ask the launcher's server. ``kept`` stays.
+    A command is not a rank of the launcher that started the agent, and mpirun would ask
+    that launcher's server. The variables ``kept`` stay.
     """
     foreign = ("SLURM_", "PMI", "TF_CONFIG")
     left = {k: v for k, v in variables.items() if not k.startswith(foreign)}

@@ -23,7 +23,7 @@ _TAKE_A_VALUE = ("-o", "-p", "-i", "-l")
 
 
 def split(words: list[str]) -> tuple[str, str]:
-    """Host and command; ssh's options may stand before the host and after it."""
+    """Returns host and command; options of ssh may precede and follow the host."""
     rest = list(words)
     at = 0
     while at < min(2, len(rest)):

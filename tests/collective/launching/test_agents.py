@@ -13,10 +13,11 @@ import time
 
 import pytest
 
+from collective import hosts
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 from collective.launch import command_line
-from collective.launch.agents import guard, head, node, settings
+from collective.launch.agents import command, guard, head, node, settings
 from collective.launch.agents.link import Cipher, Frame, Link, Seal
 from collective.launch.agents.shell import END, HEADER, split
 from collective.net import shared_secret
@@ -86,6 +87,32 @@ def test_the_secret(tmp_path):
 def test_options_that_contradict_each_other(words, message):
     with pytest.raises(UsageError, match=message):
         command_line.parse([*words, "true"])
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_the_launcher_on_node_0_knows_of_no_agents(elastic):
+    typed = [
+        "--agent",
+        "-np",
+        "3",
+        "--nodes",
+        "2",
+        "--head=a:1",
+        "--node",
+        "0",
+        "--encrypt",
+        "--verbose",
+    ]
+    typed += ["--max-np", "4", "--"] if elastic else ["--"]
+    words = command.launcher_options(typed, "a:1\n[::1]:2\n", elastic)
+    options = command_line.parse([*words, "program", "--head", "2"])
+    assert list(options.command) == ["program", "--head", "2"]
+    assert options.verbose and options.num_proc == 3 and not options.agent
+    assert options.shell.program == str(head.SSH)
+    if elastic:
+        assert options.host_discovery_script == str(head.SSH)
+    else:
+        assert [host.name for host in hosts.parse_list(options.hosts)] == ["a", "::1"]
 
 
 def test_commands_see_nothing_of_the_agents_launcher():

@@ -13,10 +13,13 @@ import pytest
 
 from collective import running_time
 from collective.elastic import membership_file
-from collective.launch import endings, processes, supervisor
+from collective.environment import Environment
+from collective.environment.base import MIN_NP, RANK_TIMEOUT
+from collective.launch import endings, processes, rank, supervisor
 from collective.launch.endings import Lingering, Undead
-from collective.launch.output import OutputStyle
-from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.launch.options import LaunchOptions
+from collective.launch.single_host import EndTogether
+from collective.launch.supervisor import ProcessSpec
 from collective.running_time import Deadline, Lasting, Stops
 from tests import freezer, launch
 
@@ -109,6 +112,54 @@ def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
     assert "rank 1 (process 1) has finished its work" in capsys.readouterr().err
 
 
+def test_each_rank_under_mpirun_that_has_finished_and_does_not_end_is_killed(
+    clock, monkeypatch, capsys
+):
+    """Not only rank 0: the supervisor of each has a file for its own rank alone."""
+    monkeypatch.setenv("COLLECTIVE_TIMEOUT", "1.5")
+    monkeypatch.delenv("COLLECTIVE_RANK", raising=False)
+    watch = rank.RankWatch(LaunchOptions(["true"]), Environment("mpirun", 1, 2, 1, 2))
+    monkeypatch.setattr(endings.membership_file, "_open", membership_file.open_memory)
+    monkeypatch.setenv(membership_file.VARIABLE, watch.membership.path)
+    membership_file.write(membership_file.EXITING)  # as the rank does
+    killed = []
+    job = watch.supervisor
+    monkeypatch.setattr(job, "signal_all", lambda *which: killed.append(which))
+    job.processes[os.getpid()] = (1, None)
+    monkeypatch.setattr(endings.Undead, "look", lambda *_: [])
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    for over in ([], [], [(signal.SIGKILL, 1)]):
+        job.look()
+        assert killed == over
+        clock.now += 1
+    assert "has finished its work" in capsys.readouterr().err
+
+
+def test_a_rank_under_mpirun_reports_that_it_waits_and_ends_with_its_parent(
+    clock, monkeypatch, capsys
+):
+    monkeypatch.setenv(RANK_TIMEOUT, "10")
+    monkeypatch.setenv(MIN_NP, "1")
+    options = LaunchOptions(["true"], min_np=1)
+    watch = rank.RankWatch(options, Environment("mpirun", 1, 2, 1, 2))
+    waits = iter((3.0, 11.0, 12.0, 22.0, 1.0, 12.0))
+    monkeypatch.setattr(watch.wait_report, "waits", lambda: next(waits))
+    reported = []
+    monkeypatch.setattr(watch, "report_state", reported.append)
+    for count in (0, 1, 1, 2, 2, 3):
+        clock.now += 0.3
+        watch.look()  # in between, it does not look
+        clock.now += 0.3
+        watch.look()
+        assert reported == ["waits"] * count
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(watch, "_look_whether_it_waits", lambda now: None)
+    assert not watch.supervisor.ending
+    clock.now += 0.6
+    watch.look()
+    assert watch.supervisor.ending
+
+
 def test_states_of_processes():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
@@ -133,20 +184,20 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
     watched = []
 
-    class Job(Supervisor):
-        def _look_after(self):
+    class Job(EndTogether):
+        def look(self):
             if not watched:
-                [(pid, _)] = self.processes.items()
+                [(pid, _)] = self.supervisor.processes.items()
                 watched.append(pid)
                 freeze.enter_context(freezer.frozen([pid]))
-                self._end(signal.SIGTERM)
-            super()._look_after()
+                self.supervisor.end(signal.SIGTERM)
 
     before = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
     try:
         with contextlib.ExitStack() as freeze:
-            job = Job([ProcessSpec(0, ["sleep", "100"])], 1, OutputStyle(prefix=False))
-            job.run()
+            options = LaunchOptions(no_prefix=True)
+            specs = [ProcessSpec(0, ["sleep", "100"])]
+            Job(specs, options, membership_file.MembershipFile(1)).supervisor.run()
             assert processes.kill_is_pending(watched[0])
             printed = capsys.readouterr().err
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import sys
 
 import pytest
@@ -10,6 +12,8 @@ from collective import python_command
 from collective.errors import UsageError
 from collective.launch.__main__ import main
 from collective.launch.command_line import parse
+from collective.launch.options import OF_A_RANK, add_options, from_parsed, words
+from collective.run_function import launcher_words
 
 
 def variables(*arguments):
@@ -199,8 +203,29 @@ def test_elastic_options():
     assert (given.elastic_timeout, given.reset_limit, given.cooldown) == (
         5,
         3,
-        (10, 100),
+        [10, 100],
     )
+
+
+def test_words_of_a_program_are_those_that_are_typed():
+    """Those of ``collective.run``, Ray and Spark."""
+    given = {
+        "--num-proc": 2,
+        "--reset-limit": None,
+        "--blacklist-cooldown-range": (10, 100),
+        "--network-interfaces": ["eth0", "eth1"],
+        "--mpi-args": "--map-by node",
+        "--hosts": "",
+        "--verbose": True,
+        "--tcp": False,
+    }
+    options = parse([*launcher_words(given), "true"])
+    assert (options.num_proc, options.reset_limit, options.hosts) == (2, None, "")
+    assert (options.cooldown, options.nics) == ([10, 100], ["eth0", "eth1"])
+    assert options.mpi_args == ["--map-by", "node"]
+    assert options.verbose and not options.tcp
+    with pytest.raises(UsageError, match="--reset-limit 0: at least 1"):
+        parse([*launcher_words({"--reset-limit": 0}), "true"])
 
 
 def test_what_does_nothing_on_one_host_says_so(capfd):
@@ -283,6 +308,29 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
     alone = "--keras" in typed.split("my.py")[0] and "all" not in wanted
     assert options.style.plain_stdout == alone
     assert options.use_mpi == ("mpi" in wanted)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "python x",
+        "--no-prefix --verbose python x",
+        "--output-filename 'my dir' --prefix-output-with-timestamp python x",
+        "--keras my.py",
+        "--keras --output all my.py",
+        "--keras --output rank0 -prefix-timestamp my.py",
+        "--binding-args='--bind-to core' python x",
+    ],
+)
+def test_the_supervisor_of_a_rank_gets_the_options_that_concern_it(typed):
+    given = parse(shlex.split(typed))
+    parser = argparse.ArgumentParser()
+    add_options(parser, OF_A_RANK)
+    parser.add_argument("command", nargs="+")
+    command = [*words(given, OF_A_RANK), "--", *given.command]
+    got = from_parsed(parser.parse_args(command))
+    assert got.style == given.style and list(got.command) == list(given.command)
+    assert (got.verbose, got.binding_args) == (given.verbose, given.binding_args)
 
 
 def test_gloo_keeps_a_keras_script_from_mpirun():

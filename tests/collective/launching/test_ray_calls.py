@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from collective.errors import CollectiveError, UsageError
-from collective.launch.agents import folders, slots
+from collective.launch.agents import folders
 from collective.library import PeerLost
 from collective.ray import RayExecutor
 from collective.ray.elastic import Agent
@@ -127,11 +127,11 @@ def test_ranks_use_gpus_that_are_held():
 
 
 def test_the_head_hears_how_many_slots_there_are(tmp_path):
-    assert slots.read(None) is None and slots.read(tmp_path) is None
-    slots.write(tmp_path, {0: 2, 3: 1})
-    slots.write(tmp_path, {0: 1, 3: 4})
-    assert slots.read(tmp_path) == {0: 1, 3: 4}
-    slots.write(tmp_path / "gone", {0: 1})
+    assert folders.read_slots(None) is None and folders.read_slots(tmp_path) is None
+    folders.write_slots(tmp_path, {0: 2, 3: 1})
+    folders.write_slots(tmp_path, {0: 1, 3: 4})
+    assert folders.read_slots(tmp_path) == {0: 1, 3: 4}
+    folders.write_slots(tmp_path / "gone", {0: 1})
     assert [file.name for file in tmp_path.iterdir()] == ["slots"]
 
 

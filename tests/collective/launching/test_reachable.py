@@ -78,7 +78,7 @@ def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:
     """A relay that has heard lines, and which of them it shows."""
-    made = Relay(lambda early: None)
+    made = Relay()
     return made, [made._is_shown(f"collective.launch: {line}\n") for line in lines]
 
 

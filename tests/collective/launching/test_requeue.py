@@ -10,7 +10,7 @@ import pytest
 from collective.elastic import generations
 from collective.errors import UsageError
 from collective.launch import command_line
-from collective.launch.requeue import Requeue, signal_of
+from collective.launch.slurm_job import Requeue, signal_of
 
 
 @pytest.fixture

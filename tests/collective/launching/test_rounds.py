@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,8 +16,8 @@ from collective.elastic import generations
 from collective.environment import gpus
 from collective.errors import CollectiveError
 from collective.hosts import Host
-from collective.launch import restarting
-from collective.launch.mpirun import MpirunSupervisor
+from collective.launch import mpi, restarting
+from collective.launch.mpirun import Mpirun
 from collective.launch.options import LaunchOptions
 from collective.launch.overlap import Overlap
 from tests import launch
@@ -108,12 +109,14 @@ def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
 def launcher(monkeypatch):
     """Of a job that trains with two ranks here."""
     monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    found = mpi.MPI("Open MPI", (5, 0), "mpirun")
+    monkeypatch.setattr(mpi, "find", lambda program=None: found)
     options = LaunchOptions(
         ["train.py"], min_np=1, max_np=8, reset_limit=3, use_mpi=True
     )
     made = restarting.RestartingLauncher(options, lambda: HERE)
     made.placed, made.number = HERE, 0
-    made.job = SimpleNamespace(lost_ranks=set())
+    made.job = Mpirun(options, HERE)
     return made
 
 
@@ -121,7 +124,7 @@ def test_ranks_that_are_to_leave_a_host_do_not_wait(launcher):
     assert launcher._overlaps([Host("localhost", 3)])
     assert launcher._overlaps([*HERE, Host("other", 1)])
     assert not launcher._overlaps([Host("localhost", 1), Host("other", 4)])
-    launcher.job.lost_ranks = {1}
+    launcher.job.relay._is_shown("collective.launch: rank 1 on a ended by SIGKILL\n")
     assert launcher._overlaps([Host("localhost", 1), Host("other", 4)])
     launcher.number = 3
     assert not launcher._overlaps(HERE)  # --reset-limit allows no more
@@ -140,14 +143,13 @@ def test_two_generations_do_not_share_gpus(launcher, monkeypatch, capfd):
     assert not launcher._overlaps(HERE)
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_a_rank_that_hangs_does_not_release_ranks_that_are_ready(launcher):
     """The signal that asks whether ranks hang would."""
-    job = MpirunSupervisor(launcher.options, HERE, {generations.OVERLAPS: "1"})
+    job = Mpirun(launcher.options, HERE, {generations.OVERLAPS: "1"})
     job.relay.started.update({0: "a", 1: "a"})
     job.relay.ready.add(0)
     job._end_hanging()
-    assert job.ending and not job.asked
+    assert job.supervisor.ending and not job.asked
 
 
 def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
@@ -165,57 +167,103 @@ def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
     assert other in launcher._wanted() and not reasons
 
 
-def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capfd):
+def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
+    launcher, monkeypatch, capfd
+):
     """Also in a job that does not grow, which restarts where a host was lost."""
     monkeypatch.setattr(restarting, "SIGNALS", ())
     monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
-    here = [Host("localhost", 2)]
-    launcher = restarting.RestartingLauncher(LaunchOptions(min_np=1), lambda: here)
+    options = LaunchOptions(["train.py"], min_np=1, use_mpi=True)
+    launcher = restarting.RestartingLauncher(options, lambda: HERE)
 
     def generation(number):
-        launcher.job = SimpleNamespace(lost_host=number == 0, lost_ranks=set())
+        launcher.job = Mpirun(options, HERE)
+        launcher.job.lost_host = number == 0
         if number == 1:
             raise CollectiveError("a host does not answer", hint="wait")
         return 3 if number == 2 else 0
 
     monkeypatch.setattr(launcher, "_generation", generation)
-    assert launcher.run(here) == 3
+    assert launcher.run(HERE) == 3
     assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):
-    job = MpirunSupervisor(launcher.options, HERE)
+    job = Mpirun(launcher.options, HERE)
     job.loses_host.seconds = 0.0
-    job._look_after()
-    assert not job.ending
+    job.look()
+    assert not job.supervisor.ending
     job.relay._is_shown("  Remote daemon: [prterun-node1-7@0,1] on node other")
-    job._look_after()
+    job.look()
     time.sleep(0.01)
-    job._look_after()
-    assert job.ending
-    job._report()
-    assert job.lost_host and job.exit_code == 1
+    job.look()
+    assert job.supervisor.ending
+    job.report()
+    assert job.lost_host and job.supervisor.exit_code == 1
+
+
+def test_a_rank_that_fails_ends_an_mpirun_that_stays(launcher):
+    """Also an elastic job's, where the rank had not joined yet; once for each failure."""
+    job = Mpirun(launcher.options, HERE)
+    job.stays.seconds = 0.0
+    ended = []
+    job.supervisor.end = ended.append
+    for line in ("rank 0 on a ended by SIGKILL", ""):
+        job.relay._is_shown(f"collective.launch: {line}")
+        job.look()
+        time.sleep(0.01)
+        job.look()
+        assert not ended
+    early = "rank 1 on a ended by SIGKILL, before it had joined the job"
+    job.relay._is_shown(f"collective.launch: {early}")
+    for _ in range(3):
+        job.look()
+        time.sleep(0.01)
+    assert ended == [signal.SIGTERM]
+
+
+def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
+    job = Mpirun(launcher.options, HERE)
+    for line in ("rank 0 on a started", "rank 1 on a started", "rank 1 on a waits"):
+        job.relay._is_shown(f"collective.launch: {line}\n")
+    job.look()
+    assert set(job.asked) == {0, 1}
+    job.relay._is_shown("collective.launch: rank 0 on a answers\n")
+    job.look()
+    assert set(job.asked) == {1} and not job.supervisor.ending
+    job.asked[1] -= 1000.0
+    job.look()
+    assert job.silent == [1] and job.lost_host and job.supervisor.ending
+
+
+def test_a_generation_that_is_not_needed_any_more_ends_silently(launcher, capfd):
+    job = Mpirun(launcher.options, HERE)
+    job.cancel()
+    job.report()
+    assert job.interrupted and not capfd.readouterr().err
+    job.supervisor._forward(signal.SIGTERM, None)
+    job.report()
+    assert "interrupted" in capfd.readouterr().err
 
 
 def test_ranks_that_have_handed_over_and_do_not_end_are_ended():
     """What becomes of the next generation is noticed when they have."""
     ended = []
-    present = SimpleNamespace(
+    before = SimpleNamespace(
         ending=False, processes=[1], give_up=lambda: ended.append(1)
     )
-    job = SimpleNamespace(released=True, processes=[2], look=lambda: None)
-    job.start = lambda has_threads: None
+    present = SimpleNamespace(supervisor=before)
+    supervisor = SimpleNamespace(processes=[2], look=lambda: None)
+    job = SimpleNamespace(released=True, supervisor=supervisor, start=lambda: None)
     overlap = Overlap(60)
     overlap.prepare(job, HERE)
     overlap.look(present)
     assert not ended
-    job.processes = []
+    supervisor.processes = []
     overlap.look(present)
     assert ended
     ended.clear()
-    job.processes, overlap._handed_over.seconds = [2], 0.0
+    supervisor.processes, overlap._handed_over.seconds = [2], 0.0
     time.sleep(0.01)
     overlap.look(present)
     assert ended

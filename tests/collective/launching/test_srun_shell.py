@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collective.launch import command_line, slurm
+from collective.launch import command_line, slurm_job
 
 JOB = {
     "SLURM_JOB_ID": "7",
@@ -29,7 +29,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in [n for n in os.environ if n.startswith(("SLURM_", slurm.JOB))]:
+    for name in [n for n in os.environ if n.startswith(("SLURM_", slurm_job.JOB))]:
         monkeypatch.delenv(name)
     return program
 
@@ -37,7 +37,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **variables}
     return subprocess.run(
-        [slurm.SHELL, *words], env=env, capture_output=True, text=True, timeout=120
+        [slurm_job.SHELL, *words], env=env, capture_output=True, text=True, timeout=120
     )
 
 
@@ -52,7 +52,7 @@ def test_the_command_becomes_a_step_of_the_job(srun):
 
 
 def test_a_srun_without_overlap_is_named(srun):
-    done = started("n1", "true", OPTIONS="--exclusive", **{slurm.JOB: "8"})
+    done = started("n1", "true", OPTIONS="--exclusive", **{slurm_job.JOB: "8"})
     assert "--jobid=8" in done.stdout and "--overlap" not in done.stdout
     assert "this srun has no --overlap" in done.stderr
     outside = started("n1", "true")
@@ -66,7 +66,7 @@ def test_the_launcher_takes_srun_in_a_job_only(srun, monkeypatch):
     assert shell() == "ssh"
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    assert shell() == str(slurm.SHELL)
+    assert shell() == str(slurm_job.SHELL)
     assert shell("--remote-shell", "ssh") == "ssh"
     srun.unlink()
     monkeypatch.setenv("PATH", str(srun.parent))
@@ -74,9 +74,11 @@ def test_the_launcher_takes_srun_in_a_job_only(srun, monkeypatch):
 
 
 def test_mpirun_sees_nothing_of_slurm_and_ranks_see_their_job():
-    assert slurm.hidden({**JOB, "PATH": "/bin"}) == [
+    assert slurm_job.hidden({**JOB, "PATH": "/bin"}) == [
         *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_GPUS_PER_TASK"),
         "SLURM_ARRAY_TASK_ID",
     ]
-    assert slurm.for_mpirun(JOB) == {slurm.JOB: "7"} and not slurm.for_mpirun({})
-    assert slurm.for_ranks(JOB) == {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert slurm_job.for_mpirun(JOB) == {
+        slurm_job.JOB: "7"
+    } and not slurm_job.for_mpirun({})
+    assert slurm_job.for_ranks(JOB) == {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}

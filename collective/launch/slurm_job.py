@@ -1,25 +1,65 @@
-"""``--requeue-on USR1``: at a signal the ranks save a checkpoint, and Slurm starts the job again."""
+"""Within a Slurm job: srun takes the place of ssh, and ``--requeue-on`` starts the job again.
+
+mpirun is to see nothing of Slurm.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 
 from collective.elastic import generations
 from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.output import print_message
 
+SHELL = Path(__file__).with_name("srun-shell")
+# The job, for ``srun-shell``; mpirun would read Slurm's own variables.
+JOB = "COLLECTIVE_SLURM_JOB"
+_CONF = "SLURM_CONF"
+# What a script may want to know of its job.
+_FOR_RANKS = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_SUBMIT_DIR", "SLURM_RESTART_COUNT"),
+    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+)
 _SECONDS = 60.0
 _EXAMPLE = "#SBATCH --requeue --signal=B:USR1@120, and collectiverun --requeue-on USR1"
+
+
+def shell(variables: Mapping[str, str]) -> str:
+    """Returns the program that starts a command on a node of the job; or ''."""
+    inside = "SLURM_JOB_ID" in variables or JOB in variables
+    return str(SHELL) if inside and shutil.which("srun") else ""
+
+
+def hidden(variables: Mapping[str, str]) -> list[str]:
+    """Returns the names of Slurm's variables, which are hidden from mpirun.
+
+    Open MPI and MPICH would take the hosts of the job in place of those that they are
+    given, refuse other names, and use launchers of their own.
+    """
+    return [name for name in variables if name.startswith("SLURM_") and name != _CONF]
+
+
+def for_mpirun(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable that mpirun gets instead, for ``srun-shell``."""
+    job = variables.get("SLURM_JOB_ID")
+    return {JOB: job} if job else {}
+
+
+def for_ranks(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns Slurm's variables that the ranks get nevertheless."""
+    return {name: variables[name] for name in _FOR_RANKS if name in variables}
 
 
 def signal_of(name: str) -> signal.Signals:
     """The signal with a name, as Slurm's ``--signal`` takes it.
 
     Raises:
-        UsageError: If it is none that a job may use so.
+        UsageError: If a job cannot use it for this.
     """
     text = name.upper().removeprefix("SIG")
     if text not in ("USR1", "USR2", "TERM", "HUP", "CONT"):
@@ -46,7 +86,7 @@ class Requeue:
             )
 
     def listen(self) -> None:
-        """From now on the signal is noted."""
+        """Installs the handler of the signal."""
         signal.signal(self._number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
