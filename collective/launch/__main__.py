@@ -20,7 +20,7 @@ try:
     )
     from collective.launch.discovery import Discovery
     from collective.launch.elastic import ElasticRanks
-    from collective.launch.options import LaunchOptions
+    from collective.launch.options import EXAMPLE, LaunchOptions
     from collective.launch.output import print_message, settled
     from collective.streams import open_streams
 except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
@@ -183,7 +183,7 @@ def _hosts(options: LaunchOptions) -> list[hosts.Host]:
     if options.num_proc is None:
         raise UsageError(
             "how many ranks? Neither -np nor a list of hosts is given",
-            hint=command_line.EXAMPLE,
+            hint=EXAMPLE,
         )
     return [hosts.Host("localhost", options.num_proc)]
 
