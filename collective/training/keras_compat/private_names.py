@@ -33,7 +33,7 @@ KERAS: Mapping[str, str] = {
     ),
     "backend.tensorflow.distribution_lib": "",
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
-    "backend.tensorflow.trainer": "TFEpochIterator",
+    "backend.tensorflow.trainer": "TFEpochIterator potentially_ragged_concat",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
         "distribute_strategy make_train_function"
     ),
