@@ -208,3 +208,24 @@ def test_batches_of_texts_of_other_lengths(backend):
         for mine, theirs in zip(got, wanted, strict=True):
             both = np.asarray(mine), np.asarray(theirs)
             np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_is_evaluated_as_in_keras(backend):
+    """A correlation of predictions that are all equal, and a row that is no number."""
+
+    def of_zeros():
+        layers = [keras.Input(X.shape[1:]), keras.layers.Dense(2)]
+        made = keras.Sequential(layers)
+        made.compile(loss="mse", metrics=[keras.metrics.PearsonCorrelation()])
+        made.set_weights([np.zeros_like(w) for w in made.get_weights()])
+        return made
+
+    x, y = X.copy(), np.random.default_rng(3).normal(size=(len(X), 2))
+    for _ in range(2):
+        words = {"batch_size": 10, "verbose": 0, "return_dict": True}
+        got = collective.evaluate(
+            made_in(backend, of_zeros), x, y, backend=backend, **words
+        )
+        wanted = of_zeros().evaluate(x, y, **words)
+        assert got == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+        x[3] = np.nan
