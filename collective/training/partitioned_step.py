@@ -200,7 +200,9 @@ class PartitionedStep:
 
     def _run_process(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The step of this process; returns the report."""
-        number_to_check = None if self._expects_overflow else number
+        # An evaluation applies nothing: its numbers are what they are, as in Keras.
+        is_checked = self._name == "train_step" and not self._expects_overflow
+        number_to_check = number if is_checked else None
         exchange = devices.exchange_of(self.backend, number_to_check, self.virtual)
         if self._hook is not None:
             exchange = HookExchange(self.backend, number_to_check, self._hook)

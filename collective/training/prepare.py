@@ -94,7 +94,7 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
     parts = backend.tensor is not None or bool(backend.stages)
     with _or_eagerly(model, backend, spec):
         if keras_compat.model.overrides(model, "train_step"):
-            _build_by_step(model, backend, spec, optimizer=not parts)
+            _build_by_step(model, backend, spec, "train_step", optimizer=not parts)
         else:
             _build(model, backend, spec, optimizer=not parts)
 
@@ -117,7 +117,10 @@ def build_to_evaluate(
         UsageError: The model does not fit the data.
     """
     with _or_eagerly(model, backend, spec, "test_step"):
-        _build(model, backend, spec, optimizer=False)
+        if keras_compat.model.overrides(model, "test_step"):  # it may have no ``call``
+            _build_by_step(model, backend, spec, "test_step", optimizer=False)
+        else:
+            _build(model, backend, spec, optimizer=False)
     return get_prepared(model)
 
 
@@ -212,12 +215,12 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
 
 
 def _build_by_step(
-    model: keras.Model, backend: Backend, spec: Batch, optimizer: bool
+    model: keras.Model, backend: Backend, spec: Batch, method: str, optimizer: bool
 ) -> None:
-    """Makes the variables that a ``train_step`` of the model's own makes."""
+    """Makes the variables that a ``train_step`` or the like of the model's own makes."""
 
     def step(rows: Rows) -> None:
-        model.train_step(packed(rows))
+        getattr(model, method)(packed(rows))
 
     # A tape reads the variables of one device, and no scope of several.
     is_local = isinstance(backend, LocalDevices)
@@ -229,9 +232,9 @@ def _build_by_step(
             raise
         except Exception as error:
             raise UsageError(
-                f"the train_step of model {model.name!r} cannot be traced with rows of "
+                f"the {method} of model {model.name!r} cannot be traced with rows of "
                 f"these data: {type(error).__name__}: {first_line(error)}",
-                hint="see whether model.fit runs it, with run_eagerly=False; or "
+                hint="see whether Keras runs it, with run_eagerly=False; or "
                 + compatibility.FEATURES["own_step"].without,
             ) from error
 

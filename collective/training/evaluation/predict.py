@@ -132,7 +132,13 @@ class _Prediction:
         sizes: list[int] = []
 
         def exchange() -> Any:
-            outputs.append(self._exchange(parts, sizes))
+            batches = zip(parts, sizes, strict=True)
+            differ = gather_few(self.backend, [float(_differ(parts))]).any()
+            outputs.extend(
+                [self._exchange([part], [size]) for part, size in batches]
+                if differ
+                else [self._exchange(parts, sizes)]
+            )
             parts.clear()
             sizes.clear()
             return outputs[-1]
@@ -286,14 +292,31 @@ def _writable(output: Any) -> Any:
 
 
 def _concatenate(trees: list[Any]) -> Any:
-    """The trees as one, row by row."""
+    """The trees as one, row by row; ragged as Keras does it where shapes differ."""
 
     def one(*leaves: Any) -> Any:
         if isinstance(leaves[0], tf.RaggedTensor):
             return tf.concat(leaves, axis=0)
+        if _shapes_differ(*leaves):
+            return keras_compat.data.joined_outputs(
+                [tf.constant(leaf) for leaf in leaves]
+            )
         return leaves[0] if len(leaves) == 1 else np.concatenate(leaves)
 
     return keras.tree.map_structure(one, *trees)
+
+
+def _shapes_differ(*leaves: Any) -> bool:
+    """Whether batches have rows of other shapes, as texts of other lengths."""
+    return len({leaf.shape[1:] for leaf in leaves if isinstance(leaf, np.ndarray)}) > 1
+
+
+def _differ(parts: list[Any]) -> bool:
+    """The same of any leaf of trees; None for no rows."""
+    trees = [part for part in parts if part is not None]
+    if not trees:
+        return False
+    return any(keras.tree.flatten(keras.tree.map_structure(_shapes_differ, *trees)))
 
 
 def _rows(tree: Any, start: int, stop: int) -> Any:

@@ -10,7 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.backend.tensorflow.trainer import (
+    TFEpochIterator,
+    potentially_ragged_concat,
+)
 from keras.src.trainers.data_adapters import (
     array_slicing,
     data_adapter_utils,
@@ -166,3 +169,8 @@ class EpochIterator:
 def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
     """What ``keras.Model.evaluate`` returns for these results."""
     return model._flatten_metrics_in_order(logs)
+
+
+def joined_outputs(batches: list[tf.Tensor]) -> Any:
+    """What ``keras.Model.predict`` makes of its batches: ragged where shapes differ."""
+    return potentially_ragged_concat(batches)

@@ -32,7 +32,7 @@ KERAS: Mapping[str, str] = {
         "_value _shape _dtype _path _initialize _direct_assign"
     ),
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
-    "backend.tensorflow.trainer": "TFEpochIterator",
+    "backend.tensorflow.trainer": "TFEpochIterator potentially_ragged_concat",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
         "distribute_strategy make_train_function"
     ),

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from collective.training.partition.graph import MOST_SIZES, Node, Value, sizes_in
-from collective.training.partition.sizes import AnySize, product, quotient, total
+from collective.training.partition.sizes import (
+    AnySize,
+    is_natural,
+    product,
+    quotient,
+    total,
+)
 from collective.training.partition.strided import entries_of
 from collective.training.partition.values import size_rule
 
@@ -242,9 +248,8 @@ def _divided(node: Node) -> Any:
 @size_rule("Maximum")
 def _most(node: Node) -> Any:
     def most(a: AnySize, b: AnySize) -> AnySize | None:
-        # Sizes are not negative, and a step has at least one row.
         for one, other in ((a, b), (b, a)):
-            if one == other or (isinstance(other, int) and other <= 0):
+            if is_natural(one - other):
                 return one
         return None
 

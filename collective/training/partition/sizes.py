@@ -8,7 +8,9 @@ reshaped to ``[rows * time, 8]`` is known to be the same places in the same orde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 Monomial = tuple["Symbol", ...]  # sorted; empty: the constant term
@@ -30,6 +32,14 @@ class Symbol:
         self.origin = origin
         Symbol._made += 1
         self._order = Symbol._made
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether it is no zero: a batch has a row, and its other axes have a place.
+
+        What is computed may have none, as the rows that a condition selects.
+        """
+        return self.origin is None or self.origin[0].node is None
 
     def __lt__(self, other: Symbol) -> bool:
         return self._order < other._order
@@ -113,6 +123,21 @@ def symbolic(symbol: Symbol) -> Size:
 
 def _terms(size: AnySize) -> Mapping[Monomial, int]:
     return size.terms if isinstance(size, Size) else {(): int(size)}
+
+
+def is_natural(size: AnySize) -> bool:
+    """Whether it is known to be no negative number."""
+    if isinstance(size, int):
+        return size >= 0
+    # Nothing is subtracted from what the symbols are above the least that they can be.
+    above: Counter[Monomial] = Counter()
+    for monomial, factor in size.terms.items():
+        open_ = [s for s in monomial if not s.is_positive]
+        positive = [s for s in monomial if s.is_positive]
+        for count in range(len(positive) + 1):
+            for part in combinations(positive, count):
+                above[tuple(sorted([*open_, *part]))] += factor
+    return min(above.values()) >= 0
 
 
 def product(sizes: Iterable[AnySize]) -> AnySize:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from collective.training.partition.graph import Node, sizes_in
-from collective.training.partition.sizes import AnySize, Size
+from collective.training.partition.sizes import AnySize, is_natural
 
 
 class Entry(NamedTuple):
@@ -107,24 +107,8 @@ def _range(
     start = 0 if open_[0] else _place(bounds[0], size)
     end = size if open_[1] else _place(bounds[1], size)
     length = None
-    if start is not None and end is not None and _is_within(bounds, size):
-        length = end - start
+    # Python cuts off a bound beyond an end, and takes nothing where they cross.
+    if start is not None and end is not None:
+        within = all(map(is_natural, (start, end - start, size - end)))
+        length = end - start if within else None
     return Entry(axis, out, start, length, 1, False)
-
-
-def _is_within(bounds: Sequence[AnySize | None], size: AnySize) -> bool:
-    """Whether no bound can lie beyond an end, where Python would cut it off.
-
-    Axes have a place at least, so ``x[:-1]`` is known, and ``x[:10]`` of an unknown axis
-    is not.
-    """
-    for bound in bounds:
-        if bound is None or bound == -1:
-            continue
-        if isinstance(bound, int) and bound < 0:
-            return False
-        rest = size - bound
-        terms = rest.terms.values() if isinstance(rest, Size) else [rest]
-        if any(factor < 0 for factor in terms):
-            return False
-    return True

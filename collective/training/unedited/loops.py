@@ -31,7 +31,7 @@ from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
 from collective.training.traced import traced
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import LOOP, Job
 
 _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 
@@ -105,6 +105,7 @@ class LoopStep:
         rows = lengths.most_common(1)[0][0]
         if not (fit and rows and source.graph.variables):
             return None
+        job.used.add(LOOP)
         return cls(job, source, leaves, rows)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:

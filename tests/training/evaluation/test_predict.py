@@ -184,3 +184,48 @@ def test_what_predicting_writes(backend, by_rows, count):
     wanted = [float(v) for v in alone.variables]
     for found in gather(backend, [float(v) for v in ours.variables]):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_batches_of_texts_of_other_lengths(backend):
+    """Keras returns a ragged tensor of its batches, of which each has rows."""
+    texts = [np.arange(n % 5 + 1) for n in range(11)]
+    read = tf.data.Dataset.from_generator(
+        lambda: iter(texts), output_signature=tf.TensorSpec([None], tf.int64)
+    ).padded_batch(4)
+
+    def of_texts():
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Embedding(5, 3), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((None,), dtype="int64"), *layers])
+
+    made = made_in(backend, of_texts)
+    alone = of_texts()
+    alone.set_weights(made.get_weights())
+    for data in (read, read.take(1)):
+        got = collective.predict(made, data, backend=backend, verbose=0)
+        wanted = alone.predict(data, verbose=0)
+        assert type(got) is type(wanted)
+        for mine, theirs in zip(got, wanted, strict=True):
+            both = np.asarray(mine), np.asarray(theirs)
+            np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_not_finite_is_evaluated_as_in_keras(backend):
+    """A correlation of predictions that are all equal, and a row that is no number."""
+
+    def of_zeros():
+        layers = [keras.Input(X.shape[1:]), keras.layers.Dense(2)]
+        made = keras.Sequential(layers)
+        made.compile(loss="mse", metrics=[keras.metrics.PearsonCorrelation()])
+        made.set_weights([np.zeros_like(w) for w in made.get_weights()])
+        return made
+
+    x, y = X.copy(), np.random.default_rng(3).normal(size=(len(X), 2))
+    for _ in range(2):
+        words = {"batch_size": 10, "verbose": 0, "return_dict": True}
+        got = collective.evaluate(
+            made_in(backend, of_zeros), x, y, backend=backend, **words
+        )
+        wanted = of_zeros().evaluate(x, y, **words)
+        assert got == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+        x[3] = np.nan

@@ -140,6 +140,23 @@ def test_questions_of_shape() -> None:
     assert len(made.traffic.gathers) <= len(functions)  # the results themselves
 
 
+def test_sizes_that_a_short_batch_has_not() -> None:
+    def but(x: tf.Tensor, count: int) -> tf.Tensor:
+        return tf.shape(x)[0] - count
+
+    functions = {
+        "behind three": lambda x: x[3:] - x[: tf.maximum(but(x, 3), 0)],
+        "but three": lambda x: tf.shape(x[: but(x, 3)]),
+        "negative": lambda x: tf.ones(tf.shape(x[:-2])) + tf.cast(x[:-2], tf.float32),
+        "crossing": lambda x: tf.shape(x[1 : but(x, 2)]),
+        "but one": lambda x: tf.ones(tf.shape(x[1:]), x.dtype) * x[:-1],
+        "chosen": lambda x: tf.shape(tf.boolean_mask(x, x[:, 0] > 1)[:-1]),
+        "larger": lambda x: tf.maximum(but(x, 1), 0),
+    }
+    for seed in range(4):  # batches of one and more rows
+        check(Operands(generator(seed)).sharded([3]), functions, derivatives=1)
+
+
 # --- reductions ----------------------------------------------------------------------
 
 

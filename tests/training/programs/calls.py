@@ -97,6 +97,25 @@ class LargestError(keras.Model):
         return {"largest": ops.max(ops.abs(y - self(x, training=False)))}
 
 
+class WithoutCall(keras.Model):
+    """Made of other models; only its steps are ever called."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)]
+
+    def test_step(self, data):
+        x, y = data
+        first, second = self.parts
+        return {"error": ops.mean((first(x)[:, :2] * second(x) - y[:, :2]) ** 2)}
+
+
+def without_call():
+    model = WithoutCall()
+    model.compile()
+    return model
+
+
 def over_positives(y, p):
     """Divided by the labels that count; others are ignored."""
     counts = ops.cast(y != -100, p.dtype)
@@ -221,6 +240,7 @@ PROGRAMS = {
     "centred predictions": Program(lambda: network(Center()), call="predict"),
     "centred evaluation": Program(lambda: network(Center()), call="evaluate"),
     "an own test_step": Program(lambda: network(kind=LargestError), call="evaluate"),
+    "an own test_step and no call": Program(without_call, call="evaluate"),
     "centred, batches": Program(
         lambda: network(Center()),
         lambda: (tf.data.Dataset.from_tensor_slices(numbers()[0]).batch(BATCH),),

@@ -43,6 +43,7 @@ def test_steps_that_couple_rows_are_those_of_one_process():
     environment = launch.environment()
     code, printed = launch.run([*command, "--loops", HARD], environment, 200)
     assert code == 0, printed
+    assert "has run all of it" not in printed  # for it was cut
     code, wanted = launch.run([sys.executable, HARD], environment, 200)
     assert code == 0, wanted
     found, wanted = _numbers(printed), _numbers(wanted)
