@@ -94,6 +94,9 @@ class OwnRowsStep:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
         self.layout.begin_epoch(last)
 
+    def overrun(self) -> None:
+        """Does nothing: see ``PartitionedStep.overrun``."""
+
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""
         self._run.get_concrete_function()

@@ -7,6 +7,7 @@ method is partitioned.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -165,6 +166,24 @@ class PartitionedStep:
         with devices.on_first(self.model, self.backend):
             self.layout.begin_epoch(last)
         keras_compat.one_copy.follow_first(self._metrics)
+
+    def overrun(self) -> None:
+        """What a step of Keras does before it finds that there is no batch for it.
+
+        Keras asks for a batch within its function. Where the data do not say how many
+        there are, the last call so counts a step, and draws the seeds of one, though it
+        trains on nothing.
+        """
+        if self.model.steps_per_execution == 1:
+            self.backend.call(self._run_overrun, (), self._explain_error)
+
+    @functools.cached_property
+    def _run_overrun(self) -> Any:
+        def overrun() -> tf.Tensor:
+            exchange = devices.exchange_of(self.backend)
+            return self._method.overrun(exchange)
+
+        return traced(overrun)
 
     def trace(self) -> None:
         """Traces the graph of this process, which the first call would do."""

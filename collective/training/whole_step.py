@@ -197,6 +197,9 @@ class WholeStep:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
         self.layout.begin_epoch(last)
 
+    def overrun(self) -> None:
+        """Does nothing: see ``PartitionedStep.overrun``."""
+
     def trace(self) -> None:
         """Does nothing: the step is not traced."""
 

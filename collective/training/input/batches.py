@@ -69,6 +69,7 @@ class Batches(Feed):
         self._adapter = _Shares(data, self._cut, backend)
         self._keras = keras_compat.data.EpochIterator(self._adapter, steps_per_epoch)
         self.plan = BatchesPlan(steps_per_epoch)
+        self._is_counted = data.num_batches is not None
         # ``Batch`` of type specs, with an open number of rows.
         self.spec = self._adapter.spec
         # The rows of a batch if the data set has them, or None.
@@ -142,6 +143,7 @@ class Batches(Feed):
             UsageError: On every rank: the ranks have different batches, or the data
                 have no rows at all.
         """
+        self.overran = False
         of_epoch = self._keras.steps
         left = None if of_epoch is None else self._tape.first + of_epoch
         whole = left == self._tape.place[1] + steps
@@ -151,10 +153,12 @@ class Batches(Feed):
                 self._agreement.check(-1, 0)
                 if self._tape.ended:
                     self._end()
+                self.overran = not self._is_counted
                 return
             yield self._share(*read)
         if whole:
             self._tape.next()  # there is none, and Keras ends the epoch
+            self.overran = not (self._is_counted or self.plan.batches_per_epoch)
             self._agreement.check(-1, 0)
         else:
             self._adapter.close()

@@ -33,6 +33,8 @@ class Feed(abc.ABC):
     """Batches of successive epochs."""
 
     ended: bool = False  # whether an epoch had no batch at all: none will have one
+    # Whether Keras has asked for one batch more than there are to find the end of an epoch.
+    overran: bool = False
 
     def epochs(self, steps: int) -> int:
         """The epoch to stop before, for so many steps; ``ENDLESS`` where it is not known."""

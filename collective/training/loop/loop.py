@@ -42,6 +42,10 @@ class TrainingStep(Protocol):
         """Metrics begin at zero, or continue an epoch from its last report."""
         ...
 
+    def overrun(self) -> None:
+        """What a step of Keras does before it finds that there is no batch for it."""
+        ...
+
     def trace(self) -> None:
         """Traces what the first call would trace; nothing runs."""
         ...
@@ -162,6 +166,8 @@ class Loop:
                 break  # the data have ended
         if position.step == last:
             next(batches, None)  # the data learn that the epoch has ended
+        if self.feed.overran and not position.stopped:
+            self.step.overrun()
         if self.feed.ended:
             position.reports = None  # before the first step of the epoch
             return

@@ -152,6 +152,10 @@ class PartitionedMethod:
         )
         return self._packed([output[0] for output in outputs]), sums
 
+    def overrun(self, exchange: BackendExchange) -> tf.Tensor:
+        """Inside ``Backend.run``: writes what is written whatever the rows are."""
+        return self.partition.emit_without_rows(exchange)
+
     def rows(
         self,
         own: ReplicaRows,

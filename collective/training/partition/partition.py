@@ -22,9 +22,10 @@ from collective.training.partition import rules as rules
 from collective.training.partition import shapes as shapes
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
-from collective.training.partition.graph import read
+from collective.training.partition.graph import Value, read
 from collective.training.partition.layouts import OWNED, WHOLE, Layout
 from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
+from collective.training.partition.schedule import without_rows
 from collective.training.partition.shares import Share
 
 
@@ -107,21 +108,46 @@ class Partition:
             self.graph, share, self.rows.rows, exchange, traffic or Traffic()
         )
         emission.pending.attached = list(attached)
-        variables = {id(v.handle): v for v in self.function.graph.variables}
-        captured = [
-            exchange.copies(variables[id(outer)])
-            if id(outer) in variables and id(outer) not in self._owned
-            else [self._owned.get(id(outer), outer)]
-            for outer, _ in self.function.graph.captures
-        ]
+        first = self._arguments
         for value, layout, tensors in zip(
-            self.graph.inputs, self.layouts, [*arguments, *captured], strict=True
+            self.graph.inputs[:first], self.layouts[:first], arguments, strict=True
         ):
             emission.put(value, layout, list(tensors))
+        for value, layout, tensors in self._captured(exchange):
+            emission.put(value, layout, tensors)
         outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
         sums = emission.pending.attached
         with tf.control_dependencies(emission.effects()):
             return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
+
+    def emit_without_rows(self, exchange: Exchange) -> tf.Tensor:
+        """Makes the writes that do not depend on rows; returns an empty vector."""
+        none = [tf.zeros([], tf.int64)] * 2
+        share = Share.of(none[0], [(*none, none[0])] * max(len(exchange.devices), 1))
+        graph = without_rows(self.graph, self.graph.inputs[: self._arguments])
+        emission = Emission(graph, share, self.rows.rows, exchange, Traffic())
+        for value, layout, tensors in self._captured(exchange):
+            emission.put(value, layout, tensors)
+        emission.run([])
+        with tf.control_dependencies(emission.effects()):
+            return tf.zeros([0])
+
+    def _captured(
+        self, exchange: Exchange
+    ) -> Iterator[tuple[Value, Layout, list[tf.Tensor]]]:
+        """What the function captures, in this process."""
+        variables = {id(v.handle): v for v in self.function.graph.variables}
+        first = self._arguments
+        for value, layout, (outer, _) in zip(
+            self.graph.inputs[first:],
+            self.layouts[first:],
+            self.function.graph.captures,
+            strict=True,
+        ):
+            if id(outer) in variables and id(outer) not in self._owned:
+                yield value, layout, list(exchange.copies(variables[id(outer)]))
+            else:
+                yield value, layout, [self._owned.get(id(outer), outer)]
 
     @property
     def fallbacks(self) -> list[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from collective.training.partition.graph import Graph, Node
+from collective.training.partition.graph import Graph, Node, Value
 
 _WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
@@ -14,6 +14,31 @@ def is_write(node: Node) -> bool:
     """Whether a node writes a variable, also within a loop or branch."""
     inner = (n for body in node.bodies for n in body.nodes)
     return node.type.startswith(_WRITES) or any(map(is_write, inner))
+
+
+def without_rows(graph: Graph, rows: Sequence[Value]) -> Graph:
+    """The writes of a graph that do not depend on some of its inputs, and what they need."""
+    behind = set(rows)
+    late: set[Node] = set()
+    for node in graph.nodes:
+        if behind.intersection(node.inputs) or late.intersection(node.control):
+            late.add(node)
+            behind.update(node.outputs)
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node not in late and (node in needed or _is_lasting(node)):
+            needed.add(node)
+            needed.update(v.node for v in node.inputs if v.node is not None)
+            needed.update(node.control)
+    found = Graph()
+    found.inputs = graph.inputs
+    found.nodes = [node for node in graph.nodes if node in needed]
+    return found
+
+
+def _is_lasting(node: Node) -> bool:
+    """Whether a node changes a variable: it writes one, or draws from a generator."""
+    return is_write(node) or node.type.startswith(("Rng", "Stateful"))
 
 
 class Queue:
