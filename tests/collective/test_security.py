@@ -22,6 +22,7 @@ from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
 from collective.launch import command_line, output, processes, reachability
+from collective.launch.agents import folders
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
@@ -219,6 +220,26 @@ def test_a_planted_call_is_not_run(tmp_path, how):
     planted(tmp_path, how).rename(tmp_path / "call")
     assert run_function._rank(tmp_path) == 1
     assert how in (tmp_path / "0-0.failure").read_text()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_planted_folder_of_a_job_is_not_used(tmp_path, monkeypatch, how):
+    """Of Ray and Spark: rank and actor meet there, and unpickle what the other sends."""
+    monkeypatch.setattr(folders, "of", lambda name: tmp_path / name)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    if how == "is a link":
+        folder.rename(tmp_path / "other")
+        folder.symlink_to(tmp_path / "other")
+    elif "belongs" in how:
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        folder.chmod(0o777)
+    with pytest.raises(CollectiveError, match=how):
+        folders.make("job")
+    with pytest.raises(CollectiveError, match=how), folders.used(folder):
+        pass
+    assert folder.exists()
 
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):
