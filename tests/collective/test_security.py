@@ -126,7 +126,14 @@ def test_the_doctor_listens_only_where_its_host_is_named():
 
 
 def test_the_doctor_answers_nobody_without_the_secret():
-    with multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port:
+    """Nor do silent strangers keep it from who has it."""
+    with (
+        multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port,
+        contextlib.ExitStack() as strangers,
+    ):
+        for _ in range(100):
+            silent = socket.create_connection(("127.0.0.2", port), 60)
+            strangers.enter_context(silent)
         assert wire_to(port, "known") == 0
         assert wire_to(port, "guessed") == 1
 
