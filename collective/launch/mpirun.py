@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -73,7 +74,8 @@ class MpirunSupervisor(Supervisor):
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
         self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
-        self.words = _command(self.mpi, options, hosts, self.given)
+        word = secrets.token_hex(4)
+        self.words = _command(self.mpi, options, hosts, self.given, word)
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
@@ -82,6 +84,7 @@ class MpirunSupervisor(Supervisor):
             self._end_hanging,
             self._on_answer,
             options.verbose,
+            word,
         )
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
@@ -355,6 +358,7 @@ def _command(
     options: LaunchOptions,
     hosts: Sequence[Host],
     variables: Mapping[str, str],
+    word: str,
 ) -> list[str]:
     """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
     style, (program, *rest) = options.style, options.command
@@ -370,7 +374,7 @@ def _command(
     if style.directory is not None:
         words += ["--directory", str(style.directory)]
     # Open MPI puts itself first on the PATH.
-    words += ["--", shutil.which(program) or program, *rest]
+    words += ["--word", word, "--", shutil.which(program) or program, *rest]
     given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}
     exported = [name for name in mpi.exported(os.environ) if name not in given]
     return mpi.compose(found, options, hosts, words, given, exported)

@@ -56,6 +56,7 @@ class RankSupervisor(Supervisor):
     works = 0.0  # for how long it has not waited, while this process ran
     score = "0"  # before memory_kills.set_oom_score
     reported_state = b""  # the last that the launcher knows of
+    word = ""  # that its messages carry (relay)
     stands_still = False  # no thread of it has run for longer than the time-out
 
     def start_watch(self) -> None:
@@ -65,7 +66,7 @@ class RankSupervisor(Supervisor):
         threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank} on {socket.gethostname()}"
+        return f"rank {rank} on {socket.gethostname()}{self.word}"
 
     def _print(self, what: str) -> None:
         """Prints a message of this rank, for ``relay`` to read."""
@@ -165,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--no-binding", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--word", default="")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
@@ -203,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         membership=membership,
         end_seconds=end_seconds,
     )
+    job.word = options.word and f" {options.word}"
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import IO
 
 from collective.elastic import generations
 from collective.launch.output import (
@@ -16,10 +17,11 @@ from collective.launch.output import (
     RankOutput,
 )
 
-# What collective.launch.rank prints of the rank that it supervises.
+# What collective.launch.rank prints of the rank that it supervises, with a word that no
+# other job has: a rank may print the log of one.
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
-_MESSAGE = re.compile(
-    r"collective\.launch: rank (\d+) on (\S+) "
+_MESSAGE = (
+    r"collective\.launch: rank (\d+) on (\S+)%s "
     rf"(started|ready|trains|handed over|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
@@ -68,6 +70,7 @@ class Relay(RankOutput):
         on_wait: Called when a rank has waited too long for others.
         on_answer: Called with the rank whose supervisor has answered.
         verbose: Whether to show the end of a rank that did not fail, too.
+        word: That the messages about ranks carry, behind the host; it is not shown.
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class Relay(RankOutput):
         on_wait: Callable[[], None] = lambda: None,
         on_answer: Callable[[int], None] = lambda _: None,
         verbose: bool = False,
+        word: str = "",
     ) -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
+        self._word = word and f" {word}"
+        self._message = re.compile(_MESSAGE % re.escape(self._word))
         self.errors_of_rank: dict[int, collections.deque[str]] = (
             collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
         )
@@ -125,7 +131,7 @@ class Relay(RankOutput):
 
     def _is_shown(self, line: str) -> bool:
         """False for a line that was meant for the launcher only."""
-        message = _MESSAGE.search(line)
+        message = self._message.search(line)
         if message:
             rank, host, what, early = message.groups()
             return self._note(int(rank), host, what, bool(early))
@@ -143,6 +149,9 @@ class Relay(RankOutput):
         kept = self.errors_of_rank[int(of_rank[1])]
         kept.append(of_rank[2][:KEPT_CHARACTERS])
         return True
+
+    def _write(self, target: IO[str], line: str) -> bool:
+        return super()._write(target, line.replace(self._word, "", 1))
 
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":
