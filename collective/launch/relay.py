@@ -24,6 +24,7 @@ _MESSAGE = (
     r"collective\.launch: rank (\d+) on (\S+)%s "
     rf"(started|ready|trains|handed over|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
+_PREFIX = re.compile(r"(\S+ \S+ )?\[\d+\] ")  # of a rank's line, maybe behind the time
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
 _LOST_HOST = re.compile(r"Remote daemon *:.* on node (\S+)")
@@ -135,6 +136,17 @@ class Relay(RankOutput):
         if message:
             rank, host, what, early = message.groups()
             return self._note(int(rank), host, what, bool(early))
+        if not _PREFIX.match(line):
+            self._hear(line)
+        of_rank = _RANK_LINE.search(line)
+        if not of_rank:
+            return super()._is_shown(line)
+        kept = self.errors_of_rank[int(of_rank[1])]
+        kept.append(of_rank[2][:KEPT_CHARACTERS])
+        return True
+
+    def _hear(self, line: str) -> None:
+        """Notes what mpirun itself says of hosts; a rank may print the log of another."""
         if lost := _LOST_HOST.search(line):
             self.lost_hosts.append(lost[1])
         self._lost_shell |= _LOST_SHELL in line and bool(self.started)
@@ -143,12 +155,6 @@ class Relay(RankOutput):
             self._lost_shell = False
         if lost := _NO_CONNECTION.search(line):
             self.unreachable = lost[1]
-        of_rank = _RANK_LINE.search(line)
-        if not of_rank:
-            return super()._is_shown(line)
-        kept = self.errors_of_rank[int(of_rank[1])]
-        kept.append(of_rank[2][:KEPT_CHARACTERS])
-        return True
 
     def _write(self, target: IO[str], line: str) -> bool:
         return super()._write(target, line.replace(self._word, "", 1))

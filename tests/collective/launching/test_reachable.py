@@ -125,7 +125,9 @@ def test_a_rank_may_print_the_log_of_another_job(capsys):
     assert heard._is_shown(line.format(" 2f2e3d4c"))
     assert heard._is_shown("[0] collective.launch: rank 1 on a ended by SIGXXX\n")
     assert heard._is_shown("[0] collective.launch: rank 2 on a started\n")
-    assert (heard.ends, heard.started) == ({}, {})
+    for before in ("[0]", "2026-11-27 12:00:00.000+00:00 [0]"):
+        assert heard._is_shown(f"{before}   Remote daemon : [x@0,1] on node b\n")
+    assert (heard.ends, heard.started, heard.lost_hosts) == ({}, {}, [])
     assert heard._is_shown(line.format(" 1f2e3d4c")) and heard.ends[1].code == 3
     heard._write(sys.stdout, line.format(" 1f2e3d4c"))
     assert capsys.readouterr().out == line.format("")
