@@ -15,9 +15,11 @@ import select
 import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
+from collective.net.callers import Callers
 from collective.net.interfaces import interfaces, name_of
 from collective.net.shared_secret import from_stdin, verify_caller, verify_listener
 
@@ -30,7 +32,7 @@ _PING, _STREAM, _END = b"P", b"S", b"E"
 
 
 def serve(name: str, secret: str) -> None:
-    """Answers one caller after another until standard input ends.
+    """Answers callers until standard input ends.
 
     Args:
         name: Of this host, as the callers know it; it listens at no other address.
@@ -39,18 +41,25 @@ def serve(name: str, secret: str) -> None:
     with contextlib.ExitStack() as opened:
         listeners = [opened.enter_context(one) for one in _listen(name)]
         print(json.dumps({"port": listeners[0].getsockname()[1]}), flush=True)
-        deadline = time.monotonic() + _AT_MOST_SECONDS
+        deadline, callers = time.monotonic() + _AT_MOST_SECONDS, Callers()
         while time.monotonic() < deadline:
             ready = select.select([*listeners, sys.stdin], [], [], 1.0)[0]
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 1):
                 return
             for listener in (one for one in listeners if one in ready):
                 with contextlib.suppress(OSError):  # the caller reports why
-                    caller, _ = listener.accept()
-                    with caller:
-                        caller.settimeout(_CONNECT_SECONDS)
-                        verify_caller(caller, secret)
-                        _answer(caller)
+                    caller, (address, *_) = listener.accept()
+                    args = (caller, address, secret, callers)
+                    threading.Thread(target=_serve, args=args, daemon=True).start()
+
+
+def _serve(caller: socket.socket, address: str, secret: str, callers: Callers) -> None:
+    """Answers a caller that proves the secret; a silent one keeps no other waiting."""
+    with caller, contextlib.suppress(OSError):
+        caller.settimeout(_CONNECT_SECONDS)
+        with callers.waiting(caller, address):
+            verify_caller(caller, secret)
+        _answer(caller)
 
 
 def _listen(name: str) -> list[socket.socket]:

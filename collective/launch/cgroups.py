@@ -9,6 +9,7 @@ Documentation/admin-guide/cgroup-v2.rst.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ _PREFIX = "collective-"
 _KILL = "cgroup.kill"  # Linux 5.14
 _PROCESSES = "cgroup.procs"
 _POLL_SECONDS = 0.001
+_OLD_SECONDS = 3600.0
 
 
 def _own() -> Path | None:
@@ -35,11 +37,24 @@ def _own() -> Path | None:
     return None
 
 
+@functools.cache
+def _remove_left(own: Path) -> None:
+    """Removes what jobs have left that were killed whole, with the process that cleans up.
+
+    The system removes empty ones alone. One that is not old may be about to be entered.
+    """
+    for group in own.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - group.stat().st_mtime > _OLD_SECONDS:
+                group.rmdir()
+
+
 def make(mark: str) -> Path | None:
     """Makes a cgroup for the rank with this mark; None where that is not permitted."""
     own = _own()
     if own is None:
         return None
+    _remove_left(own)
     group = own / (_PREFIX + mark)
     with contextlib.suppress(OSError):
         group.mkdir()

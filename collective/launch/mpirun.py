@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -57,11 +58,12 @@ class Mpirun:
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
         self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
-        self.words = _command(self.mpi, options, hosts, self.given)
+        word = secrets.token_hex(4)
+        self.words = _command(self.mpi, options, hosts, self.given, word)
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
-        self.relay = Relay(options.verbose)
+        self.relay = Relay(options.verbose, word)
         self.supervisor = Supervisor(
             [],
             self.size,
@@ -351,13 +353,14 @@ def _command(
     options: LaunchOptions,
     hosts: Sequence[Host],
     variables: Mapping[str, str],
+    word: str,
 ) -> list[str]:
     """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
     program, *rest = options.command
     words = python_command.command("collective.launch.rank")
     words += typed(options, OF_A_RANK)
     # Open MPI puts itself first on the PATH.
-    words += ["--", shutil.which(program) or program, *rest]
+    words += ["--word", word, "--", shutil.which(program) or program, *rest]
     given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}
     exported = [name for name in mpi.exported(os.environ) if name not in given]
     return mpi.compose(found, options, hosts, words, given, exported)

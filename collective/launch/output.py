@@ -37,6 +37,10 @@ _HINTS = {
 # was closed.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TRACEBACK = "Traceback (most recent call last)"
+# What may change a terminal for longer than its line (ECMA-48): a colour, a set of
+# characters, or a string such as a title, which without its end hides all that follows.
+_LASTS = re.compile("[\x0e\x1b\x90\x98\x9b\x9d-\x9f]")
+_NORMAL = "\x1b\\\x1b[0m\x1b(B\x0f"
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # What TensorFlow writes at its import, before it has read the level.
 _AT_IMPORT = re.compile(
@@ -154,6 +158,8 @@ class RankOutput:
     def _write(self, target: IO[str], line: str) -> bool:
         # Neither a closed screen nor a full disk may end the job.
         try:
+            if _LASTS.search(line) and target.isatty():
+                line = _back_to_normal(line)
             target.write(self._time() + line)
             target.flush()
             return True
@@ -226,6 +232,12 @@ def lines(pipe: IO[bytes]) -> Iterator[str]:
                 pieces.clear()
     if pieces:
         yield "".join(pieces) + "\n"
+
+
+def _back_to_normal(line: str) -> str:
+    """The line as it is, with an end that undoes what it has begun on a terminal."""
+    text = line.rstrip("\r\n")
+    return text + _NORMAL + line[len(text) :]
 
 
 def last_error_lines(errors: Iterable[str]) -> list[str]:

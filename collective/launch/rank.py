@@ -24,9 +24,7 @@ from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
 from collective.launch import cores, endings, horovod_settings, processes
 from collective.launch.options import (
-    OF_A_RANK,
     LaunchOptions,
-    add_options,
     from_parsed,
 )
 from collective.launch.output import last_error_lines, print_message, settled
@@ -50,12 +48,15 @@ class RankWatch:
     Args:
         options: Those of the launcher that concern a rank.
         environment: Which rank this is, of how many.
+        word: What its messages carry; see ``Relay``.
 
     Raises:
         UsageError: If COLLECTIVE_TIMEOUT is not a time.
     """
 
-    def __init__(self, options: LaunchOptions, environment: Environment):
+    def __init__(
+        self, options: LaunchOptions, environment: Environment, word: str = ""
+    ):
         self.rank, self.elastic = environment.rank, options.min_np is not None
         self.membership = MembershipFile(1, first=self.rank)
         self.wait_report = WaitReport()
@@ -79,7 +80,7 @@ class RankWatch:
             environment.size,
             options,
             self,
-            name=lambda rank: f"rank {rank} on {socket.gethostname()}",
+            name=lambda rank: f"rank {rank} on {socket.gethostname()}{word}",
             membership=self.membership,
             inherits_files=True,  # as the ranks of MPICH must
         )
@@ -183,19 +184,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
-    add_options(parser, OF_A_RANK)
     parser.add_argument("command", nargs="+")
-    options = from_parsed(parser.parse_args(arguments))
+    parsed = parser.parse_args(arguments)
+    options = from_parsed(parsed)
     if MIN_NP in os.environ:
         options = dataclasses.replace(options, min_np=int(os.environ[MIN_NP]))
     options = dataclasses.replace(options, appends=generations.number() > 0)
     try:
-        rank = RankWatch(options, detect())
+        rank = RankWatch(options, detect(), parsed.word and f" {parsed.word}")
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
     if rank.timeout < math.inf:
         signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
+    parser.add_argument("--word", default="")
     if generations.overlaps():  # those that train are not to be killed for its sake
         rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():

@@ -6,6 +6,7 @@ import collections
 import re
 import signal
 from dataclasses import dataclass
+from typing import IO
 
 from collective.elastic import generations
 from collective.launch.output import (
@@ -15,12 +16,14 @@ from collective.launch.output import (
     RankOutput,
 )
 
-# What collective.launch.rank prints of the rank that it supervises.
+# What collective.launch.rank prints of the rank that it supervises, with a word that no
+# other job has: a rank may print the log of one.
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
-_MESSAGE = re.compile(
-    r"collective\.launch: rank (\d+) on (\S+) "
+_MESSAGE = (
+    r"collective\.launch: rank (\d+) on (\S+)%s "
     rf"(started|ready|trains|handed over|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
+_PREFIX = re.compile(r"(\S+ \S+ )?\[\d+\] ")  # of a rank's line, maybe behind the time
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
 _LOST_HOST = re.compile(r"Remote daemon *:.* on node (\S+)")
@@ -74,10 +77,13 @@ class Relay(RankOutput):
 
     Args:
         verbose: Whether to show the end of a rank that did not fail, too.
+        word: That the messages about ranks carry, behind the host; it is not shown.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
+    def __init__(self, verbose: bool = False, word: str = "") -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
+        self._word = word and f" {word}"
+        self._message = re.compile(_MESSAGE % re.escape(self._word))
         # What ranks have reported that the launcher has to react to, in its order.
         self.events: collections.deque[Event] = collections.deque()
         # The last lines of each rank's stderr.
@@ -126,10 +132,21 @@ class Relay(RankOutput):
 
     def _is_shown(self, line: str) -> bool:
         """False for a line that was meant for the launcher only."""
-        message = _MESSAGE.search(line)
+        message = self._message.search(line)
         if message:
             rank, host, what, early = message.groups()
             return self._note(int(rank), host, what, bool(early))
+        if not _PREFIX.match(line):
+            self._hear(line)
+        of_rank = _RANK_LINE.search(line)
+        if not of_rank:
+            return super()._is_shown(line)
+        kept = self.errors_of_rank[int(of_rank[1])]
+        kept.append(of_rank[2][:KEPT_CHARACTERS])
+        return True
+
+    def _hear(self, line: str) -> None:
+        """Notes what mpirun itself says of hosts; a rank may print the log of another."""
         if lost := _LOST_HOST.search(line):
             self.lost_hosts.append(lost[1])
         self._lost_shell |= _LOST_SHELL in line and bool(self.started)
@@ -138,12 +155,9 @@ class Relay(RankOutput):
             self._lost_shell = False
         if lost := _NO_CONNECTION.search(line):
             self.unreachable = lost[1]
-        of_rank = _RANK_LINE.search(line)
-        if not of_rank:
-            return super()._is_shown(line)
-        kept = self.errors_of_rank[int(of_rank[1])]
-        kept.append(of_rank[2][:KEPT_CHARACTERS])
-        return True
+
+    def _write(self, target: IO[str], line: str) -> bool:
+        return super()._write(target, line.replace(self._word, "", 1))
 
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":

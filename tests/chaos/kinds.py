@@ -25,6 +25,7 @@ from tests.faults.job import Job
 
 RANKS, RANK_TIMEOUT = 3, 8
 LONGEST = 14.0  # until it strikes: about as long as a round takes
+TRAINING = 2.0  # the same, since it trains
 
 
 def processes_of(job: Job, rank: int) -> list[int]:
@@ -78,11 +79,10 @@ def joined(job: Job) -> None:
                 met += "memfd:collective" in Path(f"/proc/{process}/maps").read_text()
 
 
-def stops(job: Job, rank: int) -> None:
-    """For ever, once it trains: before, the launcher's own time-outs apply."""
+def trains(job: Job) -> None:
+    """Waits until it trains, or has ended."""
     while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
         time.sleep(0.05)
-    signals(signal.SIGSTOP)(job, rank)
 
 
 def suspends(job: Job, rank: int) -> None:
@@ -91,9 +91,7 @@ def suspends(job: Job, rank: int) -> None:
 
 
 def freezes(job: Job, rank: int) -> None:
-    """A rank that cannot even be killed, once it trains; until the launcher has ended."""
-    while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
-        time.sleep(0.05)
+    """A rank that cannot even be killed; until the launcher has ended."""
     with freezer.frozen(processes_of(job, rank)), contextlib.suppress(Exception):
         job.launcher.wait(100)
 
@@ -219,9 +217,14 @@ CATALOGUE = {
     "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
     "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=5), (True, True)),
-    "stop": Chaos(stops, (False, True), elastic=True),
+    # For ever; before it trains, the launcher's own time-outs apply.
+    "stop": Chaos(
+        signals(signal.SIGSTOP), (False, True), trains, TRAINING, elastic=True
+    ),
     "suspend": Chaos(suspends, (True, True)),
-    "freeze": Chaos(freezes, (False, True), elastic=True, needs=freezer.why_not),
+    "freeze": Chaos(
+        freezes, (False, True), trains, TRAINING, elastic=True, needs=freezer.why_not
+    ),
     "hold-lock": Chaos(
         inside="hold-lock",
         survives=(False, True),

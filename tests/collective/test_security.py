@@ -22,6 +22,7 @@ from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
 from collective.launch import command_line, output, processes, reachability
+from collective.launch.agents import folders
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
@@ -125,7 +126,14 @@ def test_the_doctor_listens_only_where_its_host_is_named():
 
 
 def test_the_doctor_answers_nobody_without_the_secret():
-    with multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port:
+    """Nor do silent strangers keep it from who has it."""
+    with (
+        multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port,
+        contextlib.ExitStack() as strangers,
+    ):
+        for _ in range(100):
+            silent = socket.create_connection(("127.0.0.2", port), 60)
+            strangers.enter_context(silent)
         assert wire_to(port, "known") == 0
         assert wire_to(port, "guessed") == 1
 
@@ -219,6 +227,26 @@ def test_a_planted_call_is_not_run(tmp_path, how):
     planted(tmp_path, how).rename(tmp_path / "call")
     assert run_function._rank(tmp_path) == 1
     assert how in (tmp_path / "0-0.failure").read_text()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_planted_folder_of_a_job_is_not_used(tmp_path, monkeypatch, how):
+    """Of Ray and Spark: rank and actor meet there, and unpickle what the other sends."""
+    monkeypatch.setattr(folders, "of", lambda name: tmp_path / name)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    if how == "is a link":
+        folder.rename(tmp_path / "other")
+        folder.symlink_to(tmp_path / "other")
+    elif "belongs" in how:
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        folder.chmod(0o777)
+    with pytest.raises(CollectiveError, match=how):
+        folders.make("job")
+    with pytest.raises(CollectiveError, match=how), folders.used(folder):
+        pass
+    assert folder.exists()
 
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ from tests.faults import clock
 
 ROWS, FEATURES, CLASSES = 53, 6, 3
 FOLDER = Path(os.environ.get("FAULT_FOLDER", "."))
+FIRST_CHECKPOINT = 3  # the step that it precedes
 WRITING = "writing"  # the file that shows that a checkpoint is being written
 PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # that a step takes longer
 HELD_SECONDS = 1.0
@@ -152,7 +153,7 @@ class Fault:
                 _wait_for(FOLDER / WRITING)
                 self.strike()
         elif place == self.place and self.strikes_here and step == self.step:
-            if (FOLDER / "runs").is_dir():
+            if step >= FIRST_CHECKPOINT and (FOLDER / "runs").is_dir():
                 _wait_for_one_of(FOLDER / "runs", "step-*")  # written beside the steps
             return self.strike()
         return None

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from collective.net import private_files
+
 _SLOTS = "slots"  # the file of them
 
 
@@ -25,18 +27,26 @@ def of(name: str) -> Path:
 
 
 def make(name: str) -> Path:
-    """Makes the folder of a job, for this user alone, if it is missing; returns its path."""
+    """Makes the folder of a job, for this user alone, if it is missing; returns its path.
+
+    Raises:
+        CollectiveError: It is a link, another user's, or others can write it.
+    """
     folder = of(name)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    private_files.folder(folder)
     return folder
 
 
 @contextlib.contextmanager
 def used(folder: Path) -> Iterator[None]:
-    """Makes the folder if it is missing, and removes it at the end if no other uses it."""
+    """Makes the folder if it is missing, and removes it at the end if no other uses it.
+
+    Raises:
+        CollectiveError: As of ``make``.
+    """
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # it is being removed
+            private_files.folder(folder)
             lock = _open(folder)
             fcntl.flock(lock, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):
@@ -52,7 +62,7 @@ def used(folder: Path) -> Iterator[None]:
 
 def remove(folder: Path) -> None:
     """Removes the folder, unless it is used."""
-    with contextlib.suppress(FileNotFoundError, BlockingIOError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
         lock = _open(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +74,8 @@ def remove(folder: Path) -> None:
 
 
 def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(folder, flags)
 
 
 def write_slots(folder: Path, slots: Mapping[int, int]) -> None:

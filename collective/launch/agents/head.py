@@ -197,7 +197,9 @@ class Head:
             if count > 1:
                 print_agent(f"{address} was sent away {count} times in all")
         for node in list(self.nodes.values()):
-            await node.link.send(0, END, b"%d" % code)
+            node.link.put(
+                0, END, b"%d" % code
+            )  # one that reads nothing delays no other
         deadline = Deadline(_LEAVE_SECONDS)
         while self.nodes and not deadline.passed():
             await asyncio.sleep(0.05)
@@ -241,7 +243,10 @@ class Head:
         frame = await link.first(_HELLO_SECONDS)
         if frame is None or frame.kind != HELLO:
             return None
-        version, name, slots, number, encrypts = json.loads(frame.data)
+        try:  # another version may say more
+            version, name, slots, number, encrypts, *_ = json.loads(frame.data)
+        except (TypeError, ValueError):
+            return None
         mine, others = self.settings, self.nodes.values()
         if version != mine.version:
             why = f"it has collective {version}, the head has {mine.version}"

@@ -24,6 +24,9 @@ _TEXT = """%s is not distributed: each of the %d processes trains on all rows, a
 HINT: collectiverun --keras --loops cuts the batches of its steps; or in the script
       strategy = collective.distribute.Strategy(), and strategy.run(step, args=...); or
       tape = hvd.DistributedGradientTape(tape), with import collective.tensorflow as hvd"""
+_ELASTIC = """
+      If rank 0 dies in it, the others run it to its end, and the script fails then: what \
+rank 0 had not printed or written is lost"""
 # Who imports one of these sums gradients itself.
 _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
@@ -39,7 +42,8 @@ def _noted(job: Job, stock: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (job.inside or _sums_itself()):
             job.used.add(LOOP)
-            job.warn_once(f"the training loop at {_place()}", _TEXT, job.backend.size)
+            text = _TEXT + (_ELASTIC if job.backend.options.min_np else "")
+            job.warn_once(f"the training loop at {_place()}", text, job.backend.size)
         return stock(self, *args, **kwargs)
 
     return apply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import socket
@@ -19,7 +20,7 @@ from collective.errors import UsageError
 from collective.launch import command_line
 from collective.launch.agents import command, guard, head, node, settings
 from collective.launch.agents.link import Cipher, Frame, Link, Seal
-from collective.launch.agents.shell import END, HEADER, split
+from collective.launch.agents.shell import END, HEADER, HELLO, RUN, split
 from collective.net import shared_secret
 from collective.net.callers import Callers
 
@@ -156,19 +157,88 @@ def test_both_ends_have_the_same_key_and_no_other_connection_has(monkeypatch):
     assert keys[0] != keys[1]
 
 
+def mine(node, port):
+    place = ["--nodes", "2", "--node", str(node), "--head", f"127.0.0.2:{port}"]
+    return read(*place, "--start-timeout", "60")
+
+
+async def heard():
+    """A head of two nodes, its port, its listener, and the task that takes nodes in."""
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+    started = head.Head(mine(0, port))
+    listener = await started.listen()
+    return started, port, listener, asyncio.ensure_future(started.accept(listener))
+
+
+async def closed(started, listener, accepting):
+    accepting.cancel()
+    await asyncio.gather(*started.tasks)
+    listener.close()
+
+
+HELLO_OF_NODE_1 = [mine(1, 1).version, "n", 1, 1, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (["9, protocol 3", "n", 1, 1, False, "more"], (END, b"it has collective 9")),
+        (["9, protocol 3"], None),
+        (7, None),
+        ([*HELLO_OF_NODE_1], (HELLO, b"")),
+    ],
+)
+def test_a_node_of_another_version_is_answered_or_dropped(said, answer):
+    """Also one that says it twice: a message of a genuine node is of no use again."""
+
+    async def run():
+        started, port, listener, accepting = await heard()
+        settings_of_1 = mine(1, port)
+        opened, key = await node._proved(settings_of_1)
+        opened.setblocking(False)
+        link = Link(*await asyncio.open_connection(sock=opened), key)
+        data = json.dumps(said).encode()
+        head_of_frame = HEADER.pack(0, HELLO, len(data))
+        sealed = Seal(key, b"node").close(head_of_frame, data)
+        link.writer.write(2 * (head_of_frame + sealed))
+        frames = [frame async for frame in link.frames()]  # until it is dropped
+        link.close()
+        await closed(started, listener, accepting)
+        return [(frame.kind, frame.data) for frame in frames]
+
+    got = asyncio.run(run())
+    assert len(got) == (answer is not None)
+    for kind, text in got:
+        assert answer[0] == kind and text.startswith(answer[1])
+
+
+def test_a_node_that_reads_nothing_does_not_delay_the_end(monkeypatch):
+    monkeypatch.setattr(head, "_LEAVE_SECONDS", 0.1)
+
+    async def run():
+        started, port, listener, accepting = await heard()
+        link, why = await node._connect(mine(1, port))
+        assert link is not None and await started.wait_for_nodes(), why
+        link.writer.transport.pause_reading()
+        (only,) = started.nodes.values()
+        for _ in range(16):
+            only.link.put(1, RUN, bytes(1 << 20))
+        await asyncio.wait_for(started.end(0), 60)
+        still = bool(started.nodes)
+        only.link.writer.transport.abort()
+        link.close()
+        await closed(started, listener, accepting)
+        return still
+
+    assert asyncio.run(run())
+
+
 def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
     """Each node has another address: 127.0.0.1 calls 127.0.0.2."""
 
-    def mine(node, port):
-        place = ["--nodes", "2", "--node", str(node), "--head", f"127.0.0.2:{port}"]
-        return read(*place, "--start-timeout", "60")
-
     async def run(strangers):
-        with socket.create_server(("127.0.0.2", 0)) as free:
-            port = free.getsockname()[1]
-        started = head.Head(mine(0, port))
-        listener = await started.listen()
-        accepting = asyncio.ensure_future(started.accept(listener))
+        started, port, listener, accepting = await heard()
         for _ in range(200):
             strangers.append(socket.create_connection(("127.0.0.2", port), 60))
         for talker in strangers[-4:]:
@@ -180,9 +250,7 @@ def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
         assert frame is not None and (frame.kind, frame.data) == (END, b"7")
         link.close()
         await ending
-        accepting.cancel()
-        await asyncio.gather(*started.tasks)
-        listener.close()
+        await closed(started, listener, accepting)
 
     strangers: list[socket.socket] = []
     try:

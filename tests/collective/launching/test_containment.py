@@ -106,6 +106,30 @@ def test_daemons_end_with_the_job(how, daemons_of, tmp_path):
         job.stdout.close()
 
 
+def test_old_cgroups_of_jobs_that_were_killed_whole_are_removed():
+    if why_not := why_no_cgroup():
+        pytest.skip(why_not)
+    names = [f"of-test-{os.getpid()}-{next(_NUMBERS)}" for _ in range(4)]
+    empty, used, young = map(cgroups.make, names[:3])
+    sleeper = processes.start(["sleep", "1000"], cgroup=used)
+    try:
+        launch.await_that(lambda: str(sleeper.pid) in processes_in(used), SECONDS)
+        for old in (empty, used):
+            os.utime(old, (0, 0))
+        cgroups._remove_left.cache_clear()
+        last = cgroups.make(names[3])
+        there = [group.exists() for group in (empty, used, young, last)]
+        assert there == [False, True, True, True]
+    finally:
+        sleeper.kill()
+        sleeper.wait(SECONDS)
+        cgroups.remove([used, young, last], SECONDS)
+
+
+def processes_in(group: Path) -> list[str]:
+    return (group / "cgroup.procs").read_text().split()
+
+
 @pytest.mark.launches
 def test_daemons_of_an_elastic_rank_end_with_it(tmp_path):
     end = '[ "$COLLECTIVE_RANK" = 0 ] && sleep 1000; may_end "$1"; kill -9 $$'

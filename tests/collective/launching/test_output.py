@@ -73,6 +73,26 @@ def test_a_bus_error_has_a_hint(capsys):
         assert ("df -h /dev/shm" in capsys.readouterr().err) is (how == "by SIGBUS")
 
 
+def test_a_line_changes_a_terminal_no_longer_than_itself(tmp_path, monkeypatch):
+    """A title without its end would hide all that other ranks, and we, print behind it."""
+    begun = ["\x1b]0;title", "\x1b[31mred", "\x0elines", "\x1b[3", "\x9d52;c;text"]
+    normal = "\x1b\\\x1b[0m\x1b(B\x0f"
+    other, mine = os.openpty()
+    shown = output.RankOutput(1, 2, output.OutputStyle())
+    with open(mine, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        for text in (*begun, "plain"):
+            shown._show([1], f"{text}\n", False)
+        printed = os.read(other, 4096).decode()
+    os.close(other)
+    expected = [f"[1] {text}{normal}" for text in begun]
+    assert printed.replace("\r", "").splitlines() == [*expected, "[1] plain"]
+    with (tmp_path / "file").open("w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        shown._show([1], f"{begun[0]}\n", False)
+    assert (tmp_path / "file").read_text() == f"[1] {begun[0]}\n"
+
+
 def test_numbers_of_files_are_as_wide_as_the_largest(tmp_path):
     made = output.RankOutput(3, 11, output.OutputStyle(directory=tmp_path))
     made.finish(Deadline(0))

@@ -117,6 +117,22 @@ def test_else_the_first_that_failed_is_to_blame():
     assert shown == [False, True, True]
 
 
+def test_a_rank_may_print_the_log_of_another_job(capsys):
+    """What its own supervisor says carries a word that no other job has."""
+    heard = Relay(lambda early: None, word="1f2e3d4c")
+    line = "collective.launch: rank 1 on a{} ended with exit code 3\n"
+    assert heard._is_shown(f"[0] {line}".format(""))
+    assert heard._is_shown(line.format(" 2f2e3d4c"))
+    assert heard._is_shown("[0] collective.launch: rank 1 on a ended by SIGXXX\n")
+    assert heard._is_shown("[0] collective.launch: rank 2 on a started\n")
+    for before in ("[0]", "2026-11-27 12:00:00.000+00:00 [0]"):
+        assert heard._is_shown(f"{before}   Remote daemon : [x@0,1] on node b\n")
+    assert (heard.ends, heard.started, heard.lost_hosts) == ({}, {}, [])
+    assert heard._is_shown(line.format(" 1f2e3d4c")) and heard.ends[1].code == 3
+    heard._write(sys.stdout, line.format(" 1f2e3d4c"))
+    assert capsys.readouterr().out == line.format("")
+
+
 def test_a_real_time_signal_is_understood():
     heard, _ = relay("rank 1 on a ended by SIGRT36", "rank 0 on a ended by SIGRTMIN")
     assert [heard.ends[r].code for r in (1, 0)] == [128 + 36, 128 + 34]
@@ -138,8 +154,9 @@ def test_a_lost_host_is_a_failure_whatever_mpirun_says(tmp_path, lost):
     mpirun.write_text(
         "#!/bin/sh\n"
         "[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\n"
+        "w=${*#*--word }\n"
         "for r in 0 1; do\n"
-        '  echo "collective.launch: rank $r on b started" >&2\n'
+        '  echo "collective.launch: rank $r on b ${w%% *} started" >&2\n'
         f"done\n{lost}\n"
     )
     mpirun.chmod(0o755)

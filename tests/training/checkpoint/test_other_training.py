@@ -112,8 +112,11 @@ def test_a_valid_checksum_is_not_enough(tmp_path, alone):
     train(alone, model=model(adam()), checkpoint=Waiting(tmp_path), **SOONER)
     [saved] = storage.saved_in(tmp_path)
     whole = (saved / storage.MANIFEST).read_text()
-    for change in FORGED:
-        forge(saved, change)
+    for change in (*FORGED, None):
+        if change is None:  # deeper than JSON is read
+            (saved / storage.MANIFEST).write_text("[" * 100_000)
+        else:
+            forge(saved, change)
         with pytest.raises(UsageError, match=r"no checkpoint .* can be used"):
             again = Checkpoint(tmp_path, resume=True)
             train(alone, model=model(adam()), checkpoint=again, **LATER)

@@ -229,7 +229,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         if body["version"] != VERSION:
             raise Unusable(f"it is of version {body['version']}, here it is {VERSION}")
         checksum = body.pop("crc32")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Unusable(f"{MANIFEST} is torn") from None
     if _sum_of(body) != checksum:
         raise Unusable(f"{MANIFEST} is torn: its checksum is another")
