@@ -42,7 +42,7 @@ def _noted(job: Job, stock: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (job.inside or _sums_itself()):
             job.used.add(LOOP)
-            text = _TEXT + (_ELASTIC if job.backend.options.min_np else "")
+            text = _TEXT + (_ELASTIC if job.backend.elastic else "")
             job.warn_once(f"the training loop at {_place()}", text, job.backend.size)
         return stock(self, *args, **kwargs)
 

@@ -120,11 +120,17 @@ def launcher(monkeypatch):
     return made
 
 
+def hears(job, line):
+    """What the supervisor of a rank says, with the word of its job."""
+    line = line.replace(" on a", f" on a{job.relay._word}", 1)
+    job.relay._is_shown(f"collective.launch: {line}\n")
+
+
 def test_ranks_that_are_to_leave_a_host_do_not_wait(launcher):
     assert launcher._overlaps([Host("localhost", 3)])
     assert launcher._overlaps([*HERE, Host("other", 1)])
     assert not launcher._overlaps([Host("localhost", 1), Host("other", 4)])
-    launcher.job.relay._is_shown("collective.launch: rank 1 on a ended by SIGKILL\n")
+    hears(launcher.job, "rank 1 on a ended by SIGKILL")
     assert launcher._overlaps([Host("localhost", 1), Host("other", 4)])
     launcher.number = 3
     assert not launcher._overlaps(HERE)  # --reset-limit allows no more
@@ -209,13 +215,13 @@ def test_a_rank_that_fails_ends_an_mpirun_that_stays(launcher):
     ended = []
     job.supervisor.end = ended.append
     for line in ("rank 0 on a ended by SIGKILL", ""):
-        job.relay._is_shown(f"collective.launch: {line}")
+        hears(job, line)
         job.look()
         time.sleep(0.01)
         job.look()
         assert not ended
     early = "rank 1 on a ended by SIGKILL, before it had joined the job"
-    job.relay._is_shown(f"collective.launch: {early}")
+    hears(job, early)
     for _ in range(3):
         job.look()
         time.sleep(0.01)
@@ -225,7 +231,7 @@ def test_a_rank_that_fails_ends_an_mpirun_that_stays(launcher):
 def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
     job = Mpirun(launcher.options, HERE)
     for line in ("rank 0 on a started", "rank 1 on a started", "rank 1 on a waits"):
-        job.relay._is_shown(f"collective.launch: {line}\n")
+        hears(job, line)
     job.look()
     assert set(job.asked) == {0, 1}
     job.relay._is_shown("collective.launch: rank 0 on a answers\n")

@@ -57,7 +57,7 @@ JOINS = {
 class Ranks:
     """A backend of two ranks of which this is one: broadcasts come from ``sent``."""
 
-    name, size, replicas = "two", 2, 2
+    name, size, replicas, elastic = "two", 2, 2, False
 
     def __init__(self, rank: int, sent: list):
         self.rank, self.sent = rank, sent
