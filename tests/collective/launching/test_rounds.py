@@ -234,7 +234,7 @@ def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
         hears(job, line)
     job.look()
     assert set(job.asked) == {0, 1}
-    job.relay._is_shown("collective.launch: rank 0 on a answers\n")
+    hears(job, "rank 0 on a answers")
     job.look()
     assert set(job.asked) == {1} and not job.supervisor.ending
     job.asked[1] -= 1000.0
