@@ -146,6 +146,16 @@ def generator():
             yield x[start : start + BATCH], y[start : start + BATCH]
 
 
+def filtered():
+    """Of a length that only a pass over the data shows."""
+    rows = tf.data.Dataset.from_tensor_slices(numbers())
+    return (rows.filter(lambda x, y: x[0] > -1).batch(BATCH),)
+
+
+def with_masks():
+    return network(keras.layers.Dropout(0.4), optimizer=keras.optimizers.Adam(0.01))
+
+
 def of_words():
     x = keras.Input((FEATURES,), name="x")
     word = keras.Input((1,), name="word", dtype="string")
@@ -220,6 +230,10 @@ PROGRAMS = {
         lambda: network(loss=over_positives, last="softmax"),
         lambda: (generator(),),
         words={"steps_per_epoch": 3},
+    ),
+    "data of unknown length": Program(with_masks, filtered),
+    "fewer data than steps": Program(
+        with_masks, filtered, words={"steps_per_epoch": 5}
     ),
     "labels to ignore": Program(
         lambda: network(loss=over_positives, last="softmax"), ignoring
