@@ -24,7 +24,9 @@ from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
 from collective.launch import cores, endings, horovod_settings, processes
 from collective.launch.options import (
+    OF_A_RANK,
     LaunchOptions,
+    add_options,
     from_parsed,
 )
 from collective.launch.output import last_error_lines, print_message, settled
@@ -184,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
+    add_options(parser, OF_A_RANK)
+    parser.add_argument("--word", default="")
     parser.add_argument("command", nargs="+")
     parsed = parser.parse_args(arguments)
     options = from_parsed(parsed)
@@ -197,7 +201,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     if rank.timeout < math.inf:
         signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
-    parser.add_argument("--word", default="")
     if generations.overlaps():  # those that train are not to be killed for its sake
         rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
