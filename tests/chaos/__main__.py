@@ -15,6 +15,8 @@ import argparse
 import contextlib
 import random
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -104,11 +106,25 @@ def one_round(
     return name, f"{tried}: exit code {code}"
 
 
+def doing(process: int) -> str:
+    """What a process is, the kernel's word for it, and its Python stacks (py-spy)."""
+    folder, found = Path(f"/proc/{process}"), []
+    with contextlib.suppress(OSError):
+        command = (folder / "cmdline").read_text().replace("\0", " ")[:120]
+        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        found = [f"{process} {command}", f"  {state} {(folder / 'wchan').read_text()}"]
+    if spy := shutil.which("py-spy"):
+        dump = [spy, "dump", "--pid", str(process)]
+        found.append(subprocess.run(dump, capture_output=True, text=True).stdout)
+    return "\n".join(found)
+
+
 def _check(
     chaos: Chaos, job: Job, code: int | None, elastic: bool, early: bool
 ) -> None:
     printed, survives = job.text, chaos.survives[elastic]
-    assert code is not None and not job.processes(), "it hangs"
+    stuck = job.processes()
+    assert code is not None and not stuck, "\n".join(["it hangs", *map(doing, stuck)])
     left = [n for n in job.left() if not re.fullmatch(OPEN_MPIS, n)]
     assert left == [], f"left in /dev/shm: {left}"
     excepted = early and (EXCEPTED in printed or chaos.on_hosts)
