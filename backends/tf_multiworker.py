@@ -50,7 +50,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
 
     name = "tf-multiworker"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
-    launcher = "mpirun"
+    launcher = "collectiverun"
     takes = frozenset({"communication"})
 
     def __init__(self, options: Options, environment: Environment | None = None):

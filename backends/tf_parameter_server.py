@@ -57,7 +57,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     name = "tf-parameter-server"
     summary = "a chief, workers and servers, asynchronous (ParameterServerStrategy)"
-    launcher = "mpirun"
+    launcher = "collectiverun"
     extra_ranks = 2  # a chief and one server
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -177,8 +177,14 @@ def _make_folder(folder: Path) -> None:
 def _write(results: Results, folder: Path, console: Console) -> None:
     with _writing(folder):
         results.write(folder / "results.json")
-    from collective.comparison import figures, page
-
+    try:
+        from collective.comparison import figures, page
+    except ModuleNotFoundError as error:
+        console.print(
+            f"\nResults: {folder / 'results.json'}; no page, as {error.name} is missing"
+            '\nHINT: pip install "keras-collective[report]"'
+        )
+        return
     pictures = figures.draw(results, folder)
     page.write(folder / "report.html", results, tables.tables(results), pictures)
     console.print(f"\nReport: {folder / 'report.html'}")

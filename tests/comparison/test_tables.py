@@ -1,15 +1,19 @@
 """What is said of results: who was fastest, and the page."""
 
+import io
 import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
+from rich.console import Console
 
-from collective.comparison import figures, page, tables
+from collective import comparison
+from collective.comparison import command, figures, page, tables
 from collective.comparison.speed import Auto, Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
@@ -113,6 +117,18 @@ def test_the_page_has_every_picture_twice_and_needs_nothing_else(folder):
     assert all(address.startswith("data:") for address in addresses)
     assert "<b>no</b>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text
     assert "Not every backend trained the same model" in text
+
+
+def test_without_matplotlib_the_results_are_written_and_a_hint_says_why(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, figures.__name__)
+    monkeypatch.delattr(comparison, "figures")
+    printed = io.StringIO()
+    command._write(results(), tmp_path, Console(file=printed, width=200))
+    assert (tmp_path / "results.json").exists()
+    assert "matplotlib is missing\nHINT: pip install" in printed.getvalue()
 
 
 def test_the_page_praises_no_comparison_in_which_a_run_failed(tmp_path):

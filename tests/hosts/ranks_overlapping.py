@@ -40,7 +40,7 @@ class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         done, number = int(self.model.optimizer.iterations), generations.number()
         with (self.folder / "steps").open("a") as file:
-            file.write(f"{done} {number} {time.time()}\n")
+            file.write(f"{done} {number}\n")
         if number:
             return
         if done == ANNOUNCED_AT:

@@ -102,10 +102,10 @@ def test_hosts_come_and_go(
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
 
 
-def made(folder: Path) -> list[tuple[int, int, float]]:
-    """Each step that was made: its number, the generation, and when."""
+def made(folder: Path) -> list[tuple[int, int]]:
+    """Each step that was made: its number, and the generation."""
     lines = (folder / "steps").read_text().splitlines()
-    return [(int(s), int(g), float(t)) for s, g, t in map(str.split, lines)]
+    return [(int(step), int(generation)) for step, generation in map(str.split, lines)]
 
 
 @pytest.mark.parametrize("first", [ONE, f"{ONE},{TWO}"], ids=["one", "two"])
@@ -117,17 +117,15 @@ def test_the_job_trains_while_the_next_generation_starts(
         hosts, tmp_path, first, OVERLAPPING, "hands over", str(tmp_path), after
     )
     steps = made(tmp_path)
-    assert [number for number, _, _ in steps] == list(range(1, STEPS + 1)), printed
+    assert [number for number, _ in steps] == list(range(1, STEPS + 1)), printed
     results = json.loads((tmp_path / "result.json").read_text())
     np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
     found = check(tmp_path / "ledger")
     assert found.faults == []
     replicas = after.count(",") + 1
     assert [run.replicas for run in found.runs] == [replicas - 1, replicas], printed
-    began = next(i for i, (_, generation, _) in enumerate(steps) if generation == 1)
+    began = next(i for i, (_, generation) in enumerate(steps) if generation == 1)
     assert began > ANNOUNCED_AT + 1, "no step was made meanwhile"
-    pause = steps[began][2] - steps[began - 1][2]
-    assert pause < 5, f"{pause:.1f} s\n{printed}"
 
 
 def test_a_rank_dies_while_the_next_generation_starts(hosts, undisturbed, tmp_path):
