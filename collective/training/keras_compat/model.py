@@ -114,7 +114,7 @@ def compiled_settings(model: keras.Model) -> tuple[Any, ...]:
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
     """Optimizers that are attributes of the model or its layers, but the compiled one."""
     found: dict[int, keras.Optimizer] = {}
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         for held in list(vars(layer).values()):
             values = held.values() if isinstance(held, dict) else held
             for value in values if isinstance(held, list | tuple | dict) else [held]:
@@ -139,19 +139,19 @@ def move_variable(variable: keras.Variable, device: str) -> None:
         variable._initialize(tf.identity(variable.value))
 
 
-def layers_of(model: keras.Model) -> list[keras.Layer]:
-    """The model and its layers, in the order of ``trainable_flags``."""
+def layers_of(model: keras.Layer) -> list[keras.Layer]:
+    """The model, or layer, and its layers, in the order of ``trainable_flags``."""
     return list(model._flatten_layers())
 
 
 def trainable_flags(model: keras.Model) -> list[bool]:
     """Whether each layer is trainable, in an order that does not depend on it."""
-    return [bool(layer.trainable) for layer in model._flatten_layers()]
+    return [bool(layer.trainable) for layer in layers_of(model)]
 
 
 def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
     """Makes layers trainable, or not, as ``trainable_flags`` has said."""
-    for layer, flag in zip(model._flatten_layers(), flags, strict=True):
+    for layer, flag in zip(layers_of(model), flags, strict=True):
         if layer.trainable != bool(flag):
             layer.trainable = bool(flag)
 
@@ -191,7 +191,7 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
     found = [*model.metrics, model._loss_tracker, model._compile_metrics]
     compiled = model._compile_loss
     found += [] if compiled is None else compiled.metrics
-    found += [m for layer in model._flatten_layers() for m in layer._metrics]
+    found += [m for layer in layers_of(model) for m in layer._metrics]
     variables = [v for metric in found if metric is not None for v in metric.variables]
     return list({id(v): v for v in variables}.values())
 

@@ -18,7 +18,10 @@ from tensorflow.python.ops import (
     handle_data_util,
     resource_variable_ops,
 )
+from tensorflow.python.util import _pywrap_determinism
 
+# Whether operations are deterministic; no public function says so, or ends it.
+determinism = _pywrap_determinism
 # Graphs of the functions of loops and branches.
 LoopCondition = control_flow_v2_func_graphs.WhileCondFuncGraph
 LoopBody = control_flow_v2_func_graphs.WhileBodyFuncGraph

@@ -69,7 +69,7 @@ def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:
     """The layers of a model, or of a layer, that are split over a group."""
     return [
         found
-        for found in layer._flatten_layers()
+        for found in keras_compat.model.layers_of(layer)
         if isinstance(found, TensorParallelLayer) and found.shards
     ]
 

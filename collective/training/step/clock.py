@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_determinism
+
+from collective.training.keras_compat.tensorflow_names import determinism
 
 
 def now() -> tf.Tensor:
@@ -14,7 +15,7 @@ def now() -> tf.Tensor:
 
     ``tf.timestamp``, but for a graph of deterministic operations, in which it raises.
     """
-    if not _pywrap_determinism.is_enabled():
+    if not determinism.is_enabled():
         return tf.timestamp()
     seconds = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
     return tf.ensure_shape(seconds, [])

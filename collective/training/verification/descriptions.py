@@ -229,7 +229,7 @@ def describe_model(model: keras.Model) -> dict[str, str]:
     """Parts of a compiled and built model, by name."""
     names = _Names(model)
     parts: dict[str, str] = {}
-    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+    for number, layer in enumerate(keras_compat.model.layers_of(model)[1:]):
         name = f"layer {number} ({names.of(layer.name)})"
         parts |= {f"{name}: {key}": text for key, text in _layer(layer, names).items()}
     config = config_of(model)
@@ -310,7 +310,7 @@ class _Names:
     def __init__(self, model: keras.Model):
         self._new: dict[str, str] = {}
         counts: dict[str, int] = {}
-        for layer in model._flatten_layers():
+        for layer in keras_compat.model.layers_of(model):
             base = re.sub(r"_\d+$", "", layer.name)
             counts[base] = counts.get(base, 0) + 1
             self._new.setdefault(layer.name, f"{base}#{counts[base]}")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_determinism
 
 from collective.backends.base import Backend
 from collective.log import log
+from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.verification import ranks
 from collective.training.virtual.pieces import VirtualReplicas
 
@@ -37,7 +37,7 @@ def deterministic() -> Iterator[None]:
     right, and fuses operations by how many others read them, and that is one for each
     piece that a process has.
     """
-    before = _pywrap_determinism.is_enabled()  # no public function switches it off
+    before = determinism.is_enabled()  # no public function switches it off
     tf.config.experimental.enable_op_determinism()
     off = "disable_meta_optimizer"
     was_off = tf.config.optimizer.get_experimental_options().get(off, False)
@@ -46,7 +46,7 @@ def deterministic() -> Iterator[None]:
         yield
     finally:
         tf.config.optimizer.set_experimental_options({off: was_off})
-        _pywrap_determinism.enable(before)
+        determinism.enable(before)
 
 
 def intra_op_threads() -> int:

@@ -11,7 +11,8 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_determinism
+
+from collective.training.keras_compat.tensorflow_names import determinism
 
 # Environment variables that choose kernels; read when TensorFlow or a library starts.
 _CHOOSING = ("TF_ENABLE_ONEDNN", "ONEDNN_", "DNNL_", "XLA_FLAGS", "TF_XLA_FLAGS")
@@ -43,7 +44,7 @@ def describe_settings() -> dict[str, str]:
         "keras.config.image_data_format()": keras.config.image_data_format(),
         "keras.config.dtype_policy()": keras.config.dtype_policy().name,
         "TensorFloat-32": str(tf32),
-        "op determinism": str(_pywrap_determinism.is_enabled()),
+        "op determinism": str(determinism.is_enabled()),
         "jit of all functions": str(tf.config.optimizer.get_jit() or "off"),
         "settings of oneDNN and XLA": str(libraries or "default"),
         "version of Keras": keras.__version__,
