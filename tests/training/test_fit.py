@@ -178,6 +178,16 @@ def test_not_finite_is_trained_on_as_in_keras_or_ends(terminates, backend, caplo
 # --- data ---------------------------------------------------------------------------
 
 
+def test_a_metric_that_is_not_finite_is_not_called_a_gradient(backend):
+    class Broken(keras.metrics.Mean):
+        def update_state(self, y, predicted, sample_weight=None):
+            return super().update_state(float("nan") * predicted)
+
+    made = model(metrics=[Broken(name="broken")])
+    with pytest.raises(CollectiveError, match="or what a metric adds up is not finite"):
+        train(backend, model=made, terminate_on_nan=True)
+
+
 def test_arrays_and_a_dataset_of_the_same_rows_train_the_same(backend):
     arrays = train(backend, shuffle=False, epochs=2)
     dataset = tf.data.Dataset.from_tensor_slices(rows())

@@ -111,7 +111,7 @@ class PartitionedMethod:
             )
 
     def names_of_first_sum(self) -> list[str]:
-        """What each tensor of the first sum is, for messages."""
+        """For each tensor of the first sum whose gradient it becomes; empty: no variable's."""
         kinds = (values for values in self.traffic.sums if values[:1])
         first = next((v for v in kinds if v[0].layout == SUM), [])
         return [_name_of(value) for value in first]
@@ -256,14 +256,14 @@ class PartitionedMethod:
 
 
 def _name_of(value: Value, depth: int = 6) -> str:
-    """Returns the path of the variable whose gradient a value becomes, or the value's name."""
+    """Returns the path of the variable whose gradient a value becomes; empty if there is none."""
     ahead = [value]
     for _ in range(depth):
         for found in ahead:
             if found.variable is not None:
                 return keras_compat.model.path_of(found.variable)
         ahead = [out for v in ahead for node in v.users for out in node.outputs][:64]
-    return value.source.name
+    return ""
 
 
 def _own_rows(

@@ -214,8 +214,8 @@ def _found(
     replica = next((r for r, place in enumerate(places) if place), 0)
     where = "rank" if backend.size > 1 else "replica"
     index = places[replica] - 1
-    if index < len(paths):
-        what = f"the first gradient that is not finite is that of {paths[index]!r}"
-    else:
-        what = "its gradients are finite"
-    return f"step {step}: the loss or its gradient is not finite on {where} {replica}; {what}"
+    what, which = "the loss, its gradient or what a metric adds up", ""
+    if index < len(paths) and paths[index]:
+        what = "the loss or its gradient"
+        which = f"; the first gradient that is not finite is that of {paths[index]!r}"
+    return f"step {step}: {what} is not finite on {where} {replica}{which}"
