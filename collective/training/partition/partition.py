@@ -19,7 +19,7 @@ import tensorflow as tf
 # These declare what is known of types of operations.
 from collective.training.partition import computed_sizes as computed_sizes
 from collective.training.partition import rules as rules
-from collective.training.partition import shapes as shapes
+from collective.training.partition import whole_shapes as whole_shapes
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, read

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
-from collective.training.partition.shapes import labels_of
+from collective.training.partition.whole_shapes import labels_of
 
 
 def contraction(
