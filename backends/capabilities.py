@@ -287,7 +287,8 @@ class LocalDevices(Backend):
 
         for place, device in enumerate(self.devices):
             self._current = self.local_replicas[place]
-            with UpdateContext(place), tf.device(device):
+            # In a scope, where its number alone says which copy is read.
+            with self.strategy.scope(), UpdateContext(place), tf.device(device):
                 yield self._current
         self._current = None
 

@@ -198,6 +198,7 @@ class Input:
         length = min(_BLOCK_ROWS // self.global_batch_size, self.steps_per_epoch)
         length = max(1, length)
 
+        @tf.autograph.experimental.do_not_convert
         def compute(block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             start = first_step + block * length
             stop = tf.minimum(start + length, last_step)
@@ -207,9 +208,11 @@ class Input:
             numbers.set_shape([None])
             return start, stop, numbers
 
+        @tf.autograph.experimental.do_not_convert
         def batches(
             start: tf.Tensor, stop: tf.Tensor, numbers: tf.Tensor
         ) -> tf.data.Dataset:
+            @tf.autograph.experimental.do_not_convert
             def one(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 first, last = (before(s) - before(start) for s in (step, step + 1))
                 return step, numbers[first:last]

@@ -45,6 +45,8 @@ class DesyncAlarm(Attachment):
         self.variables = replicated_variables(model)
         self.backend = backend
         self.every = every
+        # By what makes the checksums: the graph of ``_of_all``.
+        self._graphs: dict[str, Callable[[], tf.Tensor]] = {}
 
     @staticmethod
     def is_needed(backend: Backend, every: int) -> bool:
@@ -68,7 +70,10 @@ class DesyncAlarm(Attachment):
         """Whether two alarms compare the same variables in the same steps."""
         assert isinstance(before, DesyncAlarm)
         same = [id(v) for v in self.variables] == [id(v) for v in before.variables]
-        return same and self.every == before.every and self.backend is before.backend
+        if not (same and self.every == before.every and self.backend is before.backend):
+            return False
+        self._graphs = before._graphs
+        return True
 
     def _checksum(self) -> tf.Tensor:
         """The checksum of this replica: uint8 ``[1, BYTES]``."""
@@ -99,15 +104,16 @@ class DesyncAlarm(Attachment):
         Args:
             checksums: Makes those of this replica, ``[n, BYTES]``, inside ``run``.
         """
-        tensor = self.backend.tensor
+        tensor, name = self.backend.tensor, checksums.__name__
 
         def reduced() -> tf.Tensor:
             mine = tf.reshape(checksums(), [-1])
             rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
             return rows if tensor is None else tensor.by_rank(rows)
 
-        run = traced(lambda: self.backend.run(reduced, ()))
-        return run().numpy()
+        if name not in self._graphs:
+            self._graphs[name] = traced(lambda: self.backend.run(reduced, ()))
+        return self._graphs[name]().numpy()
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.
