@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
@@ -25,6 +25,13 @@ from collective.launch.remote_shell import RemoteShell
 EXAMPLE = "collectiverun -np 2 python train.py"
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
 START_SECONDS = 120  # for all ranks to start under mpirun
+# Options that are refused by name: what they are, and what to do instead.
+_REFUSED = {
+    "--jsrun": ("LSF's jsrun is not supported; within an allocation: -H or --hostfile",
+        EXAMPLE),
+    "--encrypt": ("agents encrypt nothing, as MPI does not",
+        "an encrypted network, such as WireGuard, for both"),
+}  # fmt: skip
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
     *("verbose", "keras", "output", "binding_args"),
@@ -84,6 +91,13 @@ _count = functools.partial(_option, type=int, metavar="N", least=1)
 _time = functools.partial(_option, type=int, metavar="SECONDS", least=1)
 
 
+class _Refuse(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        (name,) = self.option_strings
+        why, hint = _REFUSED[name]
+        raise UsageError(f"{name}: {why}", hint=hint)
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """What the user asked the launcher for: typed, checked, and never changed."""
@@ -127,7 +141,6 @@ class LaunchOptions:
     cooldown: Sequence[float] = _option("--blacklist-cooldown-range", type=int, nargs=2,
         metavar=("MIN", "MAX"), default=(1.0, 64.0),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")
-    jsrun: bool = _switch("--jsrun", help=argparse.SUPPRESS)
 
     keras: bool = _switch("--keras", group=_KERAS,
         help="the command is script.py: its fit, evaluate and predict run on all ranks")
@@ -156,8 +169,6 @@ class LaunchOptions:
         help="number of this node (they, or JOB_COMPLETION_INDEX)")
     head: str = _option("--head", default="", metavar="HOST:PORT", group=_AGENTS,
         help="where node 0 listens")
-    encrypt: bool = _switch("--encrypt", group=_AGENTS,
-        help="encrypt what nodes say to each other (not what MPI sends)")
     # Also of a host that the discovery script prints without slots.
     slots_per_host: int | None = _count("--slots-per-host", "--slots", group=_AGENTS,
         help="ranks on a node (1)")
@@ -277,6 +288,12 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> A
             **option.metadata["argument"],
         )
     return groups
+
+
+def refuse_options(parser: argparse.ArgumentParser) -> None:
+    """Has a parser raise a UsageError for options that are not there (any more)."""
+    for name in _REFUSED:
+        parser.add_argument(name, action=_Refuse, nargs=0, help=argparse.SUPPRESS)
 
 
 def from_parsed(parsed: argparse.Namespace) -> LaunchOptions:

@@ -100,7 +100,7 @@ def ranks(text: str) -> list[str]:
 
 def test_two_jobs_at_once(job, cluster, tmp_path):
     other = Job(cluster, tmp_path)
-    job.start_all(2, "--encrypt", "--slots-per-host", "2", *PROGRAM, "sums")
+    job.start_all(2, "--slots-per-host", "2", *PROGRAM, "sums")
     other.folder = tmp_path / "other"
     other.folder.mkdir()
     other.start_all(2, *PROGRAM, "sums", head=f"{NETWORK}.1:7071")
@@ -229,15 +229,6 @@ def test_a_wrong_secret_another_version_and_no_head_are_named(job, cluster):
     alone.start(1, *place, "--node", "1", *PROGRAM, "sums")
     assert alone.codes() == [124]
     assert f"no head at {HEAD} within 8 s" in alone.printed(1)
-
-
-def test_nodes_that_do_not_agree_to_encrypt_are_named(job):
-    place = ["--nodes", "2", "--head", HEAD, "--start-timeout", "8"]
-    job.start(0, *place, "--encrypt", "--node", "0", *PROGRAM, "sums")
-    job.start(1, *place, "--node", "1", *PROGRAM, "sums")
-    assert job.codes() == [124, 2]
-    for node in (0, 1):
-        assert "--encrypt is given on every node, or on none" in job.printed(node)
 
 
 LOSSES = [*PROGRAM, "trains"]

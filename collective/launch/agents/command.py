@@ -14,7 +14,7 @@ from collective.launch.command_line import parser
 from collective.launch.options import LaunchOptions
 
 # Options of the agent alone, without a value and with one.
-_ALONE = ("--agent", "--encrypt", "--")
+_ALONE = ("--agent", "--")
 _WITH_VALUE = ("--nodes", "--node", "--head")
 
 

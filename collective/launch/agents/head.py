@@ -224,8 +224,6 @@ class Head:
         if node is None:
             return link.close()
         link.put(0, HELLO)
-        if self.settings.encrypt:
-            link.encrypt()  # before others know of this node, and send
         self.nodes[address] = node
         self.changed.set()
         async for frame in link.frames():
@@ -244,14 +242,12 @@ class Head:
         if frame is None or frame.kind != HELLO:
             return None
         try:  # another version may say more
-            version, name, slots, number, encrypts, *_ = json.loads(frame.data)
+            version, name, slots, number, *_ = json.loads(frame.data)
         except (TypeError, ValueError):
             return None
         mine, others = self.settings, self.nodes.values()
         if version != mine.version:
             why = f"it has collective {version}, the head has {mine.version}"
-        elif encrypts != mine.encrypt:
-            why = "--encrypt is given on every node, or on none"
         elif address in (*self.nodes, self.address):
             why = f"there is an agent of {address} already"
         elif number == 0 or number in [node.number for node in others]:

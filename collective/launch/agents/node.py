@@ -85,20 +85,12 @@ async def _connect(settings: Settings) -> tuple[Link | None, str]:
     opened.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=opened)
     link = Link(reader, writer, key)
-    hello = [
-        settings.version,
-        socket.gethostname(),
-        settings.slots,
-        settings.node,
-        settings.encrypt,
-    ]
+    hello = [settings.version, socket.gethostname(), settings.slots, settings.node]
     await link.send(0, HELLO, json.dumps(hello).encode())
     answer = await link.first(_ANSWER_SECONDS)
     if answer is None or answer.kind != HELLO:
         why = answer.data.decode(errors="replace") if answer else "no answer"
         return None, f"the head at {host}:{port} sent this node away: {why}"
-    if settings.encrypt:
-        link.encrypt()
     return link, ""
 
 

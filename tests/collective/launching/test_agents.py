@@ -19,7 +19,7 @@ from collective.environment import Environment, detect
 from collective.errors import UsageError
 from collective.launch import command_line
 from collective.launch.agents import command, guard, head, node, settings
-from collective.launch.agents.link import Cipher, Frame, Link, Seal
+from collective.launch.agents.link import Frame, Link, Seal
 from collective.launch.agents.shell import END, HEADER, HELLO, RUN, split
 from collective.net import shared_secret
 from collective.net.callers import Callers
@@ -101,7 +101,6 @@ def test_the_launcher_on_node_0_knows_of_no_agents(elastic):
         "--head=a:1",
         "--node",
         "0",
-        "--encrypt",
         "--verbose",
     ]
     typed += ["--max-np", "4", "--"] if elastic else ["--"]
@@ -303,14 +302,11 @@ def test_of_callers_the_oldest_are_dropped_first():
         assert [end.recv(1) for end in ends.values()] == [b""] * 5
 
 
-def exchange(change, encrypt: bool) -> list[Frame]:
+def exchange(change) -> list[Frame]:
     """What a node takes of three frames of the head, when they have been changed."""
 
     def opened(reader, writer, is_head=False) -> Link:
-        link = Link(reader, writer, b"k" * 32, is_head)
-        if encrypt:
-            link.encrypt()
-        return link
+        return Link(reader, writer, b"k" * 32, is_head)
 
     async def run() -> list[Frame]:
         head, tap = b"", socket.socketpair()
@@ -322,8 +318,7 @@ def exchange(change, encrypt: bool) -> list[Frame]:
             tap[1].setblocking(True)
             while part := await asyncio.to_thread(tap[1].recv, 1000):
                 head += part
-        assert (b"three" in head) is not encrypt
-        size = HEADER.size + (Cipher if encrypt else Seal).size
+        size = HEADER.size + Seal.size
         cut = [size + 3, 2 * (size + 3)]
         frames = [head[: cut[0]], head[cut[0] : cut[1]], head[cut[1] :]]
         reader = asyncio.StreamReader()
@@ -339,10 +334,9 @@ def exchange(change, encrypt: bool) -> list[Frame]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection(encrypt):
+def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection():
     def data(change):
-        return [frame.data for frame in exchange(change, encrypt)]
+        return [frame.data for frame in exchange(change)]
 
     def flipped(frame):
         return frame[:-1] + bytes([frame[-1] ^ 1])
