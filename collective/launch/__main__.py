@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -74,14 +73,12 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     found = _hosts(options)
     placed = hosts.place(found, options.num_proc)
     size = hosts.slots_of(placed)
-    if options.requeue_on and options.min_np is None:
-        options = dataclasses.replace(options, min_np=size)  # nothing else is elastic
     _check_elastic(options, size)
     start = command_line.start_of(size)
     if text := plain_keras.warning(options.command, size, start):
         print_message(text)
     others = [host.name for host in placed if not hosts.is_local(host)]
-    here = not others and not (options.use_mpi or options.requeue_on)
+    here = not others and not options.use_mpi
     if options.backend:
         _check_backend(options.backend, size, "collectiverun" if here else "mpirun")
     if here:

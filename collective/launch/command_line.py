@@ -105,11 +105,6 @@ def _check(parsed: LaunchOptions) -> None:
             "--rank-timeout: without --min-np every rank waits for every other",
             hint="--min-np N; or COLLECTIVE_TIMEOUT=seconds, which ends the job",
         )
-    if parsed.requeue_on and parsed.max_np is not None:
-        raise UsageError(
-            "--requeue-on with --max-np: the whole job starts again, with its hosts",
-            hint="leave --max-np out",
-        )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
     if parsed.use_gloo and parsed.use_mpi:

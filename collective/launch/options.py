@@ -15,7 +15,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
 from collective.errors import UsageError
@@ -31,6 +30,8 @@ _REFUSED = {
         EXAMPLE),
     "--encrypt": ("agents encrypt nothing, as MPI does not",
         "an encrypted network, such as WireGuard, for both"),
+    "--requeue-on": ("the script of the Slurm job requeues it (docs/how-to/slurm.md)",
+        "trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
 }  # fmt: skip
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
@@ -135,8 +136,6 @@ class LaunchOptions:
         "(half of COLLECTIVE_TIMEOUT: 300)")
     no_overlap: bool = _switch("--no-overlap",
         help="when hosts change, end the ranks before others start: needs less memory")
-    requeue_on: str = _option("--requeue-on", default="", metavar="SIGNAL",
-        help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")
     # The time doubles with each rank that fails to join.
     cooldown: Sequence[float] = _option("--blacklist-cooldown-range", type=int, nargs=2,
         metavar=("MIN", "MAX"), default=(1.0, 64.0),
@@ -251,8 +250,6 @@ class LaunchOptions:
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
             found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"
-        if self.requeue_on:
-            found[REQUEUE] = "1"
         if self.max_np is not None:
             found[MAX_NP] = str(self.max_np)
         return found
