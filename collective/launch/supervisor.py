@@ -23,7 +23,7 @@ from typing import Protocol
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.launch import cgroups, containment, endings, processes
+from collective.launch import containment, endings, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
@@ -218,7 +218,7 @@ class Supervisor:
         """Kills what still runs, and shows the rest of the output."""
         self.signal_all(signal.SIGKILL)
         if self.contains:
-            containment.kill(self.marks.job, GRACE_SECONDS)
+            containment.kill(self.marks.job)
         deadline = Deadline(GRACE_SECONDS)
         for output in self.outputs.values():
             output.finish(deadline)
@@ -245,7 +245,6 @@ class Supervisor:
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
-            cgroup=cgroups.make(mark) if mark else None,
             env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,
