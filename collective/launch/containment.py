@@ -25,7 +25,8 @@ class Marks:
     """The marks of the ranks that one supervisor starts."""
 
     def __init__(self) -> None:
-        self.job = secrets.token_hex(16)  # what all of them begin with
+        # What all of them begin with; behind the mark of a job around this one.
+        self.job = os.environ.get(VARIABLE, "") + secrets.token_hex(16)
         self._made = 0
 
     def make(self) -> str:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -96,10 +96,12 @@ def start(
     return process
 
 
-def unless_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Returns the signals, without SIGHUP if ``nohup`` has it ignored: it stays ignored."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each for each in numbers if not (ignored and each == signal.SIGHUP)]
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a job; without SIGHUP if ``nohup`` has it ignored: it stays so."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
 
 
 def signal_group(leader: int, number: int) -> bool:
@@ -119,6 +121,11 @@ def signal_group(leader: int, number: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP."""
     return _state(pid) in ("T", "t")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, or one that nobody has waited for."""
+    return _state(pid) in ("", "Z")
 
 
 def _state(pid: int) -> str:
@@ -265,7 +272,8 @@ class Watchdog:
     it kills the groups that still exist. It holds no other file of this process open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[], None] = lambda: None) -> None:
+        """Starts it; when it has killed what there is, it calls ``last``."""
         reading, self._writing = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -274,7 +282,7 @@ class Watchdog:
                 # closed.
                 os.closerange(3, reading)
                 os.closerange(max(3, reading + 1), os.sysconf("SC_OPEN_MAX"))
-                _watch(reading)
+                _watch(reading, last)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -300,7 +308,7 @@ class Watchdog:
             os.write(self._writing, line.encode())
 
 
-def _watch(reading: int) -> None:
+def _watch(reading: int, last: Callable[[], None]) -> None:
     # What ends the launcher from a terminal must not end the watchdog first.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -321,3 +329,4 @@ def _watch(reading: int) -> None:
         signal_group(leader, signal.SIGKILL)
     for mark in filter(None, marks):
         containment.kill(mark)
+    last()

@@ -30,7 +30,6 @@ from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.overlap import Overlap
-from collective.launch.supervisor import SIGNALS
 from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
@@ -113,7 +112,7 @@ class RestartingLauncher:
                     f"HINT: --reset-limit {limit} allows no more"
                 )
                 return 1
-            for each in SIGNALS:
+            for each in processes.ending_signals():
                 signal.signal(each, _exit)  # until the next generation takes them over
             if self.overlap.ready:
                 placed = self.overlap.placed

@@ -39,7 +39,6 @@ from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
@@ -143,7 +142,7 @@ class Supervisor:
             0 if each returned 0; else the exit code of the first that failed, or 128 +
             the signal that ended it; 2 if the program cannot be started.
         """
-        for number in processes.unless_nohup(SIGNALS):
+        for number in processes.ending_signals():
             signal.signal(number, self._forward)
         if self.contains:
             signal.signal(signal.SIGTSTP, self._suspend)

@@ -149,8 +149,8 @@ def test_srun_starts_the_agents(cluster, job_variables):
     assert not cluster.left(before)
 
 
-# An agent is a guard and its child; on node 0 the launcher comes next.
-GUARD, AGENT, LAUNCHER = range(3)
+# An agent and its watchdog; on node 0 the launcher comes next.
+AGENT, _, LAUNCHER = range(3)
 
 
 def kill(node: int, which: int) -> Callable[[Job], None]:
@@ -176,9 +176,7 @@ def kill_daemon(job: Job) -> None:
     "fault, message, node",
     [
         (kill(1, AGENT), "lost the agent of node 1, node2", 0),
-        (kill(1, GUARD), "got SIGTERM; ending what it started here", 1),
         (kill(0, AGENT), "lost the head", 1),
-        (kill(0, GUARD), "", 1),
         (kill(0, LAUNCHER), "", 1),
         (kill_rank, "ended by SIGKILL", 0),
         (kill_daemon, "node2", 0),

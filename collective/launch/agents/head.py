@@ -31,6 +31,7 @@ from collective.launch.agents.shell import (
     STDERR,
     STDOUT,
 )
+from collective.launch.processes import ending_signals
 from collective.net import shared_secret
 from collective.net.callers import AT_MOST, Callers
 from collective.running_time import Deadline
@@ -181,10 +182,9 @@ class Head:
             *command,
             env={**os.environ, **variables},
             start_new_session=True,
-            preexec_fn=guard.ends_with_parent,
         )
         loop = asyncio.get_running_loop()
-        for number in guard.FORWARDED:
+        for number in ending_signals():
             loop.add_signal_handler(number, _signal, process, number)
         code = await process.wait()
         return code if code >= 0 else 128 - code

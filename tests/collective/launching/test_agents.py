@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from collective import hosts
 from collective.environment import Environment, detect
 from collective.errors import UsageError
-from collective.launch import command_line
+from collective.launch import command_line, processes
 from collective.launch.agents import command, guard, head, node, settings
 from collective.launch.agents.link import Frame, Link, Seal
 from collective.launch.agents.shell import END, HEADER, HELLO, RUN, split
@@ -351,19 +352,40 @@ def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection():
     assert data(lambda f: [f[0], b"\xff" * 200]) == [b"one"]
 
 
-def test_a_guarded_program_leaves_no_daemon():
-    code = (
-        "import subprocess, sys; from collective.launch.agents import guard\n"
-        "def main():\n"
-        "    subprocess.run(['sh', '-c', 'setsid sleep 77.{} & echo $!'])\n"
-        "    return 5\n"
-        "sys.exit(guard.guarded(main))"
-    ).replace("{}", str(os.getpid()))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240
+GUARDED = """
+import subprocess, sys
+from pathlib import Path
+from collective.launch.agents import guard
+
+def main():
+    # The second is what a rank starts, which has a mark of its own.
+    subprocess.run(["sh", "-c", "setsid sleep 1000 & echo $!"])
+    inner = "from collective.launch.containment import *; import os, sys;" \
+        "os.environ[VARIABLE] = Marks().make(); os.execvp('sh', ['sh', '-c', sys.argv[1]])"
+    subprocess.run([sys.executable, "-c", inner, "setsid sleep 1000 & echo $!"])
+    sys.stdout.flush()
+    sys.stdin.readline()
+    return 5
+
+sys.exit(guard.guarded(main, Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_guarded_program_leaves_no_daemon(killed, tmp_path):
+    (tmp_path / "job").mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-c", GUARDED, str(tmp_path / "job")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 5, done.stderr
-    assert not os.path.exists(f"/proc/{done.stdout.strip()}")
+    daemons = [int(agent.stdout.readline()) for _ in range(2)]
+    if killed:
+        agent.kill()
+    agent.communicate("\n", timeout=240)  # also when its watchdog has ended
+    assert agent.returncode == (-signal.SIGKILL if killed else 5)
+    assert all(map(processes.has_ended, daemons)) and not list(tmp_path.iterdir())
 
 
 def test_shared_memory_of_killed_processes_is_removed(tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     launcher, monkeypatch, capfd
 ):
     """Also in a job that does not grow, which restarts where a host was lost."""
-    monkeypatch.setattr(restarting, "SIGNALS", ())
+    monkeypatch.setattr(restarting.processes, "ending_signals", list)
     monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
     options = LaunchOptions(["train.py"], min_np=1, use_mpi=True)
     launcher = restarting.RestartingLauncher(options, lambda: HERE)
