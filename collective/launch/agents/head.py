@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +118,10 @@ class Head:
         self.ended = False
         self.address = ""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.callers = Callers(AT_MOST + settings.nodes)
+        at_most = AT_MOST + settings.nodes
+        self.callers = Callers(at_most)
+        # One for each: a silent caller keeps no other waiting.
+        self.verifiers = ThreadPoolExecutor(at_most)
         self.sent_away: Counter[str] = Counter()  # by address: what proved no secret
 
     async def listen(self) -> socket.socket:
@@ -210,9 +214,11 @@ class Head:
         try:
             with self.callers.waiting(opened, address):
                 keep_alive(opened, self.settings.heartbeat)
-                key = await shared_secret.verify_caller_in_loop(
-                    opened, self.settings.secret
-                )
+                opened.setblocking(True)
+                verify, secret = shared_secret.verify_caller, self.settings.secret
+                loop = asyncio.get_running_loop()
+                key = await loop.run_in_executor(self.verifiers, verify, opened, secret)
+            opened.setblocking(False)
             streams = await asyncio.open_connection(sock=opened)
         except OSError as error:
             self.sent_away[address] += 1

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -272,19 +273,14 @@ def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
 def test_a_stranger_that_sends_a_byte_now_and_then_is_dropped(monkeypatch):
     monkeypatch.setattr(shared_secret, "_SECONDS", 0.3)
 
-    async def run():
-        here, there = socket.socketpair()
-        with here, there:
-            here.setblocking(False)
-            proof = shared_secret.verify_caller_in_loop(here, SECRET)
-            verifying = asyncio.ensure_future(proof)
-            while not verifying.done():
-                there.send(b"x")
-                await asyncio.sleep(0.05)
-            with pytest.raises(TimeoutError, match="no proof within"):
-                await verifying
-
-    asyncio.run(run())
+    here, there = socket.socketpair()
+    with here, there, ThreadPoolExecutor() as pool:
+        verifying = pool.submit(shared_secret.verify_caller, here, SECRET)
+        while not verifying.done():
+            there.send(b"x")
+            time.sleep(0.05)
+        with pytest.raises(TimeoutError, match="no proof of the secret in time"):
+            verifying.result()
 
 
 def test_of_callers_the_oldest_are_dropped_first():
