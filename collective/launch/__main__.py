@@ -65,10 +65,7 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if script:
         from collective.launch.restarting import RestartingLauncher
 
-        discovery = Discovery(script, options.slots_per_host)
-        least = options.num_proc or options.min_np or 1
-        discovery.wait_for(least, options.elastic_timeout)
-        with discovery:
+        with Discovery(script, options.slots_per_host) as discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
     placed = hosts.place(found, options.num_proc)

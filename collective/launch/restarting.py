@@ -131,9 +131,15 @@ class RestartingLauncher:
         """Returns the hosts of the next generation as soon as they have so many slots."""
         seconds = self.options.elastic_timeout
         deadline = Deadline(seconds, longest=ANSWER_SECONDS)
+        known = -1
         while not deadline.passed():
-            if slots_of(wanted := self._wanted()) >= least:
+            wanted = self._wanted()
+            slots = slots_of(wanted)
+            if slots >= least:
                 return wanted
+            if slots != known:
+                print_message(f"{slots} slots; waiting for {least}")
+                known = slots
             time.sleep(POLL_SECONDS)
         raise UsageError(
             f"no slots for {least} ranks within {seconds} s",

@@ -14,7 +14,7 @@ import pytest
 
 from collective.elastic import generations
 from collective.environment import gpus
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host
 from collective.launch import mpi, restarting
 from collective.launch.mpirun import Mpirun
@@ -171,6 +171,15 @@ def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
     assert other not in launcher._wanted()
     present.append(other)
     assert other in launcher._wanted() and not reasons
+
+
+def test_slots_that_do_not_come_end_the_wait(monkeypatch, capfd):
+    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    options = LaunchOptions(min_np=4, max_np=4, elastic_timeout=1)
+    launcher = restarting.RestartingLauncher(options, lambda: HERE)
+    with pytest.raises(UsageError, match="no slots for 4 ranks within 1 s"):
+        launcher.run()
+    assert capfd.readouterr().err.count("2 slots; waiting for 4\n") == 1
 
 
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
