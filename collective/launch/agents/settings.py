@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -133,9 +132,3 @@ def clean(variables: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, st
 def print_agent(text: str) -> None:
     """Prints a message of this agent."""
     print(f"agent on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-
-
-def in_environment(cleaned: Mapping[str, str]) -> None:
-    """Replaces the environment of this process."""
-    os.environ.clear()
-    os.environ.update(cleaned)

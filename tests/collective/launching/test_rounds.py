@@ -203,6 +203,23 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
 
 
+def test_a_job_under_nohup_outlives_its_terminal_between_generations(
+    launcher, monkeypatch
+):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    codes = [generations.EXIT_CODE, 0]
+    monkeypatch.setattr(launcher, "_generation", lambda number: codes.pop(0))
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert launcher.run(HERE) == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == restarting._exit
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):
     job = Mpirun(launcher.options, HERE)
     job.loses_host.seconds = 0.0
