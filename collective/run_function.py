@@ -120,7 +120,8 @@ def run(
         command += python_command.command(worker, name, python=executable or "")
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
         elastic = least is not None or most is not None
-        return _results(folder, None if elastic else ranks, code.returncode)
+        size = None if elastic else ranks
+        return results(files_in(folder), code.returncode, size, "collective.run")
 
 
 def launcher_words(options: Mapping[str, Any]) -> list[str]:
@@ -142,35 +143,50 @@ def launcher_words(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
-    """What the ranks returned; ``ranks`` is None where their number may change."""
-    # The first to fail: other ranks may have failed because of it.
-    names = [file.name for file in folder.iterdir()]
-    failures = sorted(
-        by_rank(names, ".failure").items(),
-        key=lambda failure: (folder / failure[1]).stat().st_mtime_ns,
-    )
-    if failures and (code or ranks is not None):
-        rank, name = failures[0]
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Reads the files that ranks left, the earliest first, by name.
+
+    Raises:
+        CollectiveError: If one is a link, another user's, or others may write it.
+    """
+    found = [*folder.glob("*.result"), *folder.glob("*.failure")]
+    found.sort(key=lambda file: file.stat().st_mtime_ns)
+    return {file.name: private_files.read(file) for file in found}
+
+
+def results(
+    files: Mapping[str, bytes], code: int, size: int | None, who: str, tail: str = ""
+) -> list[Any]:
+    """Returns the results of the ranks, by rank.
+
+    Args:
+        files: What ranks left, by name, as of ``files_in``.
+        code: The exit code of the job.
+        size: Number of ranks; None for an elastic job, which may end with any.
+        who: The function that the user called.
+        tail: The last lines that the ranks printed, if the user has not seen them.
+
+    Raises:
+        CollectiveError: If a rank failed, with its traceback; or the job did.
+    """
+    failures = by_rank(files, ".failure")
+    if failures and (code or size is not None):
+        # The first to fail: other ranks may have failed because of it.
+        rank, name = next(iter(failures.items()))
         raise CollectiveError(
-            f"collective.run: rank {rank} failed\n{(folder / name).read_text()}",
+            f"{who}: rank {rank} failed\n{files[name].decode()}",
             hint="the last line above says why",
         )
-    found = by_rank(names, ".result")
-    expected = range(ranks) if ranks is not None else sorted(found)
-    problem = "" if expected else " and without a result"
-    for rank in expected:
-        if not problem and (code or rank not in found):
-            has = "with" if rank in found else "without"
-            problem = f", and rank {rank} {has} a result"
-    if problem:
+    found = by_rank(files, ".result")
+    expected = sorted(found) if size is None else range(size)
+    missing = [str(rank) for rank in expected if rank not in found]
+    if code or missing or not found:
+        lacks = f", without the results of rank {', '.join(missing)}" if missing else ""
         raise CollectiveError(
-            f"collective.run: the job ended with exit code {code}{problem}",
+            f"{who}: the job ended with exit code {code}{lacks}\n{tail}".rstrip(),
             hint="the output of the ranks, above, says why",
         )
-    return [
-        cloudpickle.loads(private_files.read(folder / found[rank])) for rank in expected
-    ]
+    return [cloudpickle.loads(files[found[rank]]) for rank in expected]
 
 
 def by_rank(names: Iterable[str], suffix: str) -> dict[int, str]:
@@ -208,9 +224,8 @@ def _rank(folder: Path) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             error = RuntimeError("the function exited without a result")
-        (folder / f"{name}.failure").write_text(
-            "".join(traceback.format_exception(error)).rstrip()
-        )
+        text = "".join(traceback.format_exception(error)).rstrip()
+        private_files.write(folder / f"{name}.failure", text.encode())
         return 1
     private_files.write(folder / f"{name}.result", result)
     return 0

@@ -29,8 +29,6 @@ JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERA
 # Set in a generation that starts before the one before has ended.
 OVERLAPS = "COLLECTIVE_OVERLAPS"
 VARIABLES = (JOB_VARIABLE, NUMBER_VARIABLE, OVERLAPS)
-# Set where no generation follows, but the whole job is started again from its checkpoint.
-REQUEUE = "COLLECTIVE_REQUEUE"
 # Of a rank that has ended for the next generation.
 EXIT_CODE = 75
 _POLL_SECONDS = 0.005
@@ -44,11 +42,6 @@ def may_restart() -> bool:
 def number() -> int:
     """Number of this generation, from 0."""
     return int(os.environ.get(NUMBER_VARIABLE, "0"))
-
-
-def from_checkpoint() -> bool:
-    """Whether the next generation begins from a checkpoint, not from what hosts keep."""
-    return REQUEUE in os.environ
 
 
 def overlaps() -> bool:

@@ -39,7 +39,6 @@ KNOWN = frozenset(
         "RANK_TIMEOUT",
         "RECORDER",
         "REMOTE_SHELL",
-        "REQUEUE",
         "RESTARTABLE_JOB",
         "SANITIZE",
         "SECRET",

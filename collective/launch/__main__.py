@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -66,22 +65,17 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if script:
         from collective.launch.restarting import RestartingLauncher
 
-        discovery = Discovery(script, options.slots_per_host)
-        least = options.num_proc or options.min_np or 1
-        discovery.wait_for(least, options.elastic_timeout)
-        with discovery:
+        with Discovery(script, options.slots_per_host) as discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
     placed = hosts.place(found, options.num_proc)
     size = hosts.slots_of(placed)
-    if options.requeue_on and options.min_np is None:
-        options = dataclasses.replace(options, min_np=size)  # nothing else is elastic
     _check_elastic(options, size)
     start = command_line.start_of(size)
     if text := plain_keras.warning(options.command, size, start):
         print_message(text)
     others = [host.name for host in placed if not hosts.is_local(host)]
-    here = not others and not (options.use_mpi or options.requeue_on)
+    here = not others and not options.use_mpi
     if options.backend:
         _check_backend(options.backend, size, "collectiverun" if here else "mpirun")
     if here:

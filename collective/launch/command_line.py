@@ -25,6 +25,7 @@ from collective.launch.options import (
     add_options,
     declared,
     from_parsed,
+    refuse_options,
 )
 from collective.launch.output import print_message
 from collective.launch.versions import installed
@@ -67,12 +68,6 @@ def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
 
 
 def _check(parsed: LaunchOptions) -> None:
-    if parsed.jsrun:
-        raise UsageError(
-            "--jsrun: LSF's jsrun is not supported; within an allocation: -H or "
-            "--hostfile",
-            hint=EXAMPLE,
-        )
     for option in declared():
         known, value = option.metadata, getattr(parsed, option.name)
         least, name = known["least"], known["names"][0]
@@ -92,10 +87,10 @@ def _check(parsed: LaunchOptions) -> None:
             "--agent replaces -H, --hostfile and --host-discovery-script",
             hint="--agent --nodes 2 --head node0:7070",
         )
-    of_agents = parsed.head or parsed.nodes or parsed.encrypt
-    if not parsed.agent and (of_agents or parsed.node is not None):
+    of_agents = parsed.head or parsed.nodes or parsed.node is not None
+    if of_agents and not parsed.agent:
         raise UsageError(
-            "--head, --nodes, --node and --encrypt are for --agent",
+            "--head, --nodes and --node are for --agent",
             hint="collectiverun --agent --nodes 2 --head node0:7070 python train.py",
         )
     first, last = parsed.cooldown
@@ -109,11 +104,6 @@ def _check(parsed: LaunchOptions) -> None:
         raise UsageError(
             "--rank-timeout: without --min-np every rank waits for every other",
             hint="--min-np N; or COLLECTIVE_TIMEOUT=seconds, which ends the job",
-        )
-    if parsed.requeue_on and parsed.max_np is not None:
-        raise UsageError(
-            "--requeue-on with --max-np: the whole job starts again, with its hosts",
-            hint="leave --max-np out",
         )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
@@ -215,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
         "-v", "--version", nargs=0, action=_Version, help="print the version"
     )
     p.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)
+    refuse_options(p)
     remote_shell.add_options(add_options(p)[SEVERAL])
     horovod_settings.add_options(p)
     return p

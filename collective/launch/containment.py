@@ -3,9 +3,8 @@
 A signal to a process group does not reach a process that has called ``setsid``. So each
 rank has a mark of its own in its environment, which all that it starts inherits, and what
 still has the mark when the rank has ended is killed. This needs no privileges, and works
-when the launcher itself was killed. A program that empties its environment has no mark any
-more; where this process may make a cgroup, each rank runs in one (``cgroups``), which
-nothing that it starts leaves.
+when the launcher itself was killed. A program that empties its environment and calls
+``setsid`` has no mark any more, and stays.
 
 What is to outlive the job is started with an empty mark: ``COLLECTIVE_CONTAINED= program``.
 """
@@ -19,8 +18,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from collective.launch import cgroups
-
 VARIABLE = "COLLECTIVE_CONTAINED"
 
 
@@ -28,7 +25,8 @@ class Marks:
     """The marks of the ranks that one supervisor starts."""
 
     def __init__(self) -> None:
-        self.job = secrets.token_hex(16)  # what all of them begin with
+        # What all of them begin with; behind the mark of a job around this one.
+        self.job = os.environ.get(VARIABLE, "") + secrets.token_hex(16)
         self._made = 0
 
     def make(self) -> str:
@@ -53,24 +51,11 @@ def _variables(pid: int | str) -> Iterator[bytes]:
         yield from Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-def _is_to_stay(pid: int) -> bool:
-    return f"{VARIABLE}=".encode() in _variables(pid)
-
-
-def kill(mark: str, seconds: float = 0.0) -> None:
-    """Kills every process whose mark begins with this, and what these start meanwhile.
-
-    Args:
-        mark: Of one rank, or of all ranks of a supervisor.
-        seconds: How long to wait for the end of what is in their cgroups.
-    """
+def kill(mark: str) -> None:
+    """Kills every process whose mark begins with this, and what these start meanwhile."""
     killed: set[int] = set()
     while found := find(mark) - killed:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         killed |= found
-    groups = cgroups.find(mark)
-    for group in groups:
-        cgroups.kill(group, keep=_is_to_stay)
-    cgroups.remove(groups, seconds)

@@ -12,7 +12,6 @@ from collective import hosts
 from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.output import print_message
-from collective.running_time import Deadline
 
 EVERY_SECONDS = 1.0  # as horovodrun
 _SCRIPT_SECONDS = 60.0
@@ -31,30 +30,15 @@ class Discovery:
         self._closed = False
         self._last_message = ""
 
-    def wait_for(self, least: int, seconds: float) -> None:
-        """Returns when the hosts have slots for so many ranks.
+    def __enter__(self) -> Discovery:
+        """Runs the script, and starts a thread that runs it each second.
 
         Raises:
-            UsageError: If the script fails, or there are not so many slots in time.
+            UsageError: If the script fails.
         """
-        deadline = Deadline(seconds, longest=_SCRIPT_SECONDS)
-        while True:
-            self.hosts = self._run_script()
-            slots = hosts.slots_of(self.hosts)
-            if slots >= least:
-                return
-            if deadline.passed():
-                raise UsageError(
-                    f"{self.script} printed hosts with {slots} slots within "
-                    f"{seconds:g} s; {least} ranks need {least}",
-                    hint="a smaller -np or --min-np, or a longer --elastic-timeout",
-                )
-            self._print_once(f"{slots} slots; waiting for {least}")
-            time.sleep(EVERY_SECONDS)
-
-    def __enter__(self) -> None:
-        """Starts a thread that runs the script each second."""
+        self.hosts = self._run_script()
         threading.Thread(target=self._watch, daemon=True).start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Ends the thread, and kills the script if it runs."""
@@ -68,8 +52,9 @@ class Discovery:
             try:
                 self.hosts = self._run_script()
             except UsageError as error:  # the hosts stay as they were
-                if not self._closed:
-                    self._print_once(str(error))
+                if not self._closed and str(error) != self._last_message:
+                    self._last_message = str(error)
+                    print_message(f"host discovery: {error}")
 
     def _run_script(self) -> list[hosts.Host]:
         with processes.in_memory() as output:
@@ -95,9 +80,3 @@ class Discovery:
             dataclasses.replace(host, slots=host.slots or self._slots_per_host or 1)
             for host in found
         ]
-
-    def _print_once(self, message: str) -> None:
-        """Prints a message, unless it was the last one printed, too."""
-        if message != self._last_message:
-            print_message(f"host discovery: {message}")
-        self._last_message = message

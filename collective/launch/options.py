@@ -13,9 +13,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
 from collective.errors import UsageError
@@ -25,6 +24,15 @@ from collective.launch.remote_shell import RemoteShell
 EXAMPLE = "collectiverun -np 2 python train.py"
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
 START_SECONDS = 120  # for all ranks to start under mpirun
+# Options that are refused by name: what they are, and what to do instead.
+_REFUSED = {
+    "--jsrun": ("LSF's jsrun is not supported; within an allocation: -H or --hostfile",
+        EXAMPLE),
+    "--encrypt": ("agents encrypt nothing, as MPI does not",
+        "an encrypted network, such as WireGuard, for both"),
+    "--requeue-on": ("the script of the Slurm job requeues it (docs/how-to/slurm.md)",
+        "trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
+}  # fmt: skip
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
     *("verbose", "keras", "output", "binding_args"),
@@ -84,6 +92,13 @@ _count = functools.partial(_option, type=int, metavar="N", least=1)
 _time = functools.partial(_option, type=int, metavar="SECONDS", least=1)
 
 
+class _Refuse(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        (name,) = self.option_strings
+        why, hint = _REFUSED[name]
+        raise UsageError(f"{name}: {why}", hint=hint)
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """What the user asked the launcher for: typed, checked, and never changed."""
@@ -121,13 +136,10 @@ class LaunchOptions:
         "(half of COLLECTIVE_TIMEOUT: 300)")
     no_overlap: bool = _switch("--no-overlap",
         help="when hosts change, end the ranks before others start: needs less memory")
-    requeue_on: str = _option("--requeue-on", default="", metavar="SIGNAL",
-        help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")
     # The time doubles with each rank that fails to join.
     cooldown: Sequence[float] = _option("--blacklist-cooldown-range", type=int, nargs=2,
         metavar=("MIN", "MAX"), default=(1.0, 64.0),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")
-    jsrun: bool = _switch("--jsrun", help=argparse.SUPPRESS)
 
     keras: bool = _switch("--keras", group=_KERAS,
         help="the command is script.py: its fit, evaluate and predict run on all ranks")
@@ -156,8 +168,6 @@ class LaunchOptions:
         help="number of this node (they, or JOB_COMPLETION_INDEX)")
     head: str = _option("--head", default="", metavar="HOST:PORT", group=_AGENTS,
         help="where node 0 listens")
-    encrypt: bool = _switch("--encrypt", group=_AGENTS,
-        help="encrypt what nodes say to each other (not what MPI sends)")
     # Also of a host that the discovery script prints without slots.
     slots_per_host: int | None = _count("--slots-per-host", "--slots", group=_AGENTS,
         help="ranks on a node (1)")
@@ -240,8 +250,6 @@ class LaunchOptions:
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
             found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"
-        if self.requeue_on:
-            found[REQUEUE] = "1"
         if self.max_np is not None:
             found[MAX_NP] = str(self.max_np)
         return found
@@ -277,6 +285,12 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> A
             **option.metadata["argument"],
         )
     return groups
+
+
+def refuse_options(parser: argparse.ArgumentParser) -> None:
+    """Has a parser raise a UsageError for options that are not there (any more)."""
+    for name in _REFUSED:
+        parser.add_argument(name, action=_Refuse, nargs=0, help=argparse.SUPPRESS)
 
 
 def from_parsed(parsed: argparse.Namespace) -> LaunchOptions:

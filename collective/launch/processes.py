@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from collective.launch import cgroups, containment
+from collective.launch import containment
 from collective.running_time import Deadline
 
 _LIBC = ctypes.CDLL(None)
@@ -28,7 +28,6 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 _CLOSE = "close\n"  # to the watchdog
 _SHOWN_CHILDREN = 3
-_KILLED_SECONDS = 5.0  # that what was killed may take to end
 _STATES = {
     "D": "uninterruptible or frozen",
     "t": "traced",
@@ -38,15 +37,10 @@ _STATES = {
 # What in_child does, without Python code in a fork of a process that has threads.
 _BY_EXEC = f"""
 import ctypes, os, sys
-parent, number, group, *command = sys.argv[1:]
+parent, number, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(number))
 if os.getppid() != int(parent):
     os._exit(1)
-if group:
-    try:
-        open(group + "/cgroup.procs", "w").write("0")
-    except OSError:
-        pass
 os.execvp(command[0], command)
 """
 
@@ -63,7 +57,6 @@ def start(
     on_parent_death: signal.Signals = signal.SIGKILL,
     has_threads: bool = False,
     cores: Sequence[int] = (),
-    cgroup: Path | None = None,
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
     """Starts a program as the leader of a new session and process group.
@@ -73,7 +66,6 @@ def start(
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.
-        cgroup: The cgroup that it runs in, if that is permitted.
         **popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
@@ -83,15 +75,12 @@ def start(
     if has_threads:
         number = str(int(on_parent_death))
         before = [sys.executable, "-I", "-S", "-c", _BY_EXEC, str(parent), number]
-        before.append(str(cgroup or ""))
         command = [*before, *command]
 
     def in_child() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, on_parent_death)
         if cores:
             os.sched_setaffinity(0, cores)
-        if cgroup:
-            cgroups.enter(cgroup)
         if os.getppid() != parent:  # it died before prctl
             os._exit(1)
 
@@ -107,10 +96,12 @@ def start(
     return process
 
 
-def unless_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Returns the signals, without SIGHUP if ``nohup`` has it ignored: it stays ignored."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each for each in numbers if not (ignored and each == signal.SIGHUP)]
+def ending_signals() -> list[signal.Signals]:
+    """The signals that end a job; without SIGHUP if ``nohup`` has it ignored: it stays so."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
 
 
 def signal_group(leader: int, number: int) -> bool:
@@ -130,6 +121,11 @@ def signal_group(leader: int, number: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP."""
     return _state(pid) in ("T", "t")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, or one that nobody has waited for."""
+    return _state(pid) in ("", "Z")
 
 
 def _state(pid: int) -> str:
@@ -276,7 +272,8 @@ class Watchdog:
     it kills the groups that still exist. It holds no other file of this process open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[], None] = lambda: None) -> None:
+        """Starts it; when it has killed what there is, it calls ``last``."""
         reading, self._writing = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -285,7 +282,7 @@ class Watchdog:
                 # closed.
                 os.closerange(3, reading)
                 os.closerange(max(3, reading + 1), os.sysconf("SC_OPEN_MAX"))
-                _watch(reading)
+                _watch(reading, last)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -311,7 +308,7 @@ class Watchdog:
             os.write(self._writing, line.encode())
 
 
-def _watch(reading: int) -> None:
+def _watch(reading: int, last: Callable[[], None]) -> None:
     # What ends the launcher from a terminal must not end the watchdog first.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -331,4 +328,5 @@ def _watch(reading: int) -> None:
     for leader in groups:
         signal_group(leader, signal.SIGKILL)
     for mark in filter(None, marks):
-        containment.kill(mark, _KILLED_SECONDS)
+        containment.kill(mark)
+    last()

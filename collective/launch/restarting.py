@@ -30,8 +30,6 @@ from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.overlap import Overlap
-from collective.launch.slurm_job import Requeue, signal_of
-from collective.launch.supervisor import SIGNALS
 from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
@@ -53,9 +51,6 @@ class RestartingLauncher:
         self.present = present
         self.options = options
         self.min_np = options.min_np
-        self.requeue: Requeue | None = None
-        if options.requeue_on:
-            self.requeue = Requeue(signal_of(options.requeue_on))
         self.grows = options.max_np is not None
         self.max_np = options.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
@@ -109,7 +104,7 @@ class RestartingLauncher:
                 self.overlap.end()  # it was to run there, too
                 self._leave_out_still_hosts()
             elif not self.grows or code != generations.EXIT_CODE:
-                return self.requeue.finish(code) if self.requeue else code
+                return code
             limit = self.options.reset_limit
             if limit is not None and number >= limit:
                 print_message(
@@ -117,7 +112,7 @@ class RestartingLauncher:
                     f"HINT: --reset-limit {limit} allows no more"
                 )
                 return 1
-            for each in SIGNALS:
+            for each in processes.ending_signals():
                 signal.signal(each, _exit)  # until the next generation takes them over
             if self.overlap.ready:
                 placed = self.overlap.placed
@@ -136,9 +131,15 @@ class RestartingLauncher:
         """Returns the hosts of the next generation as soon as they have so many slots."""
         seconds = self.options.elastic_timeout
         deadline = Deadline(seconds, longest=ANSWER_SECONDS)
+        known = -1
         while not deadline.passed():
-            if slots_of(wanted := self._wanted()) >= least:
+            wanted = self._wanted()
+            slots = slots_of(wanted)
+            if slots >= least:
                 return wanted
+            if slots != known:
+                print_message(f"{slots} slots; waiting for {least}")
+                known = slots
             time.sleep(POLL_SECONDS)
         raise UsageError(
             f"no slots for {least} ranks within {seconds} s",
@@ -169,13 +170,10 @@ class RestartingLauncher:
         self.job, self.number = job, number
         self.overlap = overlap = Overlap(self.options.elastic_timeout)
         job.supervisor.meanwhile = lambda: overlap.look(job)
-        if self.requeue:
-            self.requeue.listen()
-        watches = self.grows or self.requeue
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         try:
-            return job.run(on_started=watch.start if watches else None)
+            return job.run(on_started=watch.start if self.grows else None)
         finally:
             ended.set()
 
@@ -217,8 +215,6 @@ class RestartingLauncher:
 
     def _is_due(self, overlap: Overlap) -> bool:
         """Whether the ranks are to end now for the next generation."""
-        if self.requeue:
-            return self.requeue.requested
         wanted = self._wanted()
         if overlap.failed():
             print_message(

@@ -17,73 +17,45 @@ from collective.launch.cores import describe
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
 _MOST_LINES = 1000  # of a rank, that wait
-_MOST_NESTED = 20  # lines that ranks have in other orders, each before another
 
 # Prints a line of these ranks: a text, and whether it is of stderr.
 Print = Callable[[Sequence[int], str, bool], None]
-
-
-class _Waiting:
-    """Lines of a rank, in their order: text, whether of stderr, and until when it waits."""
-
-    def __init__(self) -> None:
-        self.lines: collections.deque[tuple[str, bool, float]] = collections.deque()
-        self.errors: collections.Counter[str] = collections.Counter()
-        self.open = True  # whether more may come
-
-    def put(self, text: str, is_error: bool, until: float) -> None:
-        self.lines.append((text, is_error, until))
-        self.errors[text] += is_error
-
-    def begins_with(self, text: str) -> bool:
-        """Whether the first line is this one of stderr."""
-        return bool(self.lines) and self.lines[0][:2] == (text, True)
-
-    def take(self) -> tuple[str, bool]:
-        text, is_error, _ = self.lines.popleft()
-        self.errors[text] -= is_error
-        if not self.errors[text]:
-            del self.errors[text]
-        return text, is_error
 
 
 class Screen:
     """Lines of several ranks, each put by a thread of its own."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Waiting] = {}
+        # By rank, the lines that wait: text, whether of stderr, and until when.
+        self._lines: dict[int, collections.deque[tuple[str, bool, float]]] = {}
         self._printers: dict[int, Print] = {}
+        self._open: set[int] = set()  # ranks that may print more
         self._lock = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._showing: list[str] = []  # lines whose turn it is, outermost first
 
     def open(self, rank: int, printer: Print) -> None:
         """Adds a rank, for whose lines the other ranks wait."""
         with self._lock:
-            self._ranks[rank], self._printers[rank] = _Waiting(), printer
+            self._lines[rank], self._printers[rank] = collections.deque(), printer
+            self._open.add(rank)
 
     def close(self, rank: int) -> None:
         """Notes that this rank prints no more lines."""
         with self._lock:
-            self._ranks[rank].open = False
-            self._lock.notify()
+            self._open.discard(rank)
+            self._show_due(self._lines)
 
     def put(self, rank: int, text: str, is_error: bool) -> None:
         """Prints a line of a rank, now or in a second."""
         with self._lock:
-            own = self._ranks[rank]
-            if not is_error and not own.lines:
-                self._print([rank], text, is_error)
-                return
-            own.put(text, is_error, time.monotonic() + WAIT_SECONDS)
-            if is_error and all(text in each.errors for each in self._awaited(text)):
-                self._show(text)
-            elif len(own.lines) > _MOST_LINES:
-                self._show_first(own)
-            elif self._thread is None:
+            self._lines[rank].append((text, is_error, time.monotonic() + WAIT_SECONDS))
+            if len(self._lines[rank]) > _MOST_LINES:
+                self._show_first(rank)
+            self._show_due([rank])
+            if self._lines[rank] and self._thread is None:
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
-            else:
+            elif self._lines[rank]:
                 self._lock.notify()
 
     def flush(self) -> None:
@@ -94,60 +66,45 @@ class Screen:
 
     def _flush(self) -> None:
         with self._lock:
-            while waiting := [each for each in self._ranks.values() if each.lines]:
-                self._show_first(waiting[0])
+            for rank, lines in self._lines.items():
+                while lines:
+                    self._show_first(rank)
 
-    def _awaited(self, text: str) -> Iterable[_Waiting]:
-        """The ranks that have this line, or may print it yet."""
-        return [e for e in self._ranks.values() if e.open or text in e.errors]
+    def _show_due(self, ranks: Iterable[int]) -> None:
+        """Prints the first line of each rank that waits no more, and those behind it."""
+        left = [*ranks]
+        while left:
+            rank = left.pop()
+            if self._lines[rank] and self._is_due(*self._lines[rank][0]):
+                left += self._show_first(rank)
 
-    def _show_first(self, of: _Waiting) -> None:
-        """Prints the first line of a rank, once for all ranks that have it."""
-        text, is_error, _ = of.lines[0]
-        if is_error and text not in self._showing and len(self._showing) < _MOST_NESTED:
-            self._show(text)
-        else:
-            self._print([self._number(of)], *of.take())
+    def _is_due(self, text: str, is_error: bool, until: float) -> bool:
+        every = not is_error or all(self._begins_with(r, text) for r in self._open)
+        return every or until <= time.monotonic()
 
-    def _show(self, text: str) -> None:
-        """Prints a line of stderr once, after the lines that precede it."""
-        self._showing.append(text)
-        for each in self._ranks.values():
-            while text in each.errors and not each.begins_with(text):
-                self._show_first(each)
-        having = [e for e in self._ranks.values() if e.begins_with(text)]
+    def _begins_with(self, rank: int, text: str) -> bool:
+        """Whether the first line of a rank is this one of stderr."""
+        lines = self._lines[rank]
+        return bool(lines) and lines[0][:2] == (text, True)
+
+    def _show_first(self, rank: int) -> list[int]:
+        """Prints the first line of a rank, once for all that have it; returns these."""
+        text, is_error, _ = self._lines[rank][0]
+        having = [each for each in self._lines if self._begins_with(each, text)]
+        having = having if is_error else [rank]
         for each in having:
-            each.take()
-        if having:
-            self._print([self._number(each) for each in having], text, True)
-        self._showing.pop()
-        for each in having:
-            while each.lines and not each.lines[0][1]:
-                self._show_first(each)
-
-    def _number(self, of: _Waiting) -> int:
-        return next(rank for rank, each in self._ranks.items() if each is of)
-
-    def _print(self, ranks: Sequence[int], text: str, is_error: bool) -> None:
-        self._printers[ranks[0]](ranks, text, is_error)
+            self._lines[each].popleft()
+        self._printers[rank](having, text, is_error)
+        return having
 
     def _work(self) -> None:
         """Prints lines that have waited long enough."""
         with self._lock:
             while True:
-                now = time.monotonic()
-                dues = []
-                for each in self._ranks.values():
-                    while each.lines and self._is_due(each, now):
-                        self._show_first(each)
-                    dues += [each.lines[0][2]] if each.lines else []
-                self._lock.wait(max(0.0, min(dues) - now) if dues else None)
-
-    def _is_due(self, each: _Waiting, now: float) -> bool:
-        text, _, until = each.lines[0]
-        return until <= now or not any(
-            other.open and text not in other.errors for other in self._ranks.values()
-        )
+                self._show_due(self._lines)
+                dues = [lines[0][2] for lines in self._lines.values() if lines]
+                left = min(dues, default=0.0) - time.monotonic()
+                self._lock.wait(max(0.0, left) if dues else None)
 
 
 def label(ranks: Sequence[int]) -> str:

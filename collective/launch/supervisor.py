@@ -23,7 +23,7 @@ from typing import Protocol
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.launch import cgroups, containment, endings, processes
+from collective.launch import containment, endings, processes
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
@@ -39,7 +39,6 @@ from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
@@ -143,7 +142,7 @@ class Supervisor:
             0 if each returned 0; else the exit code of the first that failed, or 128 +
             the signal that ended it; 2 if the program cannot be started.
         """
-        for number in processes.unless_nohup(SIGNALS):
+        for number in processes.ending_signals():
             signal.signal(number, self._forward)
         if self.contains:
             signal.signal(signal.SIGTSTP, self._suspend)
@@ -218,7 +217,7 @@ class Supervisor:
         """Kills what still runs, and shows the rest of the output."""
         self.signal_all(signal.SIGKILL)
         if self.contains:
-            containment.kill(self.marks.job, GRACE_SECONDS)
+            containment.kill(self.marks.job)
         deadline = Deadline(GRACE_SECONDS)
         for output in self.outputs.values():
             output.finish(deadline)
@@ -245,7 +244,6 @@ class Supervisor:
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
-            cgroup=cgroups.make(mark) if mark else None,
             env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,

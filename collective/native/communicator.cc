@@ -51,9 +51,7 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area,
       slot_bytes_(slot_bytes),
       members_(std::move(members)),
       size_(static_cast<int>(members_.size())),
-      kernels_(BestKernels()),
-      sent_(size_, 0),
-      received_(size_, 0) {
+      kernels_(BestKernels()) {
   me_ = static_cast<int>(std::find(members_.begin(), members_.end(), job->rank()) -
                          members_.begin());
   std::map<int, std::vector<int>> by_host;
@@ -98,11 +96,9 @@ void Communicator::LayOutMemory() {
   const size_t texts = reserve(2 * n * sizeof(TextBox));
   const size_t announcements = reserve(kAnnouncements * sizeof(AnnouncementBox));
   const size_t flags = reserve(3 * n * sizeof(Flag));
-  const size_t mail_flags = reserve(2 * n * n * sizeof(Flag));
   const size_t choices = reserve(sizeof(SlotStores::Choices));
   bytes = RoundUp(bytes, kHugePage);
   const size_t slots = reserve(kDepth * (n + 1) * slot_bytes_);
-  const size_t mail = reserve(n * n * kMailDepth * kMailBytes);
   if (area_ == kPrivate) {
     private_.reset(static_cast<char*>(std::aligned_alloc(kPage, bytes)));
     if (!private_) throw std::bad_alloc();
@@ -113,9 +109,7 @@ void Communicator::LayOutMemory() {
   texts_ = base + texts;
   announcements_ = reinterpret_cast<AnnouncementBox*>(base + announcements);
   flags_ = reinterpret_cast<Flag*>(base + flags);
-  mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
   slots_ = base + slots;
-  mail_ = base + mail;
   stores_.Open(reinterpret_cast<SlotStores::Choices*>(base + choices));
   for (Stage stage : {kFilled, kRead, kDone}) {
     FlagOf(stage, me_).Raise(chunk_);
@@ -227,15 +221,6 @@ void Communicator::Finish(uint32_t chunks) {
       flag.Raise(chunk_);
     }
   }
-}
-
-void Communicator::Exchange(int to, const void* data, size_t send_bytes, int from,
-                            char* target, size_t receive_bytes,
-                            const Request& request) {
-  Exchange(to, data, send_bytes, from, receive_bytes, request,
-           [target](const char* piece, size_t offset, size_t bytes) {
-             CopyBytes(target + offset, piece, bytes);
-           });
 }
 
 void Communicator::Announce(uint32_t number, const Announcement& announcement) {

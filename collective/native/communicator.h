@@ -12,10 +12,9 @@
 //              and the result. Chunks are numbered across collectives; three
 //              counters of each rank say how far it is: it has filled its slot,
 //              read the slots, read the result.
-//   mailboxes  From each rank to each, for the algorithms that send messages.
 //
 // If the ranks are on several hosts there is no such memory: posts carry no
-// data, there are no slots, and mail goes through the P2pTransport. Such a
+// data, there are no slots, and ranks send messages (P2pTransport). Such a
 // group knows its hosts, and has a communicator of its members on this host.
 //
 // A communicator runs one collective at a time; its queue ensures that
@@ -50,9 +49,7 @@ class Communicator {
     return std::clamp(parts * kPartBytes, kChunkBytes, kMostBytes);
   }
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
-  static constexpr uint32_t kMailDepth = 2;       // one is read while one is written
-  static constexpr size_t kMailBytes = size_t{128} << 10;
-  static constexpr int kPrivate = -1;  // in place of an area
+  static constexpr int kPrivate = -1;             // in place of an area
 
   // `members`: ranks of the job, ascending, including this one. `area`: of the
   // job's shared memory, or kPrivate for memory of this rank's own. `slot_bytes`:
@@ -141,18 +138,6 @@ class Communicator {
   // Ends a collective that used so many chunks: passes all their stages.
   void Finish(uint32_t chunks);
 
-  // ---- mailboxes -----------------------------------------------------------
-
-  // Sends to one member while receiving from another, in pieces; either may be
-  // empty (null, 0). Calls consume(data, offset in bytes, bytes) for each
-  // received piece.
-  template <class Consume>
-  void Exchange(int to, const void* data, size_t send_bytes, int from,
-                size_t receive_bytes, const Request& request, Consume&& consume);
-  // The same into memory.
-  void Exchange(int to, const void* data, size_t send_bytes, int from, char* target,
-                size_t receive_bytes, const Request& request);
-
   // ---- order by name (queue.h) ---------------------------------------------
 
   // The first member announces what comes next; every other member reads it.
@@ -173,14 +158,6 @@ class Communicator {
   void AwaitPostsOnSharedCores(const Request& request);
   [[noreturn]] void ThrowMismatched(const Request& request);
 
-  Flag& Mailed(int from, int to) { return mail_flags_[from * size_ + to]; }
-  Flag& Fetched(int from, int to) { return mail_flags_[(size_ + from) * size_ + to]; }
-  char* Mail(int from, int to, uint32_t number) {
-    return mail_ + ((from * static_cast<size_t>(size_) + to) * kMailDepth +
-                    number % kMailDepth) *
-                       kMailBytes;
-  }
-
   Job* job_;
   const int area_;
   const size_t slot_bytes_;
@@ -196,49 +173,14 @@ class Communicator {
   const Kernels& kernels_;
   uint32_t sequence_ = 0;
   uint32_t chunk_ = kDepth;  // so that AwaitFree needs no case for the first
-  std::vector<uint32_t> sent_, received_;  // mails to and from each member
   std::unique_ptr<char, decltype(&std::free)> private_{nullptr, std::free};
   // Null if the group spans hosts.
   char* posts_ = nullptr;
   char* texts_ = nullptr;
   AnnouncementBox* announcements_ = nullptr;
   Flag* flags_ = nullptr;
-  Flag* mail_flags_ = nullptr;
   char* slots_ = nullptr;
-  char* mail_ = nullptr;
   SlotStores stores_;
 };
-
-template <class Consume>
-void Communicator::Exchange(int to, const void* data, size_t send_bytes, int from,
-                            size_t receive_bytes, const Request& request,
-                            Consume&& consume) {
-  const char* source = static_cast<const char*>(data);
-  if (p2p_) {
-    return p2p_->Exchange(to, source, send_bytes, from, receive_bytes, request,
-                          consume);
-  }
-  size_t sent = 0, received = 0;
-  while (sent < send_bytes || received < receive_bytes) {
-    if (sent < send_bytes) {
-      const uint32_t number = sent_[to]++;
-      const size_t bytes =
-          send_bytes - sent < kMailBytes ? send_bytes - sent : kMailBytes;
-      job_->Await(Fetched(me_, to), number + 1 - kMailDepth, members_[to], request);
-      kernels_.copy(Mail(me_, to, number), source + sent, bytes, true);
-      Mailed(me_, to).Raise(number + 1);
-      sent += bytes;
-    }
-    if (received < receive_bytes) {
-      const uint32_t number = received_[from]++;
-      const size_t bytes =
-          receive_bytes - received < kMailBytes ? receive_bytes - received : kMailBytes;
-      job_->Await(Mailed(from, me_), number + 1, members_[from], request);
-      consume(Mail(from, me_, number), received, bytes);
-      Fetched(from, me_).Raise(number + 1);
-      received += bytes;
-    }
-  }
-}
 
 }  // namespace collective

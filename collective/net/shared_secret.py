@@ -12,7 +12,7 @@ of the two ends out of the proof, so that a proof can be sent back to the one wh
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import hmac
 import secrets
 import socket
@@ -57,43 +57,12 @@ def verify_caller(caller: socket.socket, secret: str) -> bytes:
     deadline = Deadline(_SECONDS)
     mine = secrets.token_bytes(_BYTES)
     caller.sendall(mine)
-    theirs, proof = _receive(caller, deadline), _receive(caller, deadline)
-    answer, key = _checked(secret, mine, theirs, proof)
-    caller.sendall(answer)
-    return key
-
-
-async def verify_caller_in_loop(caller: socket.socket, secret: str) -> bytes:
-    """As ``verify_caller``, of a non-blocking socket: a silent caller holds no thread."""
-    deadline, loop = Deadline(_SECONDS), asyncio.get_running_loop()
-    mine, data = secrets.token_bytes(_BYTES), b""
-    await loop.sock_sendall(caller, mine)
-    while len(data) < 2 * _BYTES:
-        receive = loop.sock_recv(caller, 2 * _BYTES - len(data))
-        try:
-            part = await asyncio.wait_for(receive, deadline.pause())
-        except asyncio.TimeoutError:
-            if deadline.passed():
-                raise TimeoutError(f"no proof within {_SECONDS:g} s") from None
-            continue
-        if not part:
-            raise ConnectionError("its connection ended before it proved the secret")
-        data += part
-        if deadline.passed():  # a byte now and then
-            raise TimeoutError(f"no proof within {_SECONDS:g} s")
-    answer, key = _checked(secret, mine, data[:_BYTES], data[_BYTES:])
-    await loop.sock_sendall(caller, answer)
-    return key
-
-
-def _checked(
-    secret: str, mine: bytes, theirs: bytes, proof: bytes
-) -> tuple[bytes, bytes]:
-    """The listener's own proof, and the key of the connection."""
+    ended = ConnectionError("its connection ended before it proved the secret")
+    theirs, proof = (_receive(caller, deadline, ended) for _ in range(2))
     if not hmac.compare_digest(proof, _proof(secret, b"caller", mine, theirs)):
         raise WrongSecretError
-    answer = _proof(secret, b"listener", mine, theirs)
-    return answer, _proof(secret, b"key", mine, theirs)
+    caller.sendall(_proof(secret, b"listener", mine, theirs))
+    return _proof(secret, b"key", mine, theirs)
 
 
 def verify_listener(
@@ -111,9 +80,10 @@ def verify_listener(
         OSError: As of ``verify_caller``.
     """
     deadline = Deadline(_SECONDS if seconds is None else seconds)
-    theirs, mine = _receive(link, deadline), secrets.token_bytes(_BYTES)
+    ended = WrongSecretError()  # which the listener does not say
+    theirs, mine = _receive(link, deadline, ended), secrets.token_bytes(_BYTES)
     link.sendall(mine + _proof(secret, b"caller", theirs, mine))
-    proof = _receive(link, deadline)
+    proof = _receive(link, deadline, ended)
     if not hmac.compare_digest(proof, _proof(secret, b"listener", theirs, mine)):
         raise WrongSecretError
     return _proof(secret, b"key", theirs, mine)
@@ -123,23 +93,19 @@ def _proof(secret: str, role: bytes, listener: bytes, caller: bytes) -> bytes:
     return hmac.digest(secret.encode(), role + listener + caller, "sha256")
 
 
-def _receive(link: socket.socket, deadline: Deadline) -> bytes:
+def _receive(link: socket.socket, deadline: Deadline, ended: OSError) -> bytes:
     data = b""
     before = link.gettimeout()
     try:
         while len(data) < _BYTES:
+            if deadline.passed():  # also where a byte comes now and then
+                raise TimeoutError("no proof of the secret in time")
             link.settimeout(deadline.pause())
-            try:
+            with contextlib.suppress(TimeoutError):
                 part = link.recv(_BYTES - len(data))
-            except TimeoutError:
-                if deadline.passed():
-                    raise
-                continue
-            if not part:
-                raise WrongSecretError
-            data += part
-            if deadline.passed():  # a byte now and then
-                raise TimeoutError("timed out")
+                if not part:
+                    raise ended
+                data += part
     finally:
         link.settimeout(before)
     return data

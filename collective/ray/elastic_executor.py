@@ -10,7 +10,6 @@ from collective.errors import UsageError
 from collective.launch.agents import function
 from collective.ray.elastic import ElasticJob, Limits
 from collective.ray.holders import Holders
-from collective.run_function import launcher_words
 
 _WHO = "RayExecutor"
 
@@ -103,34 +102,6 @@ class ElasticCalls:
         holders, self.holders = self.holders, None
         if holders is not None:
             holders.close()
-
-
-def elastic_calls(
-    min_workers: int,
-    num_workers: int | None,
-    max_workers: int | None,
-    reset_limit: int | None,
-    each: Mapping[str, float],
-    settings: Settings,
-    cooldown_range: Sequence[int] | None,
-    elastic_timeout: int,
-    options: Sequence[str],
-) -> ElasticCalls:
-    """The calls of an executor that has these arguments; see ``RayExecutor``.
-
-    Raises:
-        UsageError: The numbers of workers contradict each other.
-    """
-    start = num_workers or min_workers
-    most = start if max_workers is None else max_workers
-    limits = Limits(min_workers, start, most, reset_limit)
-    more = {
-        "--elastic-timeout": elastic_timeout,
-        "--blacklist-cooldown-range": cooldown_range,
-    }
-    words = [*options, *launcher_words(more)]
-    unbounded = max_workers is None
-    return ElasticCalls(limits, each, unbounded, settings, elastic_timeout, words)
 
 
 def _with_executable(

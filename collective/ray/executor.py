@@ -10,7 +10,8 @@ import cloudpickle
 
 from collective.errors import CollectiveError, UsageError
 from collective.launch.agents import function
-from collective.ray.elastic_executor import ElasticCalls, Settings, elastic_calls
+from collective.ray.elastic import Limits
+from collective.ray.elastic_executor import ElasticCalls, Settings
 from collective.ray.job import lost_actors_named
 from collective.ray.placement import Request, Workers
 from collective.ray.worker import serve
@@ -88,9 +89,20 @@ class RayExecutor:
                     "no num_hosts, and no override_discovery=False",
                     hint="min_workers=2, max_workers=4",
                 )
-            given = (min_workers, num_workers, max_workers, reset_limit)
-            more = (cooldown_range, elastic_timeout, self._options())
-            self._elastic = elastic_calls(*given, each, self._settings, *more)
+            start = num_workers or min_workers
+            most = start if max_workers is None else max_workers
+            more = {
+                "--elastic-timeout": elastic_timeout,
+                "--blacklist-cooldown-range": cooldown_range,
+            }
+            self._elastic = ElasticCalls(
+                Limits(min_workers, start, most, reset_limit),
+                each,
+                max_workers is None,
+                self._settings,
+                elastic_timeout,
+                [*self._options(), *launcher_words(more)],
+            )
             return
         if max_workers or reset_limit or cooldown_range:
             raise UsageError(

@@ -28,7 +28,7 @@ from collective.common.exceptions import HostsUpdatedInterrupt as HostsUpdatedIn
 from collective.elastic import generations
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 from collective.environment.base import MIN_NP
-from collective.errors import CollectiveError, LeaveJob, NextGeneration, UsageError
+from collective.errors import CollectiveError, LeaveJob, NextGeneration
 from collective.library import PeerLost
 from collective.net import private_files
 from collective.operations.allgather import allgather
@@ -295,12 +295,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        if generations.from_checkpoint():
-            raise UsageError(
-                "--requeue-on: an elastic state is in memory only, and a requeued job "
-                "would begin again",
-                hint="collective.fit(..., checkpoint=...), or leave --requeue-on out",
-            )
         if session.is_joining():
             basics.enter()
         generations.wait_for_previous()

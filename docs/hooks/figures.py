@@ -7,7 +7,6 @@ Each has a light paper of its own, so it can be read on light and dark pages.
 from __future__ import annotations
 
 import html
-import math
 import textwrap
 from pathlib import Path
 
@@ -147,13 +146,12 @@ def floors() -> None:
 def algorithms() -> None:
     """Syncs and bytes of each all-reduce, for 8 ranks; and over two hosts."""
     n = 8
-    part, log = 2 * (n - 1) / n, int(math.log2(n))
+    part = 2 * (n - 1) / n
     local = [
         ("one-shot", 1, n - 1.0, 1.0, "each reads all data of every rank"),
         ("direct", 2, part, 1.0, "each sums its part, and copies the other sums"),
-        ("halving-doubling", 2 * log, part, part, "halves exchanged with partners"),
     ]
-    d = Drawing(900, 382, "All-reduce algorithms: steps and bytes")
+    d = Drawing(900, 336, "All-reduce algorithms: steps and bytes")
     d.text(20, 30, f"On one host, {n} ranks, S bytes on each", 15, bold=True)
     for x, label in ((160, "synchronizations"), (400, "shared memory read, per rank"),
                      (640, "shared memory written, per rank")):  # fmt: skip
@@ -174,7 +172,7 @@ def algorithms() -> None:
             (400, loads * 24, BLUE, f"{loads:g} S"),
             (640, stores * 24, ORANGE, f"{stores:g} S"))  # fmt: skip
     hosts, per = 2, 4
-    d.text(20, 244, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
+    d.text(20, 198, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
            15, bold=True)  # fmt: skip
     least = 2 * (hosts - 1) / hosts
     # direct: each rank sends 2(n-1)/n S; of its n-1 peers, n-per are on the other host.
@@ -186,8 +184,8 @@ def algorithms() -> None:
         color = GREEN if amount == least else RED
         note = "  the least possible" if amount == least else ""
         bar = (160, amount * 100, color, f"{amount:g} S{note}")
-        row(260 + 46 * number, name, how, bar)
-    d.note(20, 368, "auto takes one-shot for a few bytes and direct above on one host; "
+        row(214 + 46 * number, name, how, bar)
+    d.note(20, 322, "auto takes one-shot for a few bytes and direct above on one host; "
            "hierarchical between hosts of several ranks.")  # fmt: skip
     d.save("algorithms.svg")
 

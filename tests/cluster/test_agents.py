@@ -100,7 +100,7 @@ def ranks(text: str) -> list[str]:
 
 def test_two_jobs_at_once(job, cluster, tmp_path):
     other = Job(cluster, tmp_path)
-    job.start_all(2, "--encrypt", "--slots-per-host", "2", *PROGRAM, "sums")
+    job.start_all(2, "--slots-per-host", "2", *PROGRAM, "sums")
     other.folder = tmp_path / "other"
     other.folder.mkdir()
     other.start_all(2, *PROGRAM, "sums", head=f"{NETWORK}.1:7071")
@@ -149,8 +149,8 @@ def test_srun_starts_the_agents(cluster, job_variables):
     assert not cluster.left(before)
 
 
-# An agent is a guard and its child; on node 0 the launcher comes next.
-GUARD, AGENT, LAUNCHER = range(3)
+# An agent and its watchdog; on node 0 the launcher comes next.
+AGENT, _, LAUNCHER = range(3)
 
 
 def kill(node: int, which: int) -> Callable[[Job], None]:
@@ -176,9 +176,7 @@ def kill_daemon(job: Job) -> None:
     "fault, message, node",
     [
         (kill(1, AGENT), "lost the agent of node 1, node2", 0),
-        (kill(1, GUARD), "got SIGTERM; ending what it started here", 1),
         (kill(0, AGENT), "lost the head", 1),
-        (kill(0, GUARD), "", 1),
         (kill(0, LAUNCHER), "", 1),
         (kill_rank, "ended by SIGKILL", 0),
         (kill_daemon, "node2", 0),
@@ -229,15 +227,6 @@ def test_a_wrong_secret_another_version_and_no_head_are_named(job, cluster):
     alone.start(1, *place, "--node", "1", *PROGRAM, "sums")
     assert alone.codes() == [124]
     assert f"no head at {HEAD} within 8 s" in alone.printed(1)
-
-
-def test_nodes_that_do_not_agree_to_encrypt_are_named(job):
-    place = ["--nodes", "2", "--head", HEAD, "--start-timeout", "8"]
-    job.start(0, *place, "--encrypt", "--node", "0", *PROGRAM, "sums")
-    job.start(1, *place, "--node", "1", *PROGRAM, "sums")
-    assert job.codes() == [124, 2]
-    for node in (0, 1):
-        assert "--encrypt is given on every node, or on none" in job.printed(node)
 
 
 LOSSES = [*PROGRAM, "trains"]

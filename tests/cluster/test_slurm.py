@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import time
 
 import pytest
 
@@ -99,48 +97,3 @@ def test_srun_without_mpi_trains_by_tensorflows_collectives(run):
     done = run("srun", "-N2", "-n3", *TRAINS, "auto", seconds=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == alone.stdout.splitlines() * 3
-
-
-def test_a_requeued_job_loses_no_step_and_repeats_none(run, cluster):
-    """At USR1 the ranks of both nodes save the step under way; the job starts again."""
-    folder = cluster.folder / "requeued"
-    folder.mkdir()
-    printed = folder / "printed"
-    train = ["train.py", "--backend", "native", "--steps", "800", "--verbose", "0"]
-    train += ["--checkpoint-dir", f"{folder}/runs", "--checkpoint-every", "100000"]
-    train += [
-        "--resume",
-        "--ledger",
-        f"{folder}/ledger",
-        "--json",
-        f"{folder}/run.json",
-    ]
-    words = ["--requeue", "--open-mode=append", f"--output={printed}", "-N2"]
-    words += ["--ntasks-per-node=1", "--parsable", f"{ROOT}/deploy/slurm.sbatch"]
-    options = ["--requeue-on", "USR1"]
-    job = run("sbatch", *words, *options, PYTHON, *train).stdout.strip()
-    ledger = folder / "ledger"
-    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 30)
-    assert run("scancel", "--batch", "--signal=USR1", job).returncode == 0
-    wait_for(lambda: f"scontrol requeue {job}" in printed.read_text())
-    # Slurm waits two minutes before it starts a requeued job.
-    pending = ("squeue", "-h", "-t", "PENDING", "-j", job)
-    wait_for(lambda: run(*pending).stdout.strip())
-    run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_for((folder / "run.json").exists)
-    wait_for(lambda: not run("squeue", "-h", "-j", job).stdout.strip())
-    text = printed.read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("slurmstepd")]
-    assert not [line for line in lines if "error:" in line.lower()], text
-    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
-    starts = [entry["from"] for entry in entries if "from" in entry]
-    assert len(starts) == 2 and starts[0] == 0 < starts[1] < 800, text
-    assert [entry["step"] for entry in entries if "step" in entry] == [*range(800)]
-    assert json.loads((folder / "run.json").read_text())
-
-
-def wait_for(what, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "see the job's output"
-        time.sleep(0.5)

@@ -219,7 +219,7 @@ def test_a_planted_result_is_not_unpickled(tmp_path, how):
     """collective.run: what a rank returned."""
     planted(tmp_path, how).rename(tmp_path / "0-0.result")
     with pytest.raises(CollectiveError, match=how):
-        run_function._results(tmp_path, 1, 0)
+        run_function.files_in(tmp_path)
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -14,7 +14,7 @@ from collective.launch.command_line import parser
 from collective.launch.options import LaunchOptions
 
 # Options of the agent alone, without a value and with one.
-_ALONE = ("--agent", "--encrypt", "--")
+_ALONE = ("--agent", "--")
 _WITH_VALUE = ("--nodes", "--node", "--head")
 
 
@@ -31,7 +31,9 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     version = versions.installed().get("collective", "")
     mine = settings.read(options, found, addresses, os.environ, version)
     kept = slurm_job.for_ranks(os.environ)
-    settings.in_environment(settings.clean(os.environ, kept))
+    cleaned = settings.clean(os.environ, kept)
+    os.environ.clear()
+    os.environ.update(cleaned)
     if mine.node:
         return guard.guarded(lambda: asyncio.run(node.run(mine)), mine.folder)
     at = len(arguments) - len(parser().parse_args(arguments).command)

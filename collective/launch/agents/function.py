@@ -21,12 +21,11 @@ from typing import Any
 
 import cloudpickle
 
-from collective.errors import CollectiveError
+from collective import run_function
 from collective.launch import processes
 from collective.launch.agents import folders
 from collective.launch.agents.settings import FOLDER, SECRET
 from collective.net import private_files
-from collective.run_function import by_rank
 
 KEPT_LINES = 40
 
@@ -90,12 +89,7 @@ def run_node(
         if job.elastic:
             folders.write_slots(folder, {})
         code, tail = _agent(job, node, folder, gpus, variables or {})
-        files = {
-            file.name: private_files.read(file)
-            for pattern in ("*.result", "*.failure")
-            for file in folder.glob(pattern)
-        }
-        return NodeResult(code, files, tail)
+        return NodeResult(code, run_function.files_in(folder), tail)
 
 
 def _agent(
@@ -147,32 +141,8 @@ def _agent(
 
 
 def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
-    """Returns the results of the ranks, by rank.
-
-    Args:
-        size: Number of ranks; None for an elastic job, which may end with any.
-        who: The function that the user called.
-
-    Raises:
-        CollectiveError: If a rank failed, with its traceback; or the job did.
-    """
+    """Returns the results of the ranks, by rank; see ``run_function.results``."""
     files = {name: data for node in found for name, data in node.files.items()}
     code = max(node.code for node in found)
-    failures = by_rank(files, ".failure")
-    if failures and (code or size is not None):
-        rank = min(failures)
-        raise CollectiveError(
-            f"{who}: rank {rank} failed\n{files[failures[rank]].decode()}",
-            hint="the last line above says why",
-        )
-    there = by_rank(files, ".result")
-    expected = sorted(there) if size is None else range(size)
-    missing = [rank for rank in expected if rank not in there]
-    if code or missing or not there:
-        tail = next((node.tail for node in found if node.tail), "")
-        raise CollectiveError(
-            f"{who}: the job ended with exit code {code}, without the results of rank "
-            f"{', '.join(map(str, missing)) or 'none'}\n{tail}",
-            hint="the lines above say why",
-        )
-    return [cloudpickle.loads(files[there[rank]]) for rank in expected]
+    tail = next((node.tail for node in found if node.tail), "")
+    return run_function.results(files, code, size, who, tail)

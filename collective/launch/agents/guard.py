@@ -1,93 +1,66 @@
 """Nothing outlives an agent: not daemons that it has started, nor if it is killed.
 
-An agent is two processes. Each is a reaper: a daemon whose parent ends becomes its child. If
-one of the two is killed, the other ends everything that is left.
+What it starts inherits a mark (``containment``). When it ends, what still has the mark is
+ended; if it is killed, its watchdog does so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from collective.launch import containment, processes
 from collective.launch.agents import folders
-from collective.launch.processes import unless_nohup
+from collective.running_time import Deadline
 
-_LIBC = ctypes.CDLL(None)
-_PDEATHSIG, _SUBREAPER = 1, 36
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def guarded(main: Callable[[], int], folder: Path | None = None) -> int:
-    """Runs a function in a child; returns its exit code when nothing is left of it.
+    """Runs a function; returns its exit code when nothing is left of it.
 
     Args:
-        folder: Of the parent; removed here if the parent has ended before.
+        folder: Of the job; removed here if no other process uses it any more.
     """
-    _LIBC.prctl(_SUBREAPER, 1)
-    parent = os.getppid()
-    guard, began = os.getpid(), time.time()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    child = os.fork()
-    if child == 0:
-        _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
-        _LIBC.prctl(_SUBREAPER, 1)
-        code = 1
-        try:
-            if os.getppid() == guard:  # else it was killed before prctl
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-                code = main()
-        finally:
-            if folder is not None and os.getppid() != guard:
-                folders.remove(folder)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    for each in unless_nohup(FORWARDED):
-        signal.signal(each, lambda number, _: os.kill(child, number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    code = _wait(child)
-    end_all()
-    remove_files(began)
-    if folder is not None and os.getppid() != parent:
-        folders.remove(folder)
-    return code
+    os.environ[containment.VARIABLE] = containment.Marks().job
+    began = time.time()
 
+    def clean() -> None:
+        end_all()
+        remove_files(began)
+        if folder is not None:
+            folders.remove(folder)
 
-def _wait(child: int) -> int:
-    while True:
-        pid, status = os.waitpid(-1, 0)  # daemons end as children of this process, too
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+    watchdog = processes.Watchdog(clean)
+    try:
+        return main()
+    finally:
+        clean()
+        watchdog.close()
 
 
 def end_all() -> None:
-    """Ends all descendants of this process: by SIGTERM, then by SIGKILL."""
-    import psutil
+    """Ends all that this agent has started: by SIGTERM, after a while by SIGKILL."""
+    mark = os.environ[containment.VARIABLE]
+    for end in (_terminate, containment.kill):
+        end(mark)
+        deadline = Deadline(_GRACE_SECONDS)
+        while containment.find(mark) and not deadline.passed():
+            time.sleep(_POLL_SECONDS)
 
-    for kill in (False, True, True):
-        below = psutil.Process().children(recursive=True)
-        for process in below:
-            with contextlib.suppress(psutil.Error):
-                if kill:
-                    process.kill()
-                else:
-                    process.terminate()
-        alive = psutil.wait_procs(below, timeout=_GRACE_SECONDS)[1]
-        if not (alive or psutil.Process().children(recursive=True)):
-            return
+
+def _terminate(mark: str) -> None:
+    for pid in containment.find(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def remove_files(since: float) -> None:
@@ -111,7 +84,7 @@ def remove_files(since: float) -> None:
         program, _, owner = folder.name.rpartition(".")
         if program not in ("ompi", "prted", "prterun", "prte"):
             continue
-        ended = owner.isdigit() and not Path("/proc", owner).exists()
+        ended = owner.isdigit() and processes.has_ended(int(owner))
         if ended and _is_ours(folder, since):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -121,8 +94,3 @@ def _is_ours(path: Path, since: float) -> bool:
         found = path.lstat()
         return found.st_uid == os.geteuid() and found.st_mtime >= since - 1
     return False
-
-
-def ends_with_parent() -> None:
-    """Has this process get SIGTERM when its parent is killed; called before exec."""
-    _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)

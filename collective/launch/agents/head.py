@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from collective.launch.agents.shell import (
     STDERR,
     STDOUT,
 )
+from collective.launch.processes import ending_signals
 from collective.net import shared_secret
 from collective.net.callers import AT_MOST, Callers
 from collective.running_time import Deadline
@@ -116,7 +118,10 @@ class Head:
         self.ended = False
         self.address = ""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.callers = Callers(AT_MOST + settings.nodes)
+        at_most = AT_MOST + settings.nodes
+        self.callers = Callers(at_most)
+        # One for each: a silent caller keeps no other waiting.
+        self.verifiers = ThreadPoolExecutor(at_most)
         self.sent_away: Counter[str] = Counter()  # by address: what proved no secret
 
     async def listen(self) -> socket.socket:
@@ -181,10 +186,9 @@ class Head:
             *command,
             env={**os.environ, **variables},
             start_new_session=True,
-            preexec_fn=guard.ends_with_parent,
         )
         loop = asyncio.get_running_loop()
-        for number in guard.FORWARDED:
+        for number in ending_signals():
             loop.add_signal_handler(number, _signal, process, number)
         code = await process.wait()
         return code if code >= 0 else 128 - code
@@ -210,9 +214,11 @@ class Head:
         try:
             with self.callers.waiting(opened, address):
                 keep_alive(opened, self.settings.heartbeat)
-                key = await shared_secret.verify_caller_in_loop(
-                    opened, self.settings.secret
-                )
+                opened.setblocking(True)
+                verify, secret = shared_secret.verify_caller, self.settings.secret
+                loop = asyncio.get_running_loop()
+                key = await loop.run_in_executor(self.verifiers, verify, opened, secret)
+            opened.setblocking(False)
             streams = await asyncio.open_connection(sock=opened)
         except OSError as error:
             self.sent_away[address] += 1
@@ -224,8 +230,6 @@ class Head:
         if node is None:
             return link.close()
         link.put(0, HELLO)
-        if self.settings.encrypt:
-            link.encrypt()  # before others know of this node, and send
         self.nodes[address] = node
         self.changed.set()
         async for frame in link.frames():
@@ -244,14 +248,12 @@ class Head:
         if frame is None or frame.kind != HELLO:
             return None
         try:  # another version may say more
-            version, name, slots, number, encrypts, *_ = json.loads(frame.data)
+            version, name, slots, number, *_ = json.loads(frame.data)
         except (TypeError, ValueError):
             return None
         mine, others = self.settings, self.nodes.values()
         if version != mine.version:
             why = f"it has collective {version}, the head has {mine.version}"
-        elif encrypts != mine.encrypt:
-            why = "--encrypt is given on every node, or on none"
         elif address in (*self.nodes, self.address):
             why = f"there is an agent of {address} already"
         elif number == 0 or number in [node.number for node in others]:

@@ -1,7 +1,7 @@
 """A connection that carries frames: between head and node each is sealed.
 
 A frame carries commands, so that a proof at the start is not enough: each is authenticated,
-with its number and its direction, by a key of this connection alone, and, if wanted, encrypted.
+with its number and its direction, by a key of this connection alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,6 @@ _COUNTER = struct.Struct("!4sQ")  # direction and number of a frame: 12 bytes
 MOST = 1 << 24  # bytes of a frame
 
 
-class NotGenuineError(OSError):
-    """A frame that the other end did not send, or not now."""
-
-    def __init__(self) -> None:
-        super().__init__("a message that is not genuine")
-
-
 class Seal:
     """Authenticates the frames of one direction, in their order, by HMAC-SHA256."""
 
@@ -43,47 +36,17 @@ class Seal:
         """Returns the data of the next frame that was received.
 
         Raises:
-            NotGenuineError: The frame was changed or repeated, or one before it is missing.
+            OSError: The frame was changed or repeated, or one before it is missing.
         """
         data, tag = sealed[: -self.size], sealed[-self.size :]
         if not hmac.compare_digest(tag, self._tag(head, data)):
-            raise NotGenuineError
+            raise OSError("a message that is not genuine")
         return data
 
-    def next(self) -> bytes:
-        """Returns the direction and number of the next frame, which only it has."""
-        self._count += 1
-        return _COUNTER.pack(self._direction, self._count)
-
     def _tag(self, head: bytes, data: bytes) -> bytes:
-        return hmac.digest(self._key, self.next() + head + data, "sha256")
-
-
-class Cipher(Seal):
-    """Encrypts the frames, too: ChaCha20-Poly1305 (RFC 8439), the number as nonce."""
-
-    size = 16
-
-    def __init__(self, key: bytes, direction: bytes):
-        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
-        # The same key must not serve two algorithms.
-        key = hmac.digest(key, b"cipher", "sha256")
-        super().__init__(key, direction)
-        self._cipher = ChaCha20Poly1305(key)
-
-    def close(self, head: bytes, data: bytes) -> bytes:
-        """Encrypts the data; see ``Seal.close``."""
-        return self._cipher.encrypt(self.next(), data, head)
-
-    def open(self, head: bytes, sealed: bytes) -> bytes:
-        """Decrypts the data; see ``Seal.open``."""
-        from cryptography.exceptions import InvalidTag
-
-        try:
-            return self._cipher.decrypt(self.next(), sealed, head)
-        except InvalidTag:
-            raise NotGenuineError from None
+        self._count += 1
+        counter = _COUNTER.pack(self._direction, self._count)
+        return hmac.digest(self._key, counter + head + data, "sha256")
 
 
 @dataclass(frozen=True)
@@ -111,21 +74,9 @@ class Link:
         is_head: bool = False,
     ):
         self.reader, self.writer = reader, writer
-        self._key = key
-        self._directions = (b"head", b"node") if is_head else (b"node", b"head")
-        self._out: Seal | None = None
-        self._in: Seal | None = None
-        if key is not None:
-            self._seal_by(Seal)
-
-    def _seal_by(self, kind: type[Seal]) -> None:
-        assert self._key is not None
-        ours, theirs = self._directions
-        self._out, self._in = kind(self._key, ours), kind(self._key, theirs)
-
-    def encrypt(self) -> None:
-        """Encrypts all that follows; both ends call it between the same two frames."""
-        self._seal_by(Cipher)
+        ours, theirs = (b"head", b"node") if is_head else (b"node", b"head")
+        self._out = Seal(key, ours) if key else None
+        self._in = Seal(key, theirs) if key else None
 
     async def send(self, stream: int, kind: bytes, data: bytes = b"") -> None:
         """Sends a frame, and waits while too much is on its way."""

@@ -22,7 +22,7 @@ from collective.launch.agents.shell import (
     STDIN,
     STDOUT,
 )
-from collective.launch.processes import unless_nohup
+from collective.launch.processes import ending_signals
 from collective.net import shared_secret
 from collective.running_time import Deadline
 
@@ -48,7 +48,7 @@ async def run(settings: Settings) -> int:
         if not stopped.done():
             stopped.set_result(number)
 
-    for number in unless_nohup((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop, number)
     await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
@@ -85,20 +85,12 @@ async def _connect(settings: Settings) -> tuple[Link | None, str]:
     opened.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=opened)
     link = Link(reader, writer, key)
-    hello = [
-        settings.version,
-        socket.gethostname(),
-        settings.slots,
-        settings.node,
-        settings.encrypt,
-    ]
+    hello = [settings.version, socket.gethostname(), settings.slots, settings.node]
     await link.send(0, HELLO, json.dumps(hello).encode())
     answer = await link.first(_ANSWER_SECONDS)
     if answer is None or answer.kind != HELLO:
         why = answer.data.decode(errors="replace") if answer else "no answer"
         return None, f"the head at {host}:{port} sent this node away: {why}"
-    if settings.encrypt:
-        link.encrypt()
     return link, ""
 
 
@@ -174,7 +166,6 @@ class _Agent:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=guard.ends_with_parent,
         )
         task = asyncio.create_task(self._relay(stream, process))
         self.tasks.add(task)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -14,7 +12,7 @@ from collective.environment import Environment
 from collective.errors import UsageError
 from collective.launch.options import LaunchOptions
 
-PROTOCOL = 2
+PROTOCOL = 3
 NO_HEAD = 124  # the exit code of timeout(1)
 DEFAULT_SECONDS = 30
 _EXAMPLE = "collectiverun --agent --nodes 2 --node 0 --head node0:7070 python train.py"
@@ -35,7 +33,6 @@ class Settings:
     version: str
     heartbeat: int  # seconds after which a silent end is lost
     seconds: int  # to wait for the others
-    encrypt: bool  # what head and node say to each other
     folder: Path | None = (
         None  # of the job on this node, where Ray or Spark has made one
     )
@@ -93,18 +90,8 @@ def read(
         version=f"{version}, protocol {PROTOCOL}",
         heartbeat=options.heartbeat,
         seconds=options.start_timeout or DEFAULT_SECONDS,
-        encrypt=_encrypt(options.encrypt),
         folder=Path(folder) if (folder := variables.pop(FOLDER, "")) else None,
     )
-
-
-def _encrypt(wanted: bool) -> bool:
-    if wanted and importlib.util.find_spec("cryptography") is None:
-        raise UsageError(
-            "--encrypt: the package cryptography is not installed",
-            hint="pip install cryptography",
-        )
-    return wanted
 
 
 def _secret(variables: MutableMapping[str, str]) -> str:
@@ -145,9 +132,3 @@ def clean(variables: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, st
 def print_agent(text: str) -> None:
     """Prints a message of this agent."""
     print(f"agent on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-
-
-def in_environment(cleaned: Mapping[str, str]) -> None:
-    """Replaces the environment of this process."""
-    os.environ.clear()
-    os.environ.update(cleaned)

@@ -77,9 +77,9 @@ void GatherByMessages(Communicator& ranks, const Request& request, const Layout&
   const int n = ranks.size(), me = ranks.me();
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me - step + n) % n, in = (me - step - 1 + n) % n;
-    ranks.Exchange((me + 1) % n, output + layout.starts[out], layout.lengths[out],
-                   (me + n - 1) % n, output + layout.starts[in], layout.lengths[in],
-                   request);
+    ranks.p2p().Exchange((me + 1) % n, output + layout.starts[out], layout.lengths[out],
+                         (me + n - 1) % n, output + layout.starts[in],
+                         layout.lengths[in], request);
   }
 }
 

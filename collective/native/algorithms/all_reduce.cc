@@ -26,9 +26,9 @@ bool HostsHaveSeveralRanks(const Communicator& ranks) {
   return ranks.size() > static_cast<int>(ranks.hosts().size());
 }
 
-// On one host: kAuto never sends messages, which would copy once more.
+// On one host, whose ranks send no messages: they would copy once more.
 Algorithm OnOneHost(const Communicator& ranks, const Request& request, size_t bytes) {
-  if (request.algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
+  if (request.algorithm >= Algorithm::kHalvingDoubling) return Algorithm::kDirect;
   if (request.algorithm != Algorithm::kAuto) return request.algorithm;
   const size_t most =
       ranks.job().shared_cores() ? kOneShotBytesOnSharedCores : kOneShotBytes;

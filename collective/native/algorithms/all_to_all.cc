@@ -74,8 +74,9 @@ void MoveByMessages(Communicator& ranks, const Request& request, const Layout& l
   const int n = ranks.size(), me = ranks.me();
   for (int step = 1; step < n; ++step) {
     const int to = (me + step) % n, from = (me - step + n) % n;
-    ranks.Exchange(to, input + layout.sends[to], layout.SendBytes(to), from,
-                   output + layout.receives[from], layout.ReceiveBytes(from), request);
+    ranks.p2p().Exchange(to, input + layout.sends[to], layout.SendBytes(to), from,
+                         output + layout.receives[from], layout.ReceiveBytes(from),
+                         request);
   }
 }
 

@@ -95,12 +95,12 @@ void BroadcastByMessages(Communicator& ranks, const Request& request) {
     while (mask < n && !(me & mask)) mask *= 2;
     if (me != 0) {
       const int parent = absolute(me - mask);
-      ranks.Exchange(parent, nullptr, 0, parent, output, tensor.bytes(), request);
+      ranks.p2p().Exchange(parent, nullptr, 0, parent, output, tensor.bytes(), request);
     }
     for (mask /= 2; mask > 0; mask /= 2) {
       if (me + mask >= n) continue;
       const int child = absolute(me + mask);
-      ranks.Exchange(child, output, tensor.bytes(), child, nullptr, 0, request);
+      ranks.p2p().Exchange(child, output, tensor.bytes(), child, nullptr, 0, request);
     }
   }
 }

@@ -38,19 +38,19 @@ void FlatBuffer::Finish() {
 
 void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
                         size_t begin, size_t end) {
-  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
-                  bytes(end - begin), reduction_.request,
-                  [&](const char* received, size_t offset, size_t length) {
-                    char* mine = at(begin) + offset;
-                    const void* sources[2] = {received, mine};
-                    combine_({sources, 2, 1, mine, length / size_, 1});
-                  });
+  ranks_.p2p().Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
+                        bytes(end - begin), reduction_.request,
+                        [&](const char* received, size_t offset, size_t length) {
+                          char* mine = at(begin) + offset;
+                          const void* sources[2] = {received, mine};
+                          combine_({sources, 2, 1, mine, length / size_, 1});
+                        });
 }
 
 void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
                          size_t begin, size_t end) {
-  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from, at(begin),
-                  bytes(end - begin), reduction_.request);
+  ranks_.p2p().Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
+                        at(begin), bytes(end - begin), reduction_.request);
 }
 
 void FlatBuffer::Scale(size_t begin, size_t end) {

@@ -102,8 +102,8 @@ void SumMessages(Communicator& ranks, const Request& request, const Parts& parts
   sources[me] = parts.Input(me);
   for (int step = 1; step < n; ++step) {
     const int to = (me + step) % n, from = (me - step + n) % n;
-    ranks.Exchange(to, parts.Input(to), parts.Count(to) * parts.size, from,
-                   received.data() + mine * from, mine, request);
+    ranks.p2p().Exchange(to, parts.Input(to), parts.Count(to) * parts.size, from,
+                         received.data() + mine * from, mine, request);
   }
   parts.Sum(sources.data(), 0, parts.Count(me));
 }

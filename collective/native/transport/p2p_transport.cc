@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "clock.h"
+#include "kernels/kernels.h"
 #include "membership/mismatch.h"
 
 namespace collective {
@@ -167,6 +168,15 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes, int fro
       sends.pop_front();
     }
   }
+}
+
+void P2pTransport::Exchange(int to, const char* data, size_t send_bytes, int from,
+                            char* target, size_t receive_bytes,
+                            const Request& request) {
+  Exchange(to, data, send_bytes, from, receive_bytes, request,
+           [target](const char* piece, size_t offset, size_t bytes) {
+             CopyBytes(target + offset, piece, bytes);
+           });
 }
 
 void P2pTransport::Announce(const Announcement& announcement) {

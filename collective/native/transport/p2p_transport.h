@@ -1,8 +1,8 @@
 // Point-to-point transport of a communicator whose ranks are on several hosts.
 //
 // It stands for the shared memory that such a communicator does not have: the
-// comparison of calls, announcements and Communicator::Exchange all go through
-// here, in messages that are short enough to overlap with the summing.
+// comparison of calls, announcements and data all go through here, in messages
+// that are short enough to overlap with the summing.
 #pragma once
 
 #include <deque>
@@ -26,9 +26,13 @@ class P2pTransport {
 
   // Gets each received piece: its data, its offset in bytes, its bytes.
   using Consume = std::function<void(const char* data, size_t offset, size_t bytes)>;
-  // Sends to one member while receiving from another.
+  // Sends to one member while receiving from another; either may be empty
+  // (null, 0).
   void Exchange(int to, const char* data, size_t send_bytes, int from,
                 size_t receive_bytes, const Request& request, const Consume& consume);
+  // The same into memory.
+  void Exchange(int to, const char* data, size_t send_bytes, int from, char* target,
+                size_t receive_bytes, const Request& request);
 
   // Messages in flight, to be awaited in this order.
   struct Transfer {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from collective.launch import cgroups, containment, processes
+from collective.launch import containment
 from tests import launch
 
 pytestmark = launch.NOT_ON_RANKS
 SECONDS = 120.0  # the machine may be busy
-_NUMBERS = itertools.count()
 # Each leaves group and parent; the last has an empty mark.
 DAEMONS = r"""
 setsid sh -c 'echo daemon $$; exec sleep 1000' &
@@ -23,24 +21,6 @@ setsid sh -c 'setsid sh -c "echo daemon \$\$; exec sleep 1000" & exit' &
 COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
 may_end() { while [ ! -e "$1" ]; do sleep 0.05; done; }
 """
-
-
-# These have no mark at all, but for the last, whose is empty.
-EMPTIED = r"""
-env -i "PATH=$PATH" setsid sh -c '
-    setsid sh -c "echo daemon \$\$; exec sleep 1000" & echo daemon $$; exec sleep 1000' &
-COLLECTIVE_CONTAINED= setsid sh -c 'echo stays $$; exec sleep 1000 >/dev/null 2>&1' &
-may_end() { while [ ! -e "$1" ]; do sleep 0.05; done; }
-"""
-
-
-def why_no_cgroup() -> str:
-    """Why no cgroup can be made here; empty where one can."""
-    # Tests of other processes ask at the same time.
-    if group := cgroups.make(f"of-test-{os.getpid()}-{next(_NUMBERS)}"):
-        cgroups.remove([group], 0)
-        return ""
-    return "no cgroup of version 2 can be made here"
 
 
 def runs(pid: int) -> bool:
@@ -85,12 +65,9 @@ def start(
 @pytest.mark.parametrize(
     "how", ["ends", pytest.param("fails", marks=pytest.mark.matrix), "is killed"]
 )
-@pytest.mark.parametrize("daemons_of", [DAEMONS, EMPTIED], ids=["marked", "emptied"])
-def test_daemons_end_with_the_job(how, daemons_of, tmp_path):
-    if daemons_of is EMPTIED and (why_not := why_no_cgroup()):
-        pytest.skip(why_not)
+def test_daemons_end_with_the_job(how, tmp_path):
     end = {"ends": 'may_end "$1"', "fails": 'may_end "$1"; exit 3'}
-    script = daemons_of + end.get(how, "sleep 1000")
+    script = DAEMONS + end.get(how, "sleep 1000")
     job, daemons, stay = start([], script, tmp_path / "go on")
     try:
         assert len(daemons) == 4 and len(stay) == 2
@@ -104,30 +81,6 @@ def test_daemons_end_with_the_job(how, daemons_of, tmp_path):
             if runs(pid):
                 os.kill(pid, signal.SIGKILL)
         job.stdout.close()
-
-
-def test_old_cgroups_of_jobs_that_were_killed_whole_are_removed():
-    if why_not := why_no_cgroup():
-        pytest.skip(why_not)
-    names = [f"of-test-{os.getpid()}-{next(_NUMBERS)}" for _ in range(4)]
-    empty, used, young = map(cgroups.make, names[:3])
-    sleeper = processes.start(["sleep", "1000"], cgroup=used)
-    try:
-        launch.await_that(lambda: str(sleeper.pid) in processes_in(used), SECONDS)
-        for old in (empty, used):
-            os.utime(old, (0, 0))
-        cgroups._remove_left.cache_clear()
-        last = cgroups.make(names[3])
-        there = [group.exists() for group in (empty, used, young, last)]
-        assert there == [False, True, True, True]
-    finally:
-        sleeper.kill()
-        sleeper.wait(SECONDS)
-        cgroups.remove([used, young, last], SECONDS)
-
-
-def processes_in(group: Path) -> list[str]:
-    return (group / "cgroup.procs").read_text().split()
 
 
 @pytest.mark.launches
@@ -145,29 +98,6 @@ def test_daemons_of_an_elastic_rank_end_with_it(tmp_path):
             if runs(pid):
                 os.kill(pid, signal.SIGKILL)
         job.stdout.close()
-
-
-def test_a_cgroup_goes_with_all_that_is_in_it_but_what_is_to_stay():
-    if why_not := why_no_cgroup():
-        pytest.skip(why_not)
-    mark = f"of-a-test-{os.getpid()}"
-    group = cgroups.make(mark + "-whole")
-    assert group is not None and cgroups.find(mark + "-w") == [group]
-    (group / "made-by-the-rank").mkdir()
-    sleepers = [processes.start(["sleep", "100"], cgroup=group) for _ in range(2)]
-    sleepers.append(processes.start(["sleep", "100"], cgroup=group, has_threads=True))
-    try:
-        first, *others = sleepers
-        inside = group / "cgroup.procs"
-        launch.await_that(lambda: len(inside.read_text().split()) == 3)
-        cgroups.kill(group, keep=lambda pid: pid == first.pid)
-        cgroups.remove([group], SECONDS)
-        assert [each.wait(SECONDS) for each in others] == [-signal.SIGKILL] * 2
-        assert first.poll() is None and not group.exists()
-    finally:
-        for each in sleepers:
-            each.kill()
-            each.wait()
 
 
 def test_marks_of_one_job_begin_alike_and_differ():

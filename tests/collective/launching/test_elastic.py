@@ -74,23 +74,23 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
     ],
 )
 def test_what_a_script_tells(script, slots, wanted):
-    discovery = Discovery(script, slots)
-    discovery.wait_for(0, 5)
+    with Discovery(script, slots) as discovery:
+        pass
     assert sum(host.slots for host in discovery.hosts) == wanted
 
 
 @pytest.mark.parametrize("script", ["false", "echo localhost:many"])
 def test_a_script_that_fails(script):
-    with pytest.raises(UsageError) as caught:
-        Discovery(script).wait_for(1, 5)
+    with pytest.raises(UsageError) as caught, Discovery(script):
+        pass
     assert script.split()[-1].split(":")[-1] in str(caught.value)
 
 
 def test_a_script_may_leave_a_daemon_behind():
     """It holds the script's output, which was read to its end."""
     began = time.monotonic()
-    discovery = Discovery("echo localhost:2; setsid sleep 60 &")
-    discovery.wait_for(2, 5)
+    with Discovery("echo localhost:2; setsid sleep 60 &") as discovery:
+        assert discovery.hosts
     assert time.monotonic() - began < 50
 
 

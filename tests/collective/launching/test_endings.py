@@ -192,7 +192,7 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
                 freeze.enter_context(freezer.frozen([pid]))
                 self.supervisor.end(signal.SIGTERM)
 
-    before = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
+    before = {number: signal.getsignal(number) for number in processes.ending_signals()}
     try:
         with contextlib.ExitStack() as freeze:
             options = LaunchOptions(no_prefix=True)

@@ -172,6 +172,8 @@ def test_unknown_settings_of_a_configuration_file_warn(tmp_path, capsys):
         ("-np 2 --min-np 3 true", "only 2 ranks"),
         ("-np 2 --min-np 0 true", "--min-np 0: at least 1"),
         ("--jsrun true", "LSF's jsrun is not supported"),
+        ("--agent --encrypt true", "--encrypt: agents encrypt nothing"),
+        ("--requeue-on USR1 true", "--requeue-on: the script of the Slurm job"),
         ("-np 2 --start-timeout 0 true", "--start-timeout 0: at least 1"),
         ("-np 2 --max-np 1 true", "that is more"),
         ("-np 2 --max-np 3 true", "could never have more"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 import threading
@@ -9,6 +10,7 @@ import threading
 import cloudpickle
 import pytest
 
+from collective import run_function
 from collective.errors import CollectiveError, UsageError
 from collective.launch.agents import folders
 from collective.library import PeerLost
@@ -149,6 +151,29 @@ def test_results_are_those_of_the_last_generation():
     names = ["0-0.result", "0-3.result", "1-1.result", "1-0.result", "0-2.failure"]
     assert by_rank(names, ".result") == {0: "1-0.result", 1: "1-1.result"}
     assert by_rank(names, ".failure") == {2: "0-2.failure"}
+
+
+def test_a_failure_is_read_whatever_the_umask(tmp_path):
+    (tmp_path / "call").write_bytes(b"no pickle")
+    (tmp_path / "call").chmod(0o600)
+    before = os.umask(0o002)
+    try:
+        assert run_function._rank(tmp_path) == 1
+    finally:
+        os.umask(before)
+    files = run_function.files_in(tmp_path)
+    with pytest.raises(CollectiveError, match="who: rank 0 failed\nTraceback"):
+        run_function.results(files, 1, 2, "who")
+
+
+def test_what_no_rank_returned_is_said():
+    files = {"0-0.result": b""}
+    with pytest.raises(
+        CollectiveError, match="code 3, without the results of rank 1\nx"
+    ):
+        run_function.results(files, 3, 2, "who", "x\n")
+    with pytest.raises(CollectiveError, match=r"ended with exit code 0\nHINT"):
+        run_function.results({}, 0, None, "who")
 
 
 @pytest.mark.parametrize("kind", [CollectiveError, UsageError, PeerLost])

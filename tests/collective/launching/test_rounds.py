@@ -14,7 +14,7 @@ import pytest
 
 from collective.elastic import generations
 from collective.environment import gpus
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host
 from collective.launch import mpi, restarting
 from collective.launch.mpirun import Mpirun
@@ -173,11 +173,20 @@ def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
     assert other in launcher._wanted() and not reasons
 
 
+def test_slots_that_do_not_come_end_the_wait(monkeypatch, capfd):
+    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    options = LaunchOptions(min_np=4, max_np=4, elastic_timeout=1)
+    launcher = restarting.RestartingLauncher(options, lambda: HERE)
+    with pytest.raises(UsageError, match="no slots for 4 ranks within 1 s"):
+        launcher.run()
+    assert capfd.readouterr().err.count("2 slots; waiting for 4\n") == 1
+
+
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     launcher, monkeypatch, capfd
 ):
     """Also in a job that does not grow, which restarts where a host was lost."""
-    monkeypatch.setattr(restarting, "SIGNALS", ())
+    monkeypatch.setattr(restarting.processes, "ending_signals", list)
     monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
     options = LaunchOptions(["train.py"], min_np=1, use_mpi=True)
     launcher = restarting.RestartingLauncher(options, lambda: HERE)
@@ -192,6 +201,23 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     monkeypatch.setattr(launcher, "_generation", generation)
     assert launcher.run(HERE) == 3
     assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
+
+
+def test_a_job_under_nohup_outlives_its_terminal_between_generations(
+    launcher, monkeypatch
+):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    codes = [generations.EXIT_CODE, 0]
+    monkeypatch.setattr(launcher, "_generation", lambda number: codes.pop(0))
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert launcher.run(HERE) == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == restarting._exit
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):

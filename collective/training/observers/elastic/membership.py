@@ -182,11 +182,6 @@ class Membership(Observer):
         self.handoff = StateHandoff(position, plan)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]
-        if generations.from_checkpoint() and checkpoint is None:
-            raise UsageError(
-                "--requeue-on: this training keeps no checkpoint to start again from",
-                hint="train.py --checkpoint-dir DIR --resume, or fit(checkpoint=...)",
-            )
         options = self.backend.options
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
@@ -342,8 +337,6 @@ class Membership(Observer):
 
     def _begin_next_generation(self) -> None:
         """Keeps the state and ends every rank; returns if no host can keep it."""
-        if generations.from_checkpoint():
-            self._end_at_checkpoint()
         if not self.handoff.possible:
             return
         if self.checkpoint is not None:
@@ -351,14 +344,6 @@ class Membership(Observer):
         if not gather_few(self.backend, [self.handoff.keep()]).any():
             self.handoff.possible = False  # the job continues as it is
             return
-        raise NextGeneration(generations.EXIT_CODE)
-
-    def _end_at_checkpoint(self) -> None:
-        """Saves the present state, and ends every rank: the job is started again."""
-        assert self.checkpoint is not None
-        if self.backend.rank == 0:
-            self.checkpoint.save_last(self.position.take())
-        self.backend.barrier()
         raise NextGeneration(generations.EXIT_CODE)
 
     def _give_up(self, left: int, size: int) -> None:
