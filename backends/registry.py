@@ -49,8 +49,8 @@ def list_backends(
 
 
 def ranks(backend: str, replicas: int) -> int:
-    """How many processes to start for so many replicas; ``auto`` needs no more."""
-    return replicas + (BACKENDS[backend].extra_ranks if backend in BACKENDS else 0)
+    """How many processes to start for so many replicas."""
+    return replicas + BACKENDS[backend].extra_ranks
 
 
 def can_start(backend: str, replicas: int) -> Availability:

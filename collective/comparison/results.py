@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from collective.comparison.equality import Verdict
-from collective.comparison.speed import Auto, Timed
+from collective.comparison.speed import Timed
 from collective.launch.versions import installed
 
 SCHEMA = 1
@@ -72,7 +72,6 @@ class Results:
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
-    auto: dict[str, Auto] = field(default_factory=dict)  # by number of ranks
     # Seconds of one all-reduce by backend, then by bytes; the least on this host.
     allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,12 @@ from typing import Any
 
 from collective import python_command
 from collective.backends import launching
-from collective.backends.auto import choose
 from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.results import Learned, Proof, Results
-from collective.comparison.speed import MESSAGE_SIZES, Auto, Timed
+from collective.comparison.speed import MESSAGE_SIZES, Timed
 from collective.errors import UsageError
 
 REFERENCE = "single"
@@ -110,9 +109,6 @@ class Comparison:
             return
         for processes in self.plan.processes:
             yield from self._time(processes)
-            if processes > 1:
-                what = f"{processes} replicas: the choice of auto"
-                yield what, partial(self._ask_auto, processes)
         yield "the floor of the all-reduce", self._measure_floor
         for backend in self.synchronous:
             if backend not in ALONE:
@@ -255,35 +251,11 @@ class Comparison:
                 what = f"{processes} replicas, round {number + 1}: {name}"
                 yield what, partial(train, name, backend, more)
 
-    def _ask_auto(self, processes: int) -> str:
-        """Records what ``--backend auto`` chooses, by a training of two steps."""
-        with_mpi = can_start("mpi", processes).usable
-        measure = {choose.SWITCH: os.environ.get(choose.SWITCH) or choose.MEASURE}
-        ended, summary = self._train(
-            "auto",
-            processes,
-            "--steps",
-            "2",
-            launcher="mpirun" if with_mpi else "collectiverun",
-            variables=launching.environment({**os.environ, **measure}),
-        )
-        self.results.auto[str(processes)] = (
-            Auto(summary["backend"], summary["predicted_all_reduce"])
-            if summary
-            else Auto(failure=ended.failure)
-        )
-        return ""
-
     def _time_allreduce(self, backend: str) -> str:
         path = self.folder / "allreduce.json"
-        sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
-        probe = "collective.backends.auto.probe"
-        program = python_command.arguments(probe, str(path), *sizes)
+        program = python_command.arguments("collective.comparison.allreduce", str(path))
         if self._start(backend, self.plan.most, program, path).code == 0:
-            self.results.allreduce[backend] = {
-                str(point["size"]): point["seconds"]
-                for point in json.loads(path.read_text())
-            }
+            self.results.allreduce[backend] = json.loads(path.read_text())
         return ""
 
     def _measure_floor(self) -> str:
@@ -299,19 +271,14 @@ class Comparison:
         return ""
 
     def _train(
-        self,
-        backend: str,
-        processes: int,
-        *more: str,
-        launcher: str = "",
-        variables: Mapping[str, str] | None = None,
+        self, backend: str, processes: int, *more: str
     ) -> tuple[CompletedRun, dict[str, Any] | None]:
         """Trains once; returns how it ended, and its summary if it succeeded."""
         path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
         program = python_command.arguments("collective.train", *options)
-        ended = self._start(backend, processes, program, path, launcher, variables)
+        ended = self._start(backend, processes, program, path)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None
 
@@ -321,13 +288,11 @@ class Comparison:
         processes: int,
         program: Sequence[str],
         output: Path,
-        launcher: str = "",
-        variables: Mapping[str, str] | None = None,
     ) -> CompletedRun:
         """Runs a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
-        command = launching.line(backend, processes, program, launcher)
-        return run(command, self.plan.seconds, variables)
+        command = launching.line(backend, processes, program)
+        return run(command, self.plan.seconds)
 
 
 def undividable(batch: int, most: int) -> int:

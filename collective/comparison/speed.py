@@ -46,40 +46,6 @@ class Timed:
         return sum(self.parts.values())
 
 
-@dataclass
-class Auto:
-    """What ``--backend auto`` chose at one number of ranks."""
-
-    backend: str = ""  # empty if the run failed
-    # Predicted seconds of a step's all-reduce, by candidate.
-    predicted: dict[str, float] = field(default_factory=dict)
-    failure: str = ""  # why there is no choice; empty if there is one
-
-    def behind(self, timed: Mapping[str, Timed]) -> tuple[str, float]:
-        """Returns the fastest candidate, and how far the choice is behind it."""
-        among = {n: timed[n].rate for n in self.predicted if n in timed}
-        best = max(among, key=lambda n: among[n], default=self.backend)
-        if not among.get(self.backend):
-            return best, 0.0
-        return best, 1 - among[self.backend] / among[best]
-
-    def sentence(self, timed: Mapping[str, Timed]) -> str:
-        """Returns this as a sentence."""
-        if self.failure:
-            return f"auto {self.failure}."
-        if not self.predicted:
-            return f"auto chooses {self.backend}, without measuring."
-        shown = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
-        best, behind = self.behind(timed)
-        how = "the fastest"
-        if best != self.backend:
-            how = f"{behind:.1%} behind {best}, the fastest"
-        return (
-            f"auto chooses {self.backend}, {how} for launched processes (predicted "
-            f"all-reduce: {shown})."
-        )
-
-
 @dataclass(frozen=True)
 class Fastest:
     """The backend with the highest median rate."""

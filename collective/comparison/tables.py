@@ -116,8 +116,6 @@ def _fast(results: Results, replicas: int) -> Table:
         )
     if winner := _winner(timed):
         table.sentences.append(winner.sentence())
-    if str(replicas) in results.auto:
-        table.sentences.append(results.auto[str(replicas)].sentence(timed))
     threads = max(1, cores // replicas)
     table.sentences.append(
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "

@@ -2,7 +2,7 @@
 
 from collective.comparison.equality import Verdict
 from collective.comparison.results import Learned, Proof, Results
-from collective.comparison.speed import Auto, Timed
+from collective.comparison.speed import Timed
 
 EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
 WRONG = Verdict(False, (1e-12, 1e-12), 1e-3, 0.2, "a/kernel", 4, "b/bias")
@@ -31,7 +31,6 @@ def results(*, wrong=False, **rates):
     } | rates
     for count in ("1", "2"):
         found.fast[count] = {name: timed(*of) for name, of in rounds.items()}
-    found.auto["2"] = Auto("native", {"native": 1e-4, "mpi": 3e-4})
     times = {"4": 1e-4, "1024": 2e-4, "1048576": 1e-3}
     found.allreduce = {"mpi": times, "native": times}
     found.floor = {"4": 1e-7, "1024": 1e-6, "1048576": 1e-4}

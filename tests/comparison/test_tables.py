@@ -14,7 +14,7 @@ from rich.console import Console
 
 from collective import comparison
 from collective.comparison import command, figures, page, tables
-from collective.comparison.speed import Auto, Timed, bottleneck, fastest
+from collective.comparison.speed import Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "results.schema.json"
@@ -47,29 +47,6 @@ def test_names_the_bottleneck():
     assert "compute is 60% of a step" in bottleneck("mpi", one)
     one.parts["wait"] = 1.0
     assert "one process is slower" in bottleneck("mpi", one)
-
-
-def test_says_whether_auto_took_the_fastest_of_those_it_could():
-    rates = {"single": timed(900.0), "mpi": timed(97.0), "native": timed(100.0)}
-    predicted = {"native": 1e-4, "mpi": 3e-4, "horovod": 1e-3}
-    right = Auto("native", predicted)
-    assert right.behind(rates) == ("native", 0.0)
-    assert (
-        "auto chooses native, the fastest for launched processes (predicted"
-        in right.sentence(rates)
-    )
-    wrong = Auto("mpi", predicted)
-    assert wrong.behind(rates) == ("native", pytest.approx(0.03))
-    assert "chooses mpi, 3.0% behind native" in wrong.sentence(rates)
-    assert wrong.behind({}) == ("mpi", 0.0)
-    assert Auto("native").sentence(rates) == "auto chooses native, without measuring."
-    assert (
-        Auto(failure="did not end in time").sentence({}) == "auto did not end in time."
-    )
-    (table,) = [t for t in tables.tables(results()) if t.title == "Fast? 2 replicas"]
-    assert any(
-        s.startswith("auto chooses native, the fastest") for s in table.sentences
-    )
 
 
 def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):

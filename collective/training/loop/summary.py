@@ -36,7 +36,6 @@ class Summary:
     schema: int
     backend: str
     chosen_because: str
-    predicted_all_reduce: dict[str, float]
     processes: int
     replicas: int
     parameters: int
@@ -75,7 +74,6 @@ class Summary:
             schema=SCHEMA,
             backend=backend.name,
             chosen_because=backend.chosen_because,
-            predicted_all_reduce=backend.predicted,
             processes=backend.processes,
             replicas=getattr(backend, "workers", backend.replicas),
             parameters=parameters,
