@@ -59,34 +59,24 @@ def backends(found: dict[str, Any] | None) -> str:
 
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:
-    """A line for each host."""
-    return _table(
-        ("host", "own name", "cores", "memory", "GPUs", "clock ahead by"),
-        *(
+    """A line for each host, and how to measure their network."""
+    rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
+    for found in machines:
+        memory, clock = _size(found["memory"]["all"]), found["clock_error"]
+        rows.append(
             (
-                *(found["name"], found["host"], str(found["cores"]["usable"])),
-                *(_size(found["memory"]["all"]), str(len(found["gpus"]))),
-                "{:.1f} to {:.1f} s".format(*found["clock_error"]),
+                *(found["name"], found["host"], str(found["cores"]["usable"]), memory),
+                *(str(len(found["gpus"])), "{:.1f} to {:.1f} s".format(*clock)),
             )
-            for found in machines
-        ),
-    )
-
-
-def wires(results: Sequence[dict[str, Any]]) -> str:
-    """A line for each pair of hosts."""
-    names = ("from", "to", "interface", "address")
-    return _table(
-        (*names, "latency", "bandwidth"),
-        *(
-            (
-                *(result[name] for name in names),
-                f"{result['latency'] * 1e6:.0f} us",
-                f"{result['bandwidth'] / 1e9:.2f} GB/s",
-            )
-            for result in results
-        ),
-    )
+        )
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    names = ",".join(found["name"] for found in machines)
+    bench = f"collectiverun -H {names} python -m collective.bench --sizes 4,16M"
+    return "\n".join([*lines, f"latency and bandwidth between them: {bench}"])
 
 
 def findings(found: Sequence[Finding]) -> str:
@@ -97,14 +87,6 @@ def findings(found: Sequence[Finding]) -> str:
     return "\n".join(
         f"{'PROBLEM' if f.fatal else 'note'}: {f.what}\n  HINT: {f.hint}"
         for f in ordered
-    )
-
-
-def _table(*rows: Sequence[str]) -> str:
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
     )
 
 
