@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
     add("--data", default="digits", metavar="NAME",
         help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
-        "file.npz | folder of images | module:function")  # fmt: skip
+        "file.npz | module:function")  # fmt: skip
 
     add = group(
         "training", "python train.py --global-batch-size 256 --accumulate 4 --epochs 20"

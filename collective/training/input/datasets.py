@@ -1,4 +1,4 @@
-"""Data sets by name, and those in a file or folder.
+"""Data sets by name, and those in a file.
 
 ``load`` finds the data that ``--data`` names; sources read it.
 """
@@ -21,7 +21,6 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.input.arrays import Arrays
 from collective.training.input.conversion import as_source
-from collective.training.input.images import ImageFolder
 from collective.training.input.npz import npz_sources
 from collective.training.input.permutation import permute
 from collective.training.input.source import Source
@@ -48,7 +47,7 @@ def load(what: str, *, seed: int = 0) -> Data:
 
     Args:
         what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
-            ``.npz`` file, a folder of images, or ``module:function``: called with
+            ``.npz`` file, or ``module:function``: called with
             ``seed`` if it accepts that; returns a Data, or an argument for
             ``as_source``. x of uint8 and shape ``[n, h, w]`` or
             ``[n, h, w, c]`` in a ``.npz`` file is read as images: float32 in [0, 1]
@@ -63,18 +62,16 @@ def load(what: str, *, seed: int = 0) -> Data:
     if what in NAMED:
         return NAMED[what](what)
     path = Path(what).expanduser()
-    if path.is_dir():
-        return _folder(what, path)
     # Before ``module:function``: an existing file takes precedence.
-    if path.exists() or path.suffix == ".npz":
+    if path.is_file() or path.suffix == ".npz":
         return _npz(what, path)
     if ":" in what:
         data = call(lookup(what), seed=seed)
         return data if isinstance(data, Data) else _data(what, as_source(data), None)
     raise UsageError(
-        f"there is no data set {what!r}, nor a file or folder of that name",
+        f"there is no data set {what!r}, nor a file of that name",
         hint=f"--data {' | '.join(NAMED)} | synthetic | synthetic:224x224x3:1000 | "
-        "FILE.npz | FOLDER of images | module:function",
+        "FILE.npz | module:function",
     )
 
 
@@ -150,15 +147,6 @@ def _scaled(arrays: Arrays) -> Source:
         return pixels if len(x.shape) == 3 else pixels[..., tf.newaxis]
 
     return MappedX(arrays, scale)
-
-
-def _folder(name: str, path: Path) -> Data:
-    """Sub-folders are classes, or ``train`` and ``test`` with classes inside."""
-    parted = (path / "train").is_dir()
-    train, test = ImageFolder(path / "train" if parted else path), None
-    if parted and (path / "test").is_dir():
-        test = ImageFolder(path / "test", classes=train.classes)
-    return Data(name, train, test, len(train.classes))
 
 
 def _synthetic(name: str, shape_text: str, classes: int, seed: int) -> Data:

@@ -7,7 +7,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.input import datasets
@@ -116,21 +115,6 @@ def test_npz_keeps_floats_and_scales_the_bytes_of_images(tmp_path):
     x = whole(data.test).x
     np.testing.assert_allclose(x, pixels[..., None] / 255, rtol=1e-6)
     assert x.dtype == np.float32
-
-
-def test_folder_of_images(tmp_path):
-    for part, classes in (("train", "ab"), ("test", "b")):
-        for name in classes:
-            (tmp_path / part / name).mkdir(parents=True)
-            image = tf.io.encode_png(np.full((2, 2, 3), ord(name), np.uint8))
-            (tmp_path / part / name / "1.png").write_bytes(image.numpy())
-    data = load(str(tmp_path))
-    assert data.classes == 2 and data.test is not None
-    # Class b is number 1 in both, though it is the only one to test on.
-    assert whole(data.train).y.tolist() == [0, 1]
-    assert whole(data.test).y.tolist() == [1]
-    alone = load(str(tmp_path / "train"))
-    assert alone.test is None and len(alone.train) == 2
 
 
 def test_functions_of_the_user(module):
