@@ -390,7 +390,14 @@ def test_a_row_that_one_rank_alone_cannot_read_ends_the_job():
     )
     holder = next(r for r in range(2) if place < share(8, r, 2)[1])
     code, printed = script(
-        *["--data", "tests.own:unreadable", "--model", "mlp", "--global-batch-size", "8"],
+        *[
+            "--data",
+            "tests.own:unreadable",
+            "--model",
+            "mlp",
+            "--global-batch-size",
+            "8",
+        ],
         before=launch.command("mpi", 2),
     )
     assert code == 2, printed

@@ -78,8 +78,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     if quick:
         console.print(
             "\nEach backend was started once. --full repeats the timed runs in turns, and "
-            "adds float32,\nasynchronous backends, the choice of auto and the all-reduce "
-            "alone."
+            "adds float32\nand asynchronous backends."
         )
     _write(results, args.output, console)
     if signalled:

@@ -153,27 +153,8 @@ def scaling(results: Results) -> Figure | None:
     return figure
 
 
-def allreduce(results: Results) -> Figure | None:
-    """Time of an all-reduce alone over its size."""
-    if not results.allreduce:
-        return None
-    figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
-
-    def curve(times: dict[str, float], style: str, **more: Any) -> None:
-        points = sorted((int(size), 1e6 * seconds) for size, seconds in times.items())
-        axes.loglog(*zip(*points, strict=True), style, **more)
-
-    for name, times in results.allreduce.items():
-        curve(times, "o-", ms=4, color=color(name), label=name)
-    if results.floor:
-        curve(results.floor, ":", color=INK, label="floor of this host")
-    axes.set(xlabel="bytes", ylabel="microseconds, inside a tf.function")
-    axes.legend(fontsize=8)
-    return figure
-
-
 FIGURES: dict[str, Callable[[Results], Figure | None]] = {
-    make.__name__: make for make in (losses, learning, steps, scaling, allreduce)
+    make.__name__: make for make in (losses, learning, steps, scaling)
 }
 
 

@@ -18,7 +18,6 @@ CAPTIONS = {
     "different model by design.",
     "steps": "Where the time of a step goes.",
     "scaling": "Samples per second over the number of replicas.",
-    "allreduce": "One all-reduce of a float32 tensor inside a tf.function.",
 }
 
 

@@ -72,9 +72,6 @@ class Results:
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
-    # Seconds of one all-reduce by backend, then by bytes; the least on this host.
-    allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
-    floor: dict[str, float] = field(default_factory=dict)
     finished: bool = False  # whether every planned run was made
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     versions: dict[str, str] = field(default_factory=installed)

@@ -16,10 +16,9 @@ from collective import python_command
 from collective.backends import launching
 from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
-from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.results import Learned, Proof, Results
-from collective.comparison.speed import MESSAGE_SIZES, Timed
+from collective.comparison.speed import Timed
 from collective.errors import UsageError
 
 REFERENCE = "single"
@@ -109,10 +108,6 @@ class Comparison:
             return
         for processes in self.plan.processes:
             yield from self._time(processes)
-        yield "the floor of the all-reduce", self._measure_floor
-        for backend in self.synchronous:
-            if backend not in ALONE:
-                yield f"all-reduce: {backend}", partial(self._time_allreduce, backend)
 
     def run(self, report: Report) -> None:
         """Makes every run; a failed run is recorded and the next one starts."""
@@ -250,25 +245,6 @@ class Comparison:
             for name, (backend, more) in contestants.items():
                 what = f"{processes} replicas, round {number + 1}: {name}"
                 yield what, partial(train, name, backend, more)
-
-    def _time_allreduce(self, backend: str) -> str:
-        path = self.folder / "allreduce.json"
-        program = python_command.arguments("collective.comparison.allreduce", str(path))
-        if self._start(backend, self.plan.most, program, path).code == 0:
-            self.results.allreduce[backend] = json.loads(path.read_text())
-        return ""
-
-    def _measure_floor(self) -> str:
-        """Records the limits of this host, measured by ``collective.bench``."""
-        path = self.folder / "limits.json"
-        bench = python_command.command("collective.bench", "--sizes", "4")
-        most = str(self.plan.most)
-        start = python_command.command("collective.launch", "-np", most)
-        if run([*start, *bench, "--json", str(path)], self.plan.seconds).code == 0:
-            limits = Limits(**json.loads(path.read_text())["limits"])
-            for size in MESSAGE_SIZES:
-                self.results.floor[str(size)] = limits.private(size)
-        return ""
 
     def _train(
         self, backend: str, processes: int, *more: str

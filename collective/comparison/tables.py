@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from collective.comparison.equality import ROUNDING, TOLERANCE
 from collective.comparison.results import Proof, Results
@@ -127,12 +126,12 @@ def _fast(results: Results, replicas: int) -> Table:
 def _parts(results: Results, replicas: int) -> Table:
     timed = {n: t for n, t in results.fast[str(replicas)].items() if t.rates}
     columns = ["backend", "step", "input", "compute", "wait", "all-reduce", "update"]
-    table = Table(f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms",
-                  [*columns, "of its floor"])  # fmt: skip
+    table = Table(
+        f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms", columns
+    )
     for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
         times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
-        summed = replicas > 1 and name not in ALONE
-        table.add("", name, *times, _of_floor(results, one) if summed else "")
+        table.add("", name, *times)
     if winner := _winner(timed):
         table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
     return table
@@ -140,21 +139,3 @@ def _parts(results: Results, replicas: int) -> Table:
 
 def _winner(timed: Mapping[str, Timed]) -> Fastest | None:
     return fastest({name: one for name, one in timed.items() if name != SHARE})
-
-
-def _of_floor(results: Results, timed: Timed) -> str:
-    """Returns the floor of this model's all-reduce as a share of the measured time."""
-    floor = floor_of(results, timed.gradient_bytes)
-    seconds = timed.parts.get("all_reduce", 0.0)
-    return f"{min(1.0, floor / seconds):.0%}" if floor and seconds else ""
-
-
-def floor_of(results: Results, size: int) -> float:
-    """Returns the least seconds of an all-reduce of ``size`` bytes, interpolated."""
-    points = sorted((int(s), seconds) for s, seconds in results.floor.items())
-    if not points:
-        return 0.0
-    for (low, below), (high, above) in pairwise(points):
-        if size <= high:
-            return below + (above - below) * max(0, size - low) / (high - low)
-    return points[-1][1] * size / points[-1][0]

@@ -68,13 +68,6 @@ def test_tables_tell_all_backends():
     assert all(len(r) == len(t.columns) for t in shown for r in t.rows)
 
 
-def test_floor_between_sizes():
-    found = results()
-    assert tables.floor_of(found, 4) == 1e-7
-    assert tables.floor_of(found, 514) == pytest.approx(5.5e-7, rel=1e-2)
-    assert tables.floor_of(found, 2 << 20) == pytest.approx(2e-4)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
