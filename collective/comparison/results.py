@@ -1,4 +1,4 @@
-"""The results of a comparison: one object, written as ``results.json``.
+"""The results of a comparison: one object, which ``--json`` writes.
 
 ``docs/reference/results.schema.json`` is its JSON Schema.
 """
@@ -90,6 +90,19 @@ class Results:
             or any(one.failure for of in self.fast.values() for one in of.values())
             or any(learned.failure for learned in self.learned.values())
         )
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in one sentence."""
+        if not self.finished:
+            return "Interrupted: the tables hold the runs that had finished."
+        if not self.all_equal:
+            return "Not every backend trained the same model."
+        if self.failed:
+            return "Some runs failed."
+        if not self.equal:
+            return "Nothing was compared for equality."
+        return "Every compared backend trained the same model."
 
     def curves(self) -> tuple[str, dict[str, list[float]]]:
         """Of what ``learned`` has curves, accuracy or loss; and the curves."""

@@ -1,4 +1,4 @@
-"""The tables and sentences of a comparison, for the terminal and the page."""
+"""The tables and sentences of a comparison."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def _equal(precision: str, proof: Proof) -> Table:
         table.add("good" if verdict.equal else "bad", name, answer,
                   f"{verdict.loss:.1e}", f"{verdict.parameter:.1e}", where,
                   *([verdict.sha256[:16]] if bits else []))  # fmt: skip
-    for name, (why, _) in proof.failures.items():
+    for name, (why, tail) in proof.failures.items():
         table.add("bad", name, why, *[""] * (len(table.columns) - 2))
+        table.sentences.append(f"The last lines of {name}:\n{tail}")
     if bits:
         table.sentences.append("With virtual replicas every bit has to be the same.")
         return table
@@ -101,6 +102,8 @@ def _fast(results: Results, replicas: int) -> Table:
         one = timed[name]
         if not one.rates:
             table.add("bad", name, one.failure or "not run", *[""] * 4)
+            if one.tail:
+                table.sentences.append(f"The last lines of {name}:\n{one.tail}")
             continue
         ideal = share.rate * min(replicas, cores)
         several = name not in ALONE
