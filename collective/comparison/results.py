@@ -35,29 +35,6 @@ class Proof:
 
 
 @dataclass
-class Learned:
-    """A learning curve; lists have one entry for each epoch."""
-
-    samples: list[int] = field(default_factory=list)  # rows up to the epoch's end
-    loss: list[float] = field(default_factory=list)  # mean over the epoch
-    accuracy: list[float] = field(default_factory=list)  # likewise; may be empty
-    test: dict[str, float] = field(default_factory=dict)  # loss and metrics, at the end
-    failure: str = ""  # why the run failed; empty if it succeeded
-
-    @classmethod
-    def of(cls, summary: dict[str, Any]) -> Learned:
-        """Makes one of a ``train.py --json`` summary."""
-        rows, size = summary["rows"], summary["options"]["global_batch_size"]
-        per_epoch, history = -(-rows // size), summary["history"]
-        samples = []
-        for epoch in range(len(history["loss"])):
-            steps = min(summary["steps"] - epoch * per_epoch, per_epoch)
-            samples.append(epoch * rows + min(steps * size, rows))
-        accuracy = history.get("accuracy", [])
-        return cls(samples, history["loss"], accuracy, summary["test"])
-
-
-@dataclass
 class Results:
     """Everything that a comparison found. Seconds, bytes, samples per second.
 
@@ -67,8 +44,6 @@ class Results:
     options: dict[str, Any]  # of compare.py, and those passed on to train.py
     left_out: dict[str, str] = field(default_factory=dict)  # why, by backend
     equal: dict[str, Proof] = field(default_factory=dict)  # by precision
-    # By backend, if one of them is asynchronous.
-    learned: dict[str, Learned] = field(default_factory=dict)
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
@@ -85,10 +60,8 @@ class Results:
     @property
     def failed(self) -> bool:
         """Whether any run failed."""
-        return (
-            any(proof.failures for proof in self.equal.values())
-            or any(one.failure for of in self.fast.values() for one in of.values())
-            or any(learned.failure for learned in self.learned.values())
+        return any(proof.failures for proof in self.equal.values()) or any(
+            one.failure for of in self.fast.values() for one in of.values()
         )
 
     @property
@@ -103,12 +76,6 @@ class Results:
         if not self.equal:
             return "Nothing was compared for equality."
         return "Every compared backend trained the same model."
-
-    def curves(self) -> tuple[str, dict[str, list[float]]]:
-        """Of what ``learned`` has curves, accuracy or loss; and the curves."""
-        any_accuracy = any(of.accuracy for of in self.learned.values())
-        curves = {name: of.accuracy or of.loss for name, of in self.learned.items()}
-        return "accuracy" if any_accuracy else "loss", curves
 
     def write(self, path: Path) -> None:
         """Writes the file; numbers that are not finite become null."""

@@ -17,7 +17,7 @@ from collective.backends import launching
 from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
-from collective.comparison.results import Learned, Proof, Results
+from collective.comparison.results import Proof, Results
 from collective.comparison.speed import Timed
 from collective.errors import UsageError
 
@@ -71,14 +71,8 @@ class Comparison:
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
         self.synchronous = [n for n in self.backends if BACKENDS[n].synchronous]
-        asynchronous = [n for n in self.backends if not BACKENDS[n].synchronous]
-        if not plan.precisions or plan.virtual or plan.quick:
-            asynchronous = []
-        if plan.quick:
+        if plan.quick or plan.virtual:
             self.backends = list(self.synchronous)
-        if plan.virtual:
-            self.backends = list(self.synchronous)
-        self.learners = [REFERENCE, *asynchronous] if asynchronous else []
         self._planned = list(self._plan_runs())
         self.runs = len(self._planned)  # total number of runs
 
@@ -100,8 +94,6 @@ class Comparison:
     def _plan_runs(self) -> Iterator[Run]:
         for precision in self.plan.precisions:
             yield from self._test_equality(precision)
-        for name in self.learners:
-            yield f"learning curve: {name}", partial(self._learn, name)
         if self.plan.quick:
             yield f"speed: {SHARE}", self._time_share
         if not self.plan.time or self.plan.quick:
@@ -209,14 +201,6 @@ class Comparison:
             return f"{SHARE}: {ended.failure}"
         self._add_speed(SHARE, self.plan.most, summary)
         return self._figures(SHARE, self.plan.most, Proof(REFERENCE))
-
-    def _learn(self, name: str) -> str:
-        """Records the learning curve of a backend that cannot be compared for equality."""
-        ended, summary = self._train(name, self.plan.most)
-        self.results.learned[name] = (
-            Learned.of(summary) if summary else Learned(failure=ended.failure)
-        )
-        return ""
 
     def _time(self, processes: int) -> Iterator[Run]:
         share = max(1, len(os.sched_getaffinity(0)) // processes)

@@ -30,8 +30,6 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """Returns every table of a comparison, in order of presentation."""
     found = [_equal(precision, proof) for precision, proof in results.equal.items()]
-    if results.learned:
-        found.append(_learned(results))
     for replicas in sorted(map(int, results.fast)):
         found += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
@@ -68,26 +66,6 @@ def _equal(precision: str, proof: Proof) -> Table:
             text += f" after the first step, {last:.1e} after the last"
             text += f" ({ROUNDING:g} x what other orders of the sums do in one process)"
         table.sentences.append(text + ".")
-    return table
-
-
-def _learned(results: Results) -> Table:
-    names = [*results.learned]
-    table = Table("Asynchronous backends: learning curve", ["samples seen", *names])
-    what, curves = results.curves()
-    for epoch, samples in enumerate(results.learned[REFERENCE].samples):
-        shown = [curves[n][epoch] if epoch < len(curves[n]) else None for n in names]
-        table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
-    tested = [results.learned[n].test.get(what) for n in names]
-    table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))
-    for name, of in results.learned.items():
-        if of.failure:
-            table.sentences.append(f"{name} {of.failure}.")
-    table.sentences.append(
-        "An asynchronous backend trains a different model in each run by design: its "
-        "workers do not wait for each other. So the table compares the "
-        f"{what} reached with the samples seen; equality is not expected."
-    )
     return table
 
 

@@ -1,7 +1,7 @@
 """Results as a comparison could have found them."""
 
 from collective.comparison.equality import Verdict
-from collective.comparison.results import Learned, Proof, Results
+from collective.comparison.results import Proof, Results
 from collective.comparison.speed import Timed
 
 EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
@@ -21,8 +21,6 @@ def results(*, wrong=False, **rates):
     for precision in ("float64", "float32"):
         verdicts = {"mpi": EQUAL, "native": WRONG if wrong else EQUAL}
         found.equal[precision] = Proof("single", verdicts, {}, losses)
-    for name in ("single", "tf-parameter-server"):
-        found.learned[name] = Learned([64, 128], [2.0, 1.5], [0.5, 0.75], {"loss": 1.4})
     rounds = {
         "single": (900.0, 910.0, 905.0),
         "one share": (500.0, 505.0, 510.0),

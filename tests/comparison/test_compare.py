@@ -53,11 +53,6 @@ def test_digits_on_every_backend(tmp_path):
     assert set(found["fast"]["2"]) == others | {"single", "one share"}
     for one in found["fast"]["2"].values():
         assert len(one["rates"]) == 1 and one["rates"][0] > 0 and not one["failure"]
-    assert set(found["learned"]) == {"single", "tf-parameter-server"}
-    learned = found["learned"]["tf-parameter-server"]
-    assert learned["samples"] == found["learned"]["single"]["samples"]
-    assert len(learned["accuracy"]) == len(learned["samples"]) > 1
-    assert "trains a different model in each run by design" in printed
     for message in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
         assert message in printed
 
