@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collective import requirements
+from collective import json_file, requirements
 from collective.backends.quiet import quiet
 from collective.command_parser import Parser
 from collective.environment import detect_rank
@@ -178,11 +178,10 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         return 0
     with quiet():
         from collective.training import command
-        from collective.training.loop.summary import check_writable
 
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
-            check_writable(option, file)
+            json_file.check_writable(option, file)
     files = [f for f in (args.json, args.timeline, args.ledger) if f]
     if len(set(files)) < len(files):
         raise UsageError(

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import signal
-from pathlib import Path
 from typing import NoReturn
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from collective import json_file
 from collective import train as cli
 from collective.comparison import tables
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
-from collective.training.loop.summary import check_writable
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
         "--devices", "--hook", "--ledger", "--list-backends", "--resume",
@@ -70,7 +69,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
     if args.json:
-        check_writable("--json", args.json)  # before the runs
+        json_file.check_writable("--json", args.json)
     signalled = _run(comparison, console)
     _show(results, console)
     if quick:
@@ -79,7 +78,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
             "adds float32\nand the speed of asynchronous backends."
         )
     if args.json:
-        results.write(Path(args.json))
+        results.write(args.json)
     if signalled:
         return 128 + signalled
     return int(not results.all_equal or results.failed)

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import platform
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from collective import json_file
 from collective.comparison.equality import Verdict
 from collective.comparison.speed import Timed
 from collective.launch.versions import installed
@@ -77,22 +75,9 @@ class Results:
             return "Nothing was compared for equality."
         return "Every compared backend trained the same model."
 
-    def write(self, path: Path) -> None:
-        """Writes the file; numbers that are not finite become null."""
-        content = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        part.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    def write(self, path: str) -> None:
+        """Writes the file; a CollectiveError if it cannot."""
+        json_file.write(path, {"schema": SCHEMA, **dataclasses.asdict(self)})
 
 
 def _machine() -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_names_the_bottleneck():
 def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):
     found = results()
     found.equal["float64"].losses["mpi"][1] = float("nan")
-    found.write(tmp_path / "results.json")
+    found.write(str(tmp_path / "results.json"))
     told_ = json.loads((tmp_path / "results.json").read_text())
     jsonschema.validate(told_, json.loads(SCHEMA.read_text()))
     assert told_["equal"]["float64"]["losses"]["mpi"][1] is None
