@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="cnn", metavar="NAME",
         help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
     add("--data", default="digits", metavar="NAME",
-        help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
+        help="digits | synthetic[:HxWxC[:CLASSES]] |\n"
         "file.npz | module:function")  # fmt: skip
 
     add = group(

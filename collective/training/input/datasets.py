@@ -5,16 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import os
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -46,7 +41,7 @@ def load(what: str, *, seed: int = 0) -> Data:
     """Loads a data set.
 
     Args:
-        what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
+        what: ``digits``, ``synthetic[:HxWxC[:CLASSES]]``, a
             ``.npz`` file, or ``module:function``: called with
             ``seed`` if it accepts that; returns a Data, or an argument for
             ``as_source``. x of uint8 and shape ``[n, h, w]`` or
@@ -59,8 +54,8 @@ def load(what: str, *, seed: int = 0) -> Data:
     """
     if match := _SYNTHETIC.fullmatch(what):
         return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed)
-    if what in NAMED:
-        return NAMED[what](what)
+    if what == "digits":
+        return _digits(what)
     path = Path(what).expanduser()
     # Before ``module:function``: an existing file takes precedence.
     if path.is_file() or path.suffix == ".npz":
@@ -70,8 +65,8 @@ def load(what: str, *, seed: int = 0) -> Data:
         return data if isinstance(data, Data) else _data(what, as_source(data), None)
     raise UsageError(
         f"there is no data set {what!r}, nor a file of that name",
-        hint=f"--data {' | '.join(NAMED)} | synthetic | synthetic:224x224x3:1000 | "
-        "FILE.npz | module:function",
+        hint="--data digits | synthetic | synthetic:224x224x3:1000 | FILE.npz | "
+        "module:function",
     )
 
 
@@ -101,32 +96,6 @@ def _digits(name: str) -> Data:
     return Data(
         name, Arrays(x[:-tested], y[:-tested]), Arrays(x[-tested:], y[-tested:]), 10
     )
-
-
-def _mnist(name: str) -> Data:
-    """60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache."""
-    path = _keras_cache() / "mnist.npz"
-    with one_at_a_time(name):
-        # Under the lock: another rank may be downloading it.
-        if not path.exists():
-            _fetch(name, path, "mnist.npz")
-    return _npz(name, path)
-
-
-def _cifar10(name: str) -> Data:
-    """50,000 + 10,000 images of 32x32 coloured pixels, from Keras' cache."""
-    path = _keras_cache() / "cifar-10-batches-py-target" / "cifar-10-batches-py"
-    with one_at_a_time(name):
-        parts = _fetch(name, path, "cifar-10-python.tar.gz, unpacked,")
-    train, test = (_scaled(Arrays(x, y.reshape(-1))) for x, y in parts)
-    return Data(name, train, test, 10)
-
-
-NAMED: dict[str, Callable[[str], Data]] = {
-    "digits": _digits,
-    "mnist": _mnist,
-    "cifar10": _cifar10,
-}
 
 
 def _npz(name: str, path: Path) -> Data:
@@ -164,41 +133,3 @@ def _synthetic(name: str, shape_text: str, classes: int, seed: int) -> Data:
         Synthetic(shape, classes, tested, seed=seed, first=rows),
         classes,
     )
-
-
-def _keras_cache() -> Path:
-    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
-    home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
-    return Path(home).expanduser() / "datasets"
-
-
-def _fetch(name: str, path: Path, file: str) -> Any:
-    try:
-        return getattr(keras.datasets, name).load_data()
-    # No network, no permission to write, a damaged file: the remedy is the same.
-    except Exception as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise UsageError(
-            f"{name} is not in Keras' cache and cannot be fetched: {text[0]}",
-            hint=f"put {file} at {path} (or set KERAS_HOME), or give any file with "
-            "--data FILE.npz, or use --data digits",
-        ) from error
-
-
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Holds a lock file in Keras' cache: ranks of a host must not download together."""
-    lock = _keras_cache() / f".{name}.lock"
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        # Keras falls back to a cache in /tmp, where others may leave a link of this name.
-        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(lock, how, 0o666)
-    except OSError:  # a read-only cache: no rank downloads into it
-        yield
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
