@@ -45,9 +45,8 @@ def allreduce(
             array by default. Of an input that it overlaps otherwise, a copy is made.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
-        algorithm: ``auto``, ``direct``, ``one-shot``, ``ring``,
-            ``halving-doubling``, ``tree`` or ``hierarchical``; see
-            docs/explanation/algorithms.md.
+        algorithm: ``auto``, ``direct``, ``one-shot``, ``halving-doubling`` or
+            ``hierarchical``; see docs/explanation/algorithms.md.
         transport_dtype: ``float16`` or ``bfloat16``: what float32 elements are on
             the way. They are summed in float32; every rank gets the rounded sum.
 
