@@ -56,7 +56,7 @@ def ranks(backend: str, replicas: int) -> int:
 def can_start(backend: str, replicas: int) -> Availability:
     """Whether a job of so many replicas of a backend can be started here.
 
-    ``launching.line`` gives the command that starts it.
+    ``collective.comparison.launching.line`` gives the command that starts it.
     """
     kind = BACKENDS[backend]
     launcher = kind.launcher

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from collective import python_command
-from collective.backends import launching
-from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
+from collective.comparison import launching
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
+from collective.comparison.launching import CompletedRun, run
 from collective.comparison.results import Proof, Results
 from collective.comparison.speed import Timed
 from collective.errors import UsageError

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from collective.backends import launching
+from collective.comparison import launching
 from tests import launch
 
 pytestmark = pytest.mark.launches
@@ -83,7 +83,7 @@ def test_lets_what_outlives_the_launcher_clean_up(ready):
 def test_ends_with_the_process_that_asked_for_it():
     asks = (
         "import sys\n"
-        "from collective.backends import launching\n"
+        "from collective.comparison import launching\n"
         "launching.run([sys.executable, '-c', 'import time; time.sleep(1000)'], 900)"
     )
     asking = subprocess.Popen(
