@@ -2,7 +2,7 @@
 
 ``--json`` is for programs, such as ``python -m collective.doctor``, which is a floor
 below and so must not import this. It lists each backend as this process could use it,
-and as processes could that were started by mpirun; where there is none, by collectiverun.
+and as processes could that its launcher started.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Any
 
 from collective import backends
 from collective.backends import registry
-from collective.backends.base import Availability
 from collective.backends.factory import check_name
 from collective.environment import Environment, detect
 from collective.errors import UsageError
-from collective.launch import mpi, processes
 
 
 def main() -> None:
@@ -40,7 +38,7 @@ def main() -> None:
         return
     found: dict[str, dict[str, Any]] = {}
     for name, kind in backends.BACKENDS.items():
-        alone, launched = kind.availability(detect()), _launched(name)
+        alone, launched = kind.availability(detect()), registry.can_start(name, 2)
         found[name] = {
             "summary": kind.summary,
             "alone": dataclasses.asdict(alone),
@@ -65,18 +63,6 @@ def _check(name: str, launcher: str, size: int) -> int:
         print(error)
         return error.exit_code
     return 0
-
-
-def _launched(name: str) -> Availability:
-    """Whether processes that were started on this host can use a backend."""
-    kind, size = backends.BACKENDS[name], registry.ranks(name, 2)
-    by_mpirun = kind.availability(Environment("mpirun", 0, size, 0, size))
-    if processes.find_program("mpirun") or not by_mpirun.usable:
-        return by_mpirun
-    found = kind.availability(Environment("collectiverun", 0, size, 0, size))
-    if found.usable:
-        return found
-    return Availability(False, "there is no mpirun", mpi.HINT_INSTALL)
 
 
 if __name__ == "__main__":

