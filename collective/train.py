@@ -170,11 +170,12 @@ def _wait_for_rank_zero(rank: int) -> None:
 
 
 def _run(args: argparse.Namespace, rank: int) -> int:
-    from collective import backends
-
     if args.list_backends:
+        from collective.backends import registry
+        from collective.doctor.report import backends
+
         if rank == 0:
-            backends.print_list()
+            print(backends(registry.describe()))
         return 0
     with quiet():
         from collective.training import command

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from collective.doctor.findings import Finding, usable
+from collective.doctor.findings import Finding
 
 
 def machine(found: dict[str, Any]) -> str:
@@ -39,23 +41,35 @@ def machine(found: dict[str, Any]) -> str:
 
 
 def backends(found: dict[str, Any] | None) -> str:
-    """Each backend: usable or not, why, and the line to type."""
+    """Backends in three groups, why, and what to type; no wider than the terminal.
+
+    Args:
+        found: As of ``collective.backends.registry.describe``; None where it is not there.
+    """
     if found is None:
         return "backends: not installed here (only the package collective is)"
-    lines = []
-    width = max(map(len, found)) + 2
+    width = min(max(shutil.get_terminal_size().columns, 60), 100)
+    here = "Can be used in this process:"
+    started = "Can be used here when started so:"
+    missing = "Cannot be used on this machine:"
+    groups: dict[str, list[str]] = {here: [], started: [], missing: []}
     for name, backend in found.items():
         alone, launched = backend["alone"], backend["launched"]
-        best = alone if alone["usable"] or not launched["usable"] else launched
-        answer = "yes" if usable(backend) else "no "
-        lines.append(f"{name:{width}}{answer}  {best['reason']}")
-        # How to start the backend, or what to install for it.
-        hint = alone["hint"] if not alone["usable"] else ""
-        if not usable(backend):  # the hint that belongs to the reason shown
-            hint = alone["hint"] or launched["hint"]
-        if hint:
-            lines.append(f"{'':{width}}     HINT: {hint}")
-    return "\n".join(lines)
+        if alone["usable"]:
+            group, how = here, alone["reason"]
+        elif launched["usable"]:
+            group, how = started, f"{alone['hint']} (this is {alone['reason']})"
+        else:
+            group, how = missing, f"{launched['reason']}; HINT: {launched['hint']}"
+        for first, text in ((name, backend["summary"]), ("", how)):
+            groups[group] += textwrap.wrap(
+                text,
+                width,
+                initial_indent=f"  {first:<21}",
+                subsequent_indent=" " * 23,
+                break_on_hyphens=False,
+            )
+    return "\n\n".join("\n".join([g, *lines]) for g, lines in groups.items() if lines)
 
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:

@@ -14,8 +14,6 @@ import pytest
 from meeting import name_of_job, rank
 
 from collective import python_command, run_function
-from collective.backends import registry
-from collective.backends.base import Availability
 from collective.backends.horovod import build
 from collective.doctor import multi_host, report
 from collective.doctor.findings import Finding
@@ -381,12 +379,15 @@ def test_texts_do_nothing_to_a_terminal(capsys):
     assert not any(steers(text) for text in texts)
 
 
-def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
+def test_tables_show_brackets_as_they_are():
     """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
-    found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
-    monkeypatch.setattr(registry, "list_backends", lambda: found)
-    registry.print_list()
-    printed = capsys.readouterr().out
+    why = {
+        "usable": False,
+        "reason": "[/red] [bold]none",
+        "hint": "pip install '.[cpu]'",
+    }
+    found = {"single": {"summary": "one", "alone": why, "launched": why}}
+    printed = report.backends(found)
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 
 

@@ -37,9 +37,9 @@ FINE = {
     "horovod": {"installed": True, "built_for": ["TensorFlow", "MPI"]},
     "native": {"built": True, "loads": True, "error": "", "mpi": ["openmpi"]},
     "backends": {
-        "single": {"summary": "", "alone": YES, "launched": NO},
-        "mpi": {"summary": "", "alone": NO, "launched": YES},
-        "horovod": {"summary": "", "alone": NO, "launched": NO},
+        "single": {"summary": "sums", "alone": YES, "launched": NO},
+        "mpi": {"summary": "sums", "alone": NO, "launched": YES},
+        "horovod": {"summary": "sums", "alone": NO, "launched": NO},
     },
     "gpus": ["H100, 80 GB"],
     "nccl": "2.27",
@@ -113,10 +113,10 @@ def test_hosts_that_differ(changes, message):
 
 
 def test_the_report_says_what_to_type():
-    report_text = report.backends(FINE["backends"])
-    assert "single   yes  there" in report_text
-    assert "mpi      yes  there\n              HINT: type this" in report_text
-    assert "horovod  no   not there\n              HINT: type this" in report_text
+    here, started, missing = report.backends(FINE["backends"]).split("\n\n")
+    assert here.startswith("Can be used in this process:\n  single ")
+    assert here.endswith(" there") and "type this (this is not there)" in started
+    assert "horovod" in missing and "not there; HINT: type this" in missing
     report_text = report.machine(FINE)
     for part in ("2.21", "TensorFlow, MPI", "H100", "2 of 4", "4.0 GiB of 8.0 GiB"):
         assert part in report_text
