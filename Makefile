@@ -32,7 +32,7 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	@.ci/quietly $(PYTHON) -m venv $(VENV)
 	@.ci/quietly $(BIN)/python -m pip install --upgrade pip
 	@.ci/quietly env COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --no-compile $(addprefix --constraint ,$(VERSIONS)) \
-		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
+		--editable '.[$(FLAVOUR),mpi,data,test,dev]'
 	@.ci/quietly $(BIN)/python -m collective.mpi_defaults
 	@touch $@
 
@@ -56,7 +56,7 @@ demo: core
 
 # The example on two processes, beside one: equal? how fast? Then the demo.
 train: core
-	@$(BIN)/python compare.py -np 2 --backends native --output build/train
+	@$(BIN)/python compare.py -np 2 --backends native
 	@$(BIN)/python examples/demo
 	@echo
 	@echo "Next: . $(VENV)/bin/activate"

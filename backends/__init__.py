@@ -9,7 +9,7 @@ To add a backend: a file with a subclass of ``Backend``, and a line in ``registr
 from collective.backends.base import Availability, Backend
 from collective.backends.factory import get
 from collective.backends.options import Options
-from collective.backends.registry import BACKENDS, list_backends, print_list
+from collective.backends.registry import BACKENDS, list_backends
 
 __all__ = [
     "BACKENDS",
@@ -18,5 +18,4 @@ __all__ = [
     "Options",
     "get",
     "list_backends",
-    "print_list",
 ]

@@ -1,25 +1,20 @@
-"""``python -m collective.backends [--json]``: which backends can be used here, and why not.
+"""``python -m collective.backends``: which backends can be used here, and why not, as JSON.
 
-``--json`` is for programs, such as ``python -m collective.doctor``, which is a floor
-below and so must not import this. It lists each backend as this process could use it,
-and as processes could that were started by mpirun; where there is none, by collectiverun.
+For programs, such as ``python -m collective.doctor``, which is a floor below and so must
+not import this.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
-from typing import Any
 
 from collective import backends
 from collective.backends import registry
-from collective.backends.base import Availability
 from collective.backends.factory import check_name
-from collective.environment import Environment, detect
+from collective.environment import Environment
 from collective.errors import UsageError
-from collective.launch import mpi, processes
 
 
 def main() -> None:
@@ -28,25 +23,13 @@ def main() -> None:
         "python -m collective.backends", description=__doc__
     )
     add = parser.add_argument
-    add("--json", action="store_true", help="for programs")
     add("--check", metavar="NAME", help="exit code 2 where ranks cannot use it here")
     add("--launcher", default="collectiverun", help="which starts them")
     add("--size", type=int, default=2, help="how many there are, on this host")
     options = parser.parse_args()
     if options.check:
         sys.exit(_check(options.check, options.launcher, options.size))
-    if not options.json:
-        backends.print_list()
-        return
-    found: dict[str, dict[str, Any]] = {}
-    for name, kind in backends.BACKENDS.items():
-        alone, launched = kind.availability(detect()), _launched(name)
-        found[name] = {
-            "summary": kind.summary,
-            "alone": dataclasses.asdict(alone),
-            "launched": dataclasses.asdict(launched),
-        }
-    print(json.dumps(found))
+    print(json.dumps(registry.describe()))
 
 
 def _check(name: str, launcher: str, size: int) -> int:
@@ -65,18 +48,6 @@ def _check(name: str, launcher: str, size: int) -> int:
         print(error)
         return error.exit_code
     return 0
-
-
-def _launched(name: str) -> Availability:
-    """Whether processes that were started on this host can use a backend."""
-    kind, size = backends.BACKENDS[name], registry.ranks(name, 2)
-    by_mpirun = kind.availability(Environment("mpirun", 0, size, 0, size))
-    if processes.find_program("mpirun") or not by_mpirun.usable:
-        return by_mpirun
-    found = kind.availability(Environment("collectiverun", 0, size, 0, size))
-    if found.usable:
-        return found
-    return Availability(False, "there is no mpirun", mpi.HINT_INSTALL)
 
 
 if __name__ == "__main__":

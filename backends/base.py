@@ -103,8 +103,6 @@ class Backend(ABC):
         replicas: Number of replicas in the job.
         local_replicas: The replicas of this process, in order.
         chosen_because: Why this backend was chosen, for the summary.
-        predicted: By backend that ``auto`` chose from, fastest first: seconds of a
-            step's all-reduce. Empty where it measured nothing, or was not asked.
 
     These are neutral here, and a capability sets them:
 
@@ -146,7 +144,6 @@ class Backend(ABC):
         self._take_place(environment.current)
         self.processes = self.size
         self.chosen_because = "asked for"
-        self.predicted: dict[str, float] = {}
 
     def _take_place(self, place: Environment) -> None:
         self.rank, self.size = place.rank, place.size

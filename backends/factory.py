@@ -6,11 +6,10 @@ import contextlib
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from collective import recorder, session
-from collective.backends.auto.choose import Choice, choose
+from collective.backends.auto import Choice, choose
 from collective.backends.base import Backend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, refuse_foreign_options
@@ -29,18 +28,12 @@ def check_name(name: str) -> None:
         )
 
 
-def get(
-    name: str = "auto",
-    options: Options | None = None,
-    gradients: Sequence[int] | Callable[[], Sequence[int]] | None = None,
-) -> Backend:
+def get(name: str = "auto", options: Options | None = None) -> Backend:
     """Makes a backend. Call it before the first TensorFlow operation.
 
     Args:
         name: One of ``BACKENDS``, or ``auto``.
         options: Devices, threads, communication.
-        gradients: For ``auto``: bytes of each tensor that a step will sum, or a
-            function that returns them (called in a fork, before TensorFlow has started).
 
     Raises:
         UsageError: Unknown or unusable here, or an option is another backend's;
@@ -53,7 +46,7 @@ def get(
         environment = session.launch_info()
     choice = Choice(name, "asked for")
     if name == "auto":
-        choice = choose(environment, options, gradients)
+        choice = choose(environment, options)
         name = choice.name
     check_name(name)
     refuse_foreign_options(name, options)
@@ -64,7 +57,7 @@ def get(
             f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint
         )
     backend = kind(options, environment)
-    backend.chosen_because, backend.predicted = choice.because, choice.predicted
+    backend.chosen_because = choice.because
     # Ranks of an asynchronous backend do not wait for each other, so the recorder would
     # take every pause for a stall. Where the core is initialized, it has started it.
     if backend.synchronous and not session.is_initialized():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
+import dataclasses
+from typing import Any
 
 from collective.backends.base import Availability, Backend
 from collective.backends.horovod.backend import BUILD, HorovodBackend
@@ -49,14 +49,14 @@ def list_backends(
 
 
 def ranks(backend: str, replicas: int) -> int:
-    """How many processes to start for so many replicas; ``auto`` needs no more."""
-    return replicas + (BACKENDS[backend].extra_ranks if backend in BACKENDS else 0)
+    """How many processes to start for so many replicas."""
+    return replicas + BACKENDS[backend].extra_ranks
 
 
 def can_start(backend: str, replicas: int) -> Availability:
     """Whether a job of so many replicas of a backend can be started here.
 
-    ``launching.line`` gives the command that starts it.
+    ``collective.comparison.launching.line`` gives the command that starts it.
     """
     kind = BACKENDS[backend]
     launcher = kind.launcher
@@ -67,6 +67,23 @@ def can_start(backend: str, replicas: int) -> Availability:
         return Availability(False, f"there is no {launcher}", hint)
     size = ranks(backend, replicas)
     return kind.availability(Environment(launcher, 0, size, 0, size))
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Every backend, in types that JSON has; starts nothing.
+
+    Returns:
+        By name: ``summary``; and as dicts of ``Availability``, ``alone``, for this process,
+        and ``launched``, for two processes that its launcher starts.
+    """
+    return {
+        name: {
+            "summary": kind.summary,
+            "alone": dataclasses.asdict(kind.availability(detect())),
+            "launched": dataclasses.asdict(can_start(name, 2)),
+        }
+        for name, kind in BACKENDS.items()
+    }
 
 
 def options_of(name: str) -> set[str]:
@@ -104,29 +121,3 @@ def refuse_foreign_options(name: str, options: Options) -> None:
             f"{' and '.join(map(repr, owners))}, and this is {name!r}",
             hint=f"backend {' | '.join(owners)}, or leave {option} out",
         )
-
-
-def print_list() -> None:
-    """Prints the backends in three groups; no line is wider than the terminal."""
-    width = min(max(shutil.get_terminal_size().columns, 60), 100)
-    here = "Can be used in this process:"
-    started = "Can be used here when started so:"
-    missing = "Cannot be used on this machine:"
-    groups: dict[str, list[str]] = {here: [], started: [], missing: []}
-    for name, found in list_backends().items():
-        launched = can_start(name, 2)
-        if found.usable:
-            group, how = here, found.reason
-        elif launched.usable:
-            group, how = started, f"{found.hint} (this is {found.reason})"
-        else:
-            group, how = missing, f"{launched.reason}; HINT: {launched.hint}"
-        for first, text in ((name, BACKENDS[name].summary), ("", how)):
-            groups[group] += textwrap.wrap(
-                text,
-                width,
-                initial_indent=f"  {first:<21}",
-                subsequent_indent=" " * 23,
-                break_on_hyphens=False,
-            )
-    print("\n\n".join("\n".join([g, *lines]) for g, lines in groups.items() if lines))

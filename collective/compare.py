@@ -11,7 +11,6 @@ import math
 import os
 import shlex
 import sys
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.command_parser import Parser
@@ -33,8 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "as do --rounds, --only, --steps and several -np")  # fmt: skip
     add("--rounds", type=count, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
-    add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
-        help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
+    add("--json", metavar="FILE", help="write the results")
     add("--deadline", type=_seconds, default=600, metavar="SECONDS",
         help="time limit of one run")  # fmt: skip
     add("--precision", metavar="NAME",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collective import requirements
+from collective import json_file, requirements
 from collective.backends.quiet import quiet
 from collective.command_parser import Parser
 from collective.environment import detect_rank
@@ -70,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="cnn", metavar="NAME",
         help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
     add("--data", default="digits", metavar="NAME",
-        help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
-        "file.npz | folder of images | module:function")  # fmt: skip
+        help="digits | synthetic[:HxWxC[:CLASSES]] |\n"
+        "file.npz | module:function")  # fmt: skip
 
     add = group(
         "training", "python train.py --global-batch-size 256 --accumulate 4 --epochs 20"
@@ -170,19 +170,19 @@ def _wait_for_rank_zero(rank: int) -> None:
 
 
 def _run(args: argparse.Namespace, rank: int) -> int:
-    from collective import backends
-
     if args.list_backends:
+        from collective.backends import registry
+        from collective.doctor.report import backends
+
         if rank == 0:
-            backends.print_list()
+            print(backends(registry.describe()))
         return 0
     with quiet():
         from collective.training import command
-        from collective.training.loop.summary import check_writable
 
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
-            check_writable(option, file)
+            json_file.check_writable(option, file)
     files = [f for f in (args.json, args.timeline, args.ledger) if f]
     if len(set(files)) < len(files):
         raise UsageError(

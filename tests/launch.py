@@ -159,7 +159,6 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
-    env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
     # Of two ranks that import TensorFlow, one may be much later than the other.
     env["COLLECTIVE_START_TIMEOUT"] = "300"
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")

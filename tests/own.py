@@ -7,10 +7,15 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from collective.environment import detect
+from collective.errors import UsageError
+from collective.training.input.arrays import Arrays
+from collective.training.input.source import numpy_rows
 
 POISONED = 37  # the row, of 64, that is not finite
+UNREADABLE = 18  # the row, of 24, that cannot be read
 
 
 def few_outputs(input_shape):
@@ -35,6 +40,27 @@ def poisoned():
     x = rng.normal(size=(64, 6)).astype("float32")
     x[POISONED, 2] = np.inf
     return x, rng.integers(0, 3, 64).astype("int32")
+
+
+class Unreadable(Arrays):
+    """Rows of which one cannot be read."""
+
+    def read(self, rows):
+        (rows,) = numpy_rows(self._read_all, rows, [tf.TensorSpec([], tf.int64)])
+        return super().read(rows)
+
+    def _read_all(self, rows):
+        if UNREADABLE in rows:
+            what = f"row {UNREADABLE} cannot be read"
+            raise UsageError(what, hint="replace it", everywhere=False)
+        return [rows]
+
+
+def unreadable():
+    """Only one rank reads the row that cannot be read."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(24, 4, 4, 3)).astype("float32")
+    return Unreadable(x, rng.integers(0, 3, 24).astype("int32"))
 
 
 def two_layers(input_shape, classes):

@@ -58,9 +58,10 @@ def test_the_script_of_the_home_page_runs(tmp_path):
     assert sum(map(bool, script.splitlines())) <= 12
     (tmp_path / "my_script.py").write_text(script)
     command = [sys.executable, "-m", "collective.launch", "-np", "2"]
-    variables = launch.environment(COLLECTIVE_PROBE="0")
     code, printed = launch.run(
-        [*command, sys.executable, str(tmp_path / "my_script.py")], variables, 120
+        [*command, sys.executable, str(tmp_path / "my_script.py")],
+        launch.environment(),
+        120,
     )
     assert code == 0, printed
     losses = re.findall(r"^\[\d\] native \[([\d.e, -]+)\]$", printed, re.M)

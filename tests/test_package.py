@@ -113,7 +113,6 @@ def test_a_wheel_holds_one_package(tmp_path, core):
     assert info.startswith("keras_collective-") and info.endswith(".dist-info")
     for folder in ("training", "backends", "comparison"):
         assert f"collective/{folder}/__init__.py" in names
-    assert "collective/comparison/report.html.jinja" in names
     assert ("collective/native/libcollective.so" in names) == core
     user = tmp_path / "user"
     used = run_script(user, PYTHONPATH=str(tmp_path / "installed"))

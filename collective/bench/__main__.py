@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 
 import collective
+from collective import json_file
 from collective.bench import limits as host
 from collective.bench import table
 from collective.bench.limits import Limits
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; 1 if a result was wrong, 2 for wrong use."""
     options = _parse(arguments)
     try:
+        if options.json:
+            json_file.check_writable("--json", options.json)
         return _run(options)
     except CollectiveError as error:
         if not error.everywhere or os.environ.get("COLLECTIVE_RANK", "0") == "0":
@@ -169,9 +172,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.seconds <= 0:
         parser.error(f"--seconds {options.seconds:g}\nHINT: more than 0, as 0.3")
-    folder = os.path.dirname(options.json or "") or "."
-    if os.path.isdir(options.json or "") or not os.access(folder, os.W_OK | os.X_OK):
-        parser.error(f"--json: {options.json} cannot be written\nHINT: another folder")
     return options
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from collective import json_file
 from collective.bench.limits import Limits
 from collective.bench.measure import Samples, Subject
 
@@ -93,4 +92,4 @@ def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> Non
         "limits_by_state": by_state,
         "rows": [row.json() for row in rows],
     }
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")
+    json_file.write(path, content)

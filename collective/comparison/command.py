@@ -1,20 +1,16 @@
-"""``compare.py``: runs the comparison, prints tables, writes the report."""
+"""``compare.py``: runs the comparison, prints tables, writes the results."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
-import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from collective import json_file
 from collective import train as cli
 from collective.comparison import tables
 from collective.comparison.equality import TOLERANCE
@@ -23,25 +19,25 @@ from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
-        "--devices", "--hook", "--json", "--ledger", "--list-backends", "--resume",
+        "--devices", "--hook", "--ledger", "--list-backends", "--resume",
         "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
 def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
-    """Compares, prints, and writes the report folder.
+    """Compares, prints, and writes the results.
 
     Args:
         args: From ``compare.parser()``.
         rest: Options for ``train.py``.
-        command: The command line as typed, for the report.
+        command: The command line as typed, for the results.
 
     Returns:
         0; 1 if a backend is not equal or a run failed; 130 if interrupted, 143 if
         terminated (the finished runs are reported).
 
     Raises:
-        UsageError: If an option is invalid or the folder cannot be written.
+        UsageError: If an option is invalid or the file cannot be written.
     """
     for option in rest:
         if option.split("=")[0] in FIXED_OPTIONS:
@@ -52,7 +48,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     if args.precision:
         rest = [*rest, "--precision", args.precision]
     train = cli.parser().parse_args(rest)  # fails on a wrong option before any run
-    results = Results({**_plain(args), "train": rest, "command": command})
+    results = Results({**vars(args), "train": rest, "command": command})
     length = {"--steps", "--epochs"} & set(rest)
     steps = [] if length else ["--steps", "60"]
     virtual = train.virtual_replicas is not None
@@ -72,23 +68,20 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    _make_folder(args.output)  # a wrong path fails before the runs
+    if args.json:
+        json_file.check_writable("--json", args.json)
     signalled = _run(comparison, console)
     _show(results, console)
     if quick:
         console.print(
             "\nEach backend was started once. --full repeats the timed runs in turns, and "
-            "adds float32,\nasynchronous backends, the choice of auto and the all-reduce "
-            "alone."
+            "adds float32\nand the speed of asynchronous backends."
         )
-    _write(results, args.output, console)
+    if args.json:
+        results.write(args.json)
     if signalled:
         return 128 + signalled
     return int(not results.all_equal or results.failed)
-
-
-def _plain(args: argparse.Namespace) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
 
 
 def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
@@ -140,6 +133,7 @@ def _run(comparison: Comparison, console: Console) -> int:
 def _show(results: Results, console: Console) -> None:
     for table in tables.tables(results):
         _show_table(table, console)
+    console.print(f"\n{results.verdict}", style="bold")
 
 
 def _show_table(table: tables.Table, console: Console) -> None:
@@ -154,37 +148,3 @@ def _show_table(table: tables.Table, console: Console) -> None:
     console.print(shown)
     for sentence in table.sentences:
         console.print(f"  {printable(sentence)}", style="dim")
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turns what fails in writing into a UsageError."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
-        ) from error
-
-
-def _make_folder(folder: Path) -> None:
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _write(results: Results, folder: Path, console: Console) -> None:
-    with _writing(folder):
-        results.write(folder / "results.json")
-    try:
-        from collective.comparison import figures, page
-    except ModuleNotFoundError as error:
-        console.print(
-            f"\nResults: {folder / 'results.json'}; no page, as {error.name} is missing"
-            '\nHINT: pip install "keras-collective[report]"'
-        )
-        return
-    pictures = figures.draw(results, folder)
-    page.write(folder / "report.html", results, tables.tables(results), pictures)
-    console.print(f"\nReport: {folder / 'report.html'}")

@@ -1,4 +1,4 @@
-"""The results of a comparison: one object, written as ``results.json``.
+"""The results of a comparison: one object, which ``--json`` writes.
 
 ``docs/reference/results.schema.json`` is its JSON Schema.
 """
@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import platform
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from collective import json_file
 from collective.comparison.equality import Verdict
-from collective.comparison.speed import Auto, Timed
+from collective.comparison.speed import Timed
 from collective.launch.versions import installed
 
 SCHEMA = 1
@@ -35,29 +33,6 @@ class Proof:
 
 
 @dataclass
-class Learned:
-    """A learning curve; lists have one entry for each epoch."""
-
-    samples: list[int] = field(default_factory=list)  # rows up to the epoch's end
-    loss: list[float] = field(default_factory=list)  # mean over the epoch
-    accuracy: list[float] = field(default_factory=list)  # likewise; may be empty
-    test: dict[str, float] = field(default_factory=dict)  # loss and metrics, at the end
-    failure: str = ""  # why the run failed; empty if it succeeded
-
-    @classmethod
-    def of(cls, summary: dict[str, Any]) -> Learned:
-        """Makes one of a ``train.py --json`` summary."""
-        rows, size = summary["rows"], summary["options"]["global_batch_size"]
-        per_epoch, history = -(-rows // size), summary["history"]
-        samples = []
-        for epoch in range(len(history["loss"])):
-            steps = min(summary["steps"] - epoch * per_epoch, per_epoch)
-            samples.append(epoch * rows + min(steps * size, rows))
-        accuracy = history.get("accuracy", [])
-        return cls(samples, history["loss"], accuracy, summary["test"])
-
-
-@dataclass
 class Results:
     """Everything that a comparison found. Seconds, bytes, samples per second.
 
@@ -67,15 +42,9 @@ class Results:
     options: dict[str, Any]  # of compare.py, and those passed on to train.py
     left_out: dict[str, str] = field(default_factory=dict)  # why, by backend
     equal: dict[str, Proof] = field(default_factory=dict)  # by precision
-    # By backend, if one of them is asynchronous.
-    learned: dict[str, Learned] = field(default_factory=dict)
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
-    auto: dict[str, Auto] = field(default_factory=dict)  # by number of ranks
-    # Seconds of one all-reduce by backend, then by bytes; the least on this host.
-    allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
-    floor: dict[str, float] = field(default_factory=dict)
     finished: bool = False  # whether every planned run was made
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     versions: dict[str, str] = field(default_factory=installed)
@@ -89,34 +58,26 @@ class Results:
     @property
     def failed(self) -> bool:
         """Whether any run failed."""
-        return (
-            any(proof.failures for proof in self.equal.values())
-            or any(one.failure for of in self.fast.values() for one in of.values())
-            or any(learned.failure for learned in self.learned.values())
+        return any(proof.failures for proof in self.equal.values()) or any(
+            one.failure for of in self.fast.values() for one in of.values()
         )
 
-    def curves(self) -> tuple[str, dict[str, list[float]]]:
-        """Of what ``learned`` has curves, accuracy or loss; and the curves."""
-        any_accuracy = any(of.accuracy for of in self.learned.values())
-        curves = {name: of.accuracy or of.loss for name, of in self.learned.items()}
-        return "accuracy" if any_accuracy else "loss", curves
+    @property
+    def verdict(self) -> str:
+        """The comparison in one sentence."""
+        if not self.finished:
+            return "Interrupted: the tables hold the runs that had finished."
+        if not self.all_equal:
+            return "Not every backend trained the same model."
+        if self.failed:
+            return "Some runs failed."
+        if not self.equal:
+            return "Nothing was compared for equality."
+        return "Every compared backend trained the same model."
 
-    def write(self, path: Path) -> None:
-        """Writes the file; numbers that are not finite become null."""
-        content = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        part.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    def write(self, path: str) -> None:
+        """Writes the file; a CollectiveError if it cannot."""
+        json_file.write(path, {"schema": SCHEMA, **dataclasses.asdict(self)})
 
 
 def _machine() -> dict[str, Any]:

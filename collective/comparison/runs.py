@@ -6,21 +6,19 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from collective import python_command
-from collective.backends import launching
-from collective.backends.auto import choose
-from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
-from collective.bench.limits import Limits
+from collective.comparison import launching
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
-from collective.comparison.results import Learned, Proof, Results
-from collective.comparison.speed import MESSAGE_SIZES, Auto, Timed
+from collective.comparison.launching import CompletedRun, run
+from collective.comparison.results import Proof, Results
+from collective.comparison.speed import Timed
 from collective.errors import UsageError
 
 REFERENCE = "single"
@@ -73,14 +71,8 @@ class Comparison:
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
         self.synchronous = [n for n in self.backends if BACKENDS[n].synchronous]
-        asynchronous = [n for n in self.backends if not BACKENDS[n].synchronous]
-        if not plan.precisions or plan.virtual or plan.quick:
-            asynchronous = []
-        if plan.quick:
+        if plan.quick or plan.virtual:
             self.backends = list(self.synchronous)
-        if plan.virtual:
-            self.backends = list(self.synchronous)
-        self.learners = [REFERENCE, *asynchronous] if asynchronous else []
         self._planned = list(self._plan_runs())
         self.runs = len(self._planned)  # total number of runs
 
@@ -102,21 +94,12 @@ class Comparison:
     def _plan_runs(self) -> Iterator[Run]:
         for precision in self.plan.precisions:
             yield from self._test_equality(precision)
-        for name in self.learners:
-            yield f"learning curve: {name}", partial(self._learn, name)
         if self.plan.quick:
             yield f"speed: {SHARE}", self._time_share
         if not self.plan.time or self.plan.quick:
             return
         for processes in self.plan.processes:
             yield from self._time(processes)
-            if processes > 1:
-                what = f"{processes} replicas: the choice of auto"
-                yield what, partial(self._ask_auto, processes)
-        yield "the floor of the all-reduce", self._measure_floor
-        for backend in self.synchronous:
-            if backend not in ALONE:
-                yield f"all-reduce: {backend}", partial(self._time_allreduce, backend)
 
     def run(self, report: Report) -> None:
         """Makes every run; a failed run is recorded and the next one starts."""
@@ -219,14 +202,6 @@ class Comparison:
         self._add_speed(SHARE, self.plan.most, summary)
         return self._figures(SHARE, self.plan.most, Proof(REFERENCE))
 
-    def _learn(self, name: str) -> str:
-        """Records the learning curve of a backend that cannot be compared for equality."""
-        ended, summary = self._train(name, self.plan.most)
-        self.results.learned[name] = (
-            Learned.of(summary) if summary else Learned(failure=ended.failure)
-        )
-        return ""
-
     def _time(self, processes: int) -> Iterator[Run]:
         share = max(1, len(os.sched_getaffinity(0)) // processes)
         contestants: dict[str, tuple[str, Sequence[str]]] = {
@@ -255,63 +230,15 @@ class Comparison:
                 what = f"{processes} replicas, round {number + 1}: {name}"
                 yield what, partial(train, name, backend, more)
 
-    def _ask_auto(self, processes: int) -> str:
-        """Records what ``--backend auto`` chooses, by a training of two steps."""
-        with_mpi = can_start("mpi", processes).usable
-        measure = {choose.SWITCH: os.environ.get(choose.SWITCH) or choose.MEASURE}
-        ended, summary = self._train(
-            "auto",
-            processes,
-            "--steps",
-            "2",
-            launcher="mpirun" if with_mpi else "collectiverun",
-            variables=launching.environment({**os.environ, **measure}),
-        )
-        self.results.auto[str(processes)] = (
-            Auto(summary["backend"], summary["predicted_all_reduce"])
-            if summary
-            else Auto(failure=ended.failure)
-        )
-        return ""
-
-    def _time_allreduce(self, backend: str) -> str:
-        path = self.folder / "allreduce.json"
-        sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
-        probe = "collective.backends.auto.probe"
-        program = python_command.arguments(probe, str(path), *sizes)
-        if self._start(backend, self.plan.most, program, path).code == 0:
-            self.results.allreduce[backend] = {
-                str(point["size"]): point["seconds"]
-                for point in json.loads(path.read_text())
-            }
-        return ""
-
-    def _measure_floor(self) -> str:
-        """Records the limits of this host, measured by ``collective.bench``."""
-        path = self.folder / "limits.json"
-        bench = python_command.command("collective.bench", "--sizes", "4")
-        most = str(self.plan.most)
-        start = python_command.command("collective.launch", "-np", most)
-        if run([*start, *bench, "--json", str(path)], self.plan.seconds).code == 0:
-            limits = Limits(**json.loads(path.read_text())["limits"])
-            for size in MESSAGE_SIZES:
-                self.results.floor[str(size)] = limits.private(size)
-        return ""
-
     def _train(
-        self,
-        backend: str,
-        processes: int,
-        *more: str,
-        launcher: str = "",
-        variables: Mapping[str, str] | None = None,
+        self, backend: str, processes: int, *more: str
     ) -> tuple[CompletedRun, dict[str, Any] | None]:
         """Trains once; returns how it ended, and its summary if it succeeded."""
         path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
         program = python_command.arguments("collective.train", *options)
-        ended = self._start(backend, processes, program, path, launcher, variables)
+        ended = self._start(backend, processes, program, path)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None
 
@@ -321,13 +248,11 @@ class Comparison:
         processes: int,
         program: Sequence[str],
         output: Path,
-        launcher: str = "",
-        variables: Mapping[str, str] | None = None,
     ) -> CompletedRun:
         """Runs a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
-        command = launching.line(backend, processes, program, launcher)
-        return run(command, self.plan.seconds, variables)
+        command = launching.line(backend, processes, program)
+        return run(command, self.plan.seconds)
 
 
 def undividable(batch: int, most: int) -> int:

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Bytes at which the all-reduce alone is timed: 4 B to 64 MiB.
-MESSAGE_SIZES = tuple(4 * 16**i for i in range(7))
-
 
 @dataclass
 class Timed:
@@ -19,20 +16,17 @@ class Timed:
     # Seconds of each part of a step, in order: medians over the rounds.
     parts: dict[str, float] = field(default_factory=dict)
     memory: int = 0  # peak bytes of rank 0 over all rounds
-    gradient_bytes: int = 0  # of one all-reduce, approximately
     failure: str = ""  # why a run failed; empty if every round succeeded
     tail: str = ""  # the last lines of the failed run
 
     @classmethod
     def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Timed:
         """Summarizes rounds: the ``train.py --json`` of each."""
-        first, seconds = summaries[0], [s["seconds_per_step"] for s in summaries]
-        width = 8 if first["options"]["precision"] == "float64" else 4
+        seconds = [s["seconds_per_step"] for s in summaries]
         return cls(
             [s["samples_per_second"] for s in summaries],
             {part: statistics.median(s[part] for s in seconds) for part in seconds[0]},
             max(s["peak_memory"] for s in summaries),
-            width * first["parameters"],
         )
 
     @property
@@ -44,40 +38,6 @@ class Timed:
     def step(self) -> float:
         """Seconds per step."""
         return sum(self.parts.values())
-
-
-@dataclass
-class Auto:
-    """What ``--backend auto`` chose at one number of ranks."""
-
-    backend: str = ""  # empty if the run failed
-    # Predicted seconds of a step's all-reduce, by candidate.
-    predicted: dict[str, float] = field(default_factory=dict)
-    failure: str = ""  # why there is no choice; empty if there is one
-
-    def behind(self, timed: Mapping[str, Timed]) -> tuple[str, float]:
-        """Returns the fastest candidate, and how far the choice is behind it."""
-        among = {n: timed[n].rate for n in self.predicted if n in timed}
-        best = max(among, key=lambda n: among[n], default=self.backend)
-        if not among.get(self.backend):
-            return best, 0.0
-        return best, 1 - among[self.backend] / among[best]
-
-    def sentence(self, timed: Mapping[str, Timed]) -> str:
-        """Returns this as a sentence."""
-        if self.failure:
-            return f"auto {self.failure}."
-        if not self.predicted:
-            return f"auto chooses {self.backend}, without measuring."
-        shown = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
-        best, behind = self.behind(timed)
-        how = "the fastest"
-        if best != self.backend:
-            how = f"{behind:.1%} behind {best}, the fastest"
-        return (
-            f"auto chooses {self.backend}, {how} for launched processes (predicted "
-            f"all-reduce: {shown})."
-        )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""The tables and sentences of a comparison, for the terminal and the page."""
+"""The tables and sentences of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from collective.comparison.equality import ROUNDING, TOLERANCE
 from collective.comparison.results import Proof, Results
@@ -31,8 +30,6 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """Returns every table of a comparison, in order of presentation."""
     found = [_equal(precision, proof) for precision, proof in results.equal.items()]
-    if results.learned:
-        found.append(_learned(results))
     for replicas in sorted(map(int, results.fast)):
         found += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
@@ -56,8 +53,9 @@ def _equal(precision: str, proof: Proof) -> Table:
         table.add("good" if verdict.equal else "bad", name, answer,
                   f"{verdict.loss:.1e}", f"{verdict.parameter:.1e}", where,
                   *([verdict.sha256[:16]] if bits else []))  # fmt: skip
-    for name, (why, _) in proof.failures.items():
+    for name, (why, tail) in proof.failures.items():
         table.add("bad", name, why, *[""] * (len(table.columns) - 2))
+        table.sentences.append(f"The last lines of {name}:\n{tail}")
     if bits:
         table.sentences.append("With virtual replicas every bit has to be the same.")
         return table
@@ -68,26 +66,6 @@ def _equal(precision: str, proof: Proof) -> Table:
             text += f" after the first step, {last:.1e} after the last"
             text += f" ({ROUNDING:g} x what other orders of the sums do in one process)"
         table.sentences.append(text + ".")
-    return table
-
-
-def _learned(results: Results) -> Table:
-    names = [*results.learned]
-    table = Table("Asynchronous backends: learning curve", ["samples seen", *names])
-    what, curves = results.curves()
-    for epoch, samples in enumerate(results.learned[REFERENCE].samples):
-        shown = [curves[n][epoch] if epoch < len(curves[n]) else None for n in names]
-        table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
-    tested = [results.learned[n].test.get(what) for n in names]
-    table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))
-    for name, of in results.learned.items():
-        if of.failure:
-            table.sentences.append(f"{name} {of.failure}.")
-    table.sentences.append(
-        "An asynchronous backend trains a different model in each run by design: its "
-        "workers do not wait for each other. So the table compares the "
-        f"{what} reached with the samples seen; equality is not expected."
-    )
     return table
 
 
@@ -102,6 +80,8 @@ def _fast(results: Results, replicas: int) -> Table:
         one = timed[name]
         if not one.rates:
             table.add("bad", name, one.failure or "not run", *[""] * 4)
+            if one.tail:
+                table.sentences.append(f"The last lines of {name}:\n{one.tail}")
             continue
         ideal = share.rate * min(replicas, cores)
         several = name not in ALONE
@@ -116,8 +96,6 @@ def _fast(results: Results, replicas: int) -> Table:
         )
     if winner := _winner(timed):
         table.sentences.append(winner.sentence())
-    if str(replicas) in results.auto:
-        table.sentences.append(results.auto[str(replicas)].sentence(timed))
     threads = max(1, cores // replicas)
     table.sentences.append(
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "
@@ -129,12 +107,12 @@ def _fast(results: Results, replicas: int) -> Table:
 def _parts(results: Results, replicas: int) -> Table:
     timed = {n: t for n, t in results.fast[str(replicas)].items() if t.rates}
     columns = ["backend", "step", "input", "compute", "wait", "all-reduce", "update"]
-    table = Table(f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms",
-                  [*columns, "of its floor"])  # fmt: skip
+    table = Table(
+        f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms", columns
+    )
     for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
         times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
-        summed = replicas > 1 and name not in ALONE
-        table.add("", name, *times, _of_floor(results, one) if summed else "")
+        table.add("", name, *times)
     if winner := _winner(timed):
         table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
     return table
@@ -142,21 +120,3 @@ def _parts(results: Results, replicas: int) -> Table:
 
 def _winner(timed: Mapping[str, Timed]) -> Fastest | None:
     return fastest({name: one for name, one in timed.items() if name != SHARE})
-
-
-def _of_floor(results: Results, timed: Timed) -> str:
-    """Returns the floor of this model's all-reduce as a share of the measured time."""
-    floor = floor_of(results, timed.gradient_bytes)
-    seconds = timed.parts.get("all_reduce", 0.0)
-    return f"{min(1.0, floor / seconds):.0%}" if floor and seconds else ""
-
-
-def floor_of(results: Results, size: int) -> float:
-    """Returns the least seconds of an all-reduce of ``size`` bytes, interpolated."""
-    points = sorted((int(s), seconds) for s, seconds in results.floor.items())
-    if not points:
-        return 0.0
-    for (low, below), (high, above) in pairwise(points):
-        if size <= high:
-            return below + (above - below) * max(0, size - low) / (high - low)
-    return points[-1][1] * size / points[-1][0]

@@ -1,8 +1,11 @@
-"""Examines this machine and, given hosts, all of them and their network.
+"""Examines this machine and, given hosts, all of them and their way to this one.
 
 python -m collective.doctor
 python -m collective.doctor --backend mpi --json
 python -m collective.doctor --hostfile hosts
+
+Latency and bandwidth between hosts:
+collectiverun -H a,b python -m collective.bench --sizes 4,16M
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from collective import hosts
 from collective.command_parser import Parser
 from collective.doctor import findings, machine, multi_host, report
 from collective.errors import CollectiveError, printable
-from collective.launch import remote_shell
+from collective.launch import reachability, remote_shell
+from collective.net import shared_secret
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,10 +36,10 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="any dialect")
     remote_shell.add_options(p)
     add("--network-interfaces", dest="nics", default="", metavar="LIST",
-        help="those that must carry the traffic")  # fmt: skip
+        help="those at which the hosts must reach this one")  # fmt: skip
     add("--start-timeout", type=int, metavar="SECONDS",
         help="for ssh to connect to a host (8)")  # fmt: skip
-    add("--facts", action="store_true", help=argparse.SUPPRESS)
+    add("--facts", nargs="*", help=argparse.SUPPRESS)  # addresses, with their ports
     return p
 
 
@@ -46,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if everything asked for works; 1 if not; 2 for bad arguments.
     """
     options = parser().parse_args(arguments)
-    if options.facts:  # a doctor on another host has started this one
-        print(json.dumps(machine.examine()))
+    if options.facts is not None:  # a doctor on another host has started this one
+        secret = shared_secret.from_stdin()
+        cut_off = reachability.why_cut_off(options.facts, secret)
+        print(json.dumps({"cut_off": cut_off, **machine.examine()}))
         return 0
     try:
         listed = hosts.parse_list(options.hosts) if options.hosts else []
@@ -57,15 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wrong = [*findings.of_machine(found["machine"], options.backend)]
         if listed:
             shell = remote_shell.from_options(options)
-            found["hosts"], silent = multi_host.examine(listed, shell)
+            nics = [name for name in options.nics.split(",") if name]
+            found["hosts"], silent = multi_host.examine(listed, shell, nics)
             wrong += [*silent, *multi_host.compare(found["hosts"])]
-            answered = {m["name"] for m in found["hosts"]}
-            found["wires"], broken = multi_host.measure(
-                [host for host in listed if host.name in answered],
-                shell,
-                [name for name in options.nics.split(",") if name],
-            )
-            wrong += broken
     except CollectiveError as error:
         print(f"collective.doctor: {error}", file=sys.stderr)
         return error.exit_code
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parts = [report.machine(found["machine"])]
         parts.append(report.backends(found["machine"]["backends"]))
         if "hosts" in found:
-            parts += [report.hosts(found["hosts"]), report.wires(found["wires"])]
+            parts.append(report.hosts(found["hosts"]))
         print(printable("\n\n".join([*parts, report.findings(wrong)])))
     return 1 if failed else 0
 

@@ -61,16 +61,12 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> Iterator[F
                 if backends
                 else "install the whole package: " + library.HINT,
             )
-        elif not usable(backends[name]):
-            alone, why = backends[name]["alone"], backends[name]["launched"]
+            continue
+        alone, why = backends[name]["alone"], backends[name]["launched"]
+        if not (alone["usable"] or why["usable"]):
             if alone["reason"] and not why["hint"]:
                 why = alone
             yield Finding(f"backend {name}: {why['reason']}", why["hint"])
-
-
-def usable(backend: dict[str, Any]) -> bool:
-    """Whether a backend can be used here, by one process or under mpirun."""
-    return bool(backend["alone"]["usable"] or backend["launched"]["usable"])
 
 
 def _same_family(mpi: dict[str, Any]) -> bool:

@@ -105,7 +105,7 @@ def _native() -> dict[str, Any]:
 
 def _backends() -> dict[str, Any] | None:
     """A program of its own: this package must not import a backend. None without it."""
-    code, output = _ask(*python_command.command("collective.backends", "--json"))
+    code, output = _ask(*python_command.command("collective.backends"))
     try:
         return json.loads(output) if code == 0 else None
     except ValueError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from collective.doctor.findings import Finding, usable
+from collective.doctor.findings import Finding
 
 
 def machine(found: dict[str, Any]) -> str:
@@ -39,54 +41,56 @@ def machine(found: dict[str, Any]) -> str:
 
 
 def backends(found: dict[str, Any] | None) -> str:
-    """Each backend: usable or not, why, and the line to type."""
+    """Backends in three groups, why, and what to type; no wider than the terminal.
+
+    Args:
+        found: As of ``collective.backends.registry.describe``; None where it is not there.
+    """
     if found is None:
         return "backends: not installed here (only the package collective is)"
-    lines = []
-    width = max(map(len, found)) + 2
+    width = min(max(shutil.get_terminal_size().columns, 60), 100)
+    here = "Can be used in this process:"
+    started = "Can be used here when started so:"
+    missing = "Cannot be used on this machine:"
+    groups: dict[str, list[str]] = {here: [], started: [], missing: []}
     for name, backend in found.items():
         alone, launched = backend["alone"], backend["launched"]
-        best = alone if alone["usable"] or not launched["usable"] else launched
-        answer = "yes" if usable(backend) else "no "
-        lines.append(f"{name:{width}}{answer}  {best['reason']}")
-        # How to start the backend, or what to install for it.
-        hint = alone["hint"] if not alone["usable"] else ""
-        if not usable(backend):  # the hint that belongs to the reason shown
-            hint = alone["hint"] or launched["hint"]
-        if hint:
-            lines.append(f"{'':{width}}     HINT: {hint}")
-    return "\n".join(lines)
+        if alone["usable"]:
+            group, how = here, alone["reason"]
+        elif launched["usable"]:
+            group, how = started, f"{alone['hint']} (this is {alone['reason']})"
+        else:
+            group, how = missing, f"{launched['reason']}; HINT: {launched['hint']}"
+        for first, text in ((name, backend["summary"]), ("", how)):
+            groups[group] += textwrap.wrap(
+                text,
+                width,
+                initial_indent=f"  {first:<21}",
+                subsequent_indent=" " * 23,
+                break_on_hyphens=False,
+            )
+    return "\n\n".join("\n".join([g, *lines]) for g, lines in groups.items() if lines)
 
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:
-    """A line for each host."""
-    return _table(
-        ("host", "own name", "cores", "memory", "GPUs", "clock ahead by"),
-        *(
+    """A line for each host, and how to measure their network."""
+    rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
+    for found in machines:
+        memory, clock = _size(found["memory"]["all"]), found["clock_error"]
+        rows.append(
             (
-                *(found["name"], found["host"], str(found["cores"]["usable"])),
-                *(_size(found["memory"]["all"]), str(len(found["gpus"]))),
-                "{:.1f} to {:.1f} s".format(*found["clock_error"]),
+                *(found["name"], found["host"], str(found["cores"]["usable"]), memory),
+                *(str(len(found["gpus"])), "{:.1f} to {:.1f} s".format(*clock)),
             )
-            for found in machines
-        ),
-    )
-
-
-def wires(results: Sequence[dict[str, Any]]) -> str:
-    """A line for each pair of hosts."""
-    names = ("from", "to", "interface", "address")
-    return _table(
-        (*names, "latency", "bandwidth"),
-        *(
-            (
-                *(result[name] for name in names),
-                f"{result['latency'] * 1e6:.0f} us",
-                f"{result['bandwidth'] / 1e9:.2f} GB/s",
-            )
-            for result in results
-        ),
-    )
+        )
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    names = ",".join(found["name"] for found in machines)
+    bench = f"collectiverun -H {names} python -m collective.bench --sizes 4,16M"
+    return "\n".join([*lines, f"latency and bandwidth between them: {bench}"])
 
 
 def findings(found: Sequence[Finding]) -> str:
@@ -97,14 +101,6 @@ def findings(found: Sequence[Finding]) -> str:
     return "\n".join(
         f"{'PROBLEM' if f.fatal else 'note'}: {f.what}\n  HINT: {f.hint}"
         for f in ordered
-    )
-
-
-def _table(*rows: Sequence[str]) -> str:
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
     )
 
 

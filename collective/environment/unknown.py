@@ -32,7 +32,6 @@ KNOWN = frozenset(
         "OUTPUT",
         "OVERLAPS",
         "PORTABLE",
-        "PROBE",
         "QUIET",
         "RANK",
         "RANKS_PER_HOST",

@@ -61,19 +61,6 @@ def _default_address() -> str:
             return ""
 
 
-def name_of(address: str) -> str:
-    """The interface with an address, IPv4 or IPv6; empty for none (loopback too)."""
-    wanted = ipaddress.ip_address(address.partition("%")[0])
-    for name, addresses in psutil.net_if_addrs().items():
-        for found in addresses:
-            if found.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            own = ipaddress.ip_address(found.address.partition("%")[0])
-            if own == wanted and not own.is_loopback:
-                return name
-    return ""
-
-
 def others(address: str) -> list[str]:
     """Returns this host's interfaces that are not in the network of an address."""
     found = ipaddress.ip_address(address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import socket
@@ -17,6 +16,7 @@ from types import FrameType
 
 from collective import library
 from collective.environment import Environment
+from collective.launch.processes import is_stopped
 from collective.net import private_files
 from collective.recorder import memory
 from collective.recorder.dump import Dump
@@ -72,7 +72,7 @@ def _dump(folder: str) -> None:
     ranks.sort(key=lambda rank: rank.rank)
     size = len(ranks) if rank_info.size == rank_info.local_size else rank_info.size
     for rank in ranks:
-        if rank.state == "alive" and _stopped(rank.pid):
+        if rank.state == "alive" and is_stopped(rank.pid):
             rank.state = "stopped"
     reason = core.collective_recorder_reason().decode(errors="replace")
     dump = Dump(reason, wall, size, ranks)
@@ -125,10 +125,3 @@ def _main_stack() -> bytes:
         lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         frame = frame.f_back
     return "\n".join(lines).encode(errors="replace")
-
-
-def _stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] in "tT"
-    return False

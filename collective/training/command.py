@@ -27,7 +27,6 @@ from collective.training.loop.summary import Summary
 from collective.training.names import options_named
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.prepared import get_prepared
-from collective.training.variables import gradient_sizes
 from collective.training.verification.deterministic import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -143,7 +142,7 @@ def make_backend(job: Job) -> Backend:
     if job.virtual_replicas is not None and options.threads is None:
         options = dataclasses.replace(options, threads=THREADS)
     with quiet():
-        backend = backends.get(job.backend, options, lambda: _gradient_sizes(job))
+        backend = backends.get(job.backend, options)
     if isinstance(backend, Serving):
         backend.serve()
     with quiet():
@@ -159,12 +158,6 @@ def _set_precision(precision: str) -> None:
         )
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
-
-
-def _gradient_sizes(job: Job) -> list[int]:
-    """What a step will send. Makes data and model, so it is called in a fork."""
-    _set_precision(job.precision)
-    return gradient_sizes(_model(job, datasets.load(job.data, seed=job.seed)))
 
 
 def _model(job: Job, data: datasets.Data) -> keras.Model:

@@ -34,7 +34,6 @@ from collective.training.opening import open_backend
 from collective.training.prepare import prepare, runs_eagerly
 from collective.training.step import finite
 from collective.training.training_data import TrainingData
-from collective.training.variables import gradient_sizes
 from collective.training.verification import compare_models
 from collective.training.verification.deterministic import THREADS
 
@@ -282,11 +281,6 @@ def fit(
 
 
 def _open(model: Any, backend: str | Backend, options: FitOptions) -> Backend:
-    """The backend; of a name ``auto`` one that suits the model's gradients."""
-    backend = backend_for(model, backend)
-    named = isinstance(backend, str) and isinstance(model, keras.Model)
-    return open_backend(
-        backend,
-        gradient_sizes(model) if named else None,
-        None if options.virtual_replicas is None else THREADS,
-    )
+    """The backend of the model, with the threads that virtual replicas need."""
+    threads = None if options.virtual_replicas is None else THREADS
+    return open_backend(backend_for(model, backend), threads)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
@@ -15,22 +13,17 @@ from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 
 
-def open_backend(
-    backend: str | Backend,
-    gradients: Sequence[int] | None = None,
-    threads: int | None = None,
-) -> Backend:
+def open_backend(backend: str | Backend, threads: int | None = None) -> Backend:
     """The backend of a name; a process that only serves does not return.
 
     Args:
-        gradients: Bytes of each gradient, for ``auto`` to choose by.
         threads: Of a backend made here, if TensorFlow has not started.
     """
     if isinstance(backend, str):
         if tensorflow_has_started():
             threads = None  # it keeps those that it has
         options = backends.Options(threads=threads)
-        backend = _as_before(backends.get(backend, options, gradients))
+        backend = _as_before(backends.get(backend, options))
     if isinstance(backend, Serving):
         backend.serve()
     return backend

@@ -8,7 +8,6 @@ model's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,7 +22,6 @@ from collective.training import keras_compat
 from collective.training.prepared import PreparedModel, get_partition, get_prepared
 from collective.training.traced import nodes_of
 
-SMALL = 64  # elements; tensors up to this size are sent as one
 _WRITES = (
     "AssignVariable",
     "AssignAddVariable",
@@ -137,23 +135,6 @@ def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
     """The dtype in which a step sums over replicas: float64 if it trains float64 variables."""
     wide = any(variable.dtype == "float64" for variable in variables)
     return tf.float64 if wide else tf.float32
-
-
-def gradient_sizes(model: keras.Model) -> list[int]:
-    """Bytes of each tensor that a step of this model sums, about; none before it is built.
-
-    Gradients, and state that changes in training such as BatchNorm's; of models with
-    weighed losses (see ``collective.training.step.losses``) one set of gradients only.
-    """
-    if not model.built:
-        return []
-    variables = [*model.trainable_variables]
-    state = model.non_trainable_variables
-    variables += [v for v in state if "seed_generator" not in v.path]
-    width = dtype_of_sums(variables).size
-    counts = [math.prod(v.shape) for v in variables]
-    small = sum(count for count in counts if count <= SMALL)
-    return [width * n for n in (small + 1, *(c for c in counts if c > SMALL))]
 
 
 def check_frozen_layers(model: keras.Model, hook: str) -> None:

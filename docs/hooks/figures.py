@@ -99,7 +99,7 @@ def floors() -> None:
     stories = [
         ("train.py   compare.py", "parse options, call one function", GREY, []),
         ("collective/comparison/", "the same training on every backend: equal? how fast?", RED,
-         ["runs", "equality", "speed", "tables", "figures", "page"]),
+         ["runs", "equality", "speed", "tables"]),
         ("collective/training/", "the step, the input, the loop", BLUE,
          ["fit", "step", "variants", "loop", "observers", "input", "|", "evaluation",
           "verification", "unedited", "keras_compat"]),

@@ -8,9 +8,7 @@ import sys
 import pytest
 
 from collective import backends
-from collective.backends import Options
-from collective.backends.auto import choose
-from collective.backends.horovod import installed
+from collective.backends import Options, auto
 from collective.backends.registry import options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
@@ -93,41 +91,8 @@ def test_without_mpi4py_the_hint_installs_it(monkeypatch):
     assert not found.usable and found.hint.startswith("pip install mpi4py")
 
 
-@pytest.mark.parametrize(
-    "environment, devices, gpus, wanted",
-    [
-        (ALONE, None, 0, "single"),
-        (ALONE, None, 1, "single"),
-        (ALONE, None, 2, "tf-mirrored"),
-        (ALONE, 4, 0, "tf-mirrored"),
-        (ALONE, 1, 8, "single"),
-        (FOUR, None, 0, "native"),
-        (FOUR, None, 2, "native"),
-    ],
-)
-def test_auto(environment, devices, gpus, wanted, monkeypatch):
-    monkeypatch.setattr(choose, "gpus", lambda: gpus)
-    monkeypatch.setattr(choose, "are_shared", lambda place: gpus < place.local_size)
-    choice = choose.by_rule(environment, Options(devices=devices))
-    assert choice.name == wanted and choice.because and not choice.predicted
-
-
-@pytest.mark.parametrize("misfit", [None, "Horovod is not installed"])
-def test_auto_under_horovodrun(misfit, monkeypatch):
-    monkeypatch.setattr(installed, "misfit", lambda: misfit)
-    choice = choose.by_rule(BY_HOROVODRUN, Options())
-    assert choice.name == ("native" if misfit else "horovod")
-    assert choice.because.startswith("horovodrun started 4 processes")
-    assert not misfit or misfit in choice.because
-
-
-def test_horovodrun_is_not_asked_to_wait_for_a_probe(monkeypatch):
-    monkeypatch.setattr(installed, "misfit", lambda: None)
-    assert choose.choose(BY_HOROVODRUN, Options()).name == "horovod"
-
-
 def test_auto_says_why(monkeypatch):
-    monkeypatch.setattr(choose, "gpus", lambda: 0)
+    monkeypatch.setattr(auto, "gpus", lambda: 0)
     backend = backends.get("auto")
     assert backend.name == "single" and "one process" in backend.chosen_because
     assert backends.get("single").chosen_because == "asked for"

@@ -46,11 +46,15 @@ def test_results_as_table_and_as_json(tmp_path):
         ["--offset", "0,page"],
         ["--peers", "nccl"],
         ["--seconds", "0"],
-        ["--json", "/no/such/folder/file"],
-        ["--json", "/"],
     ],
 )
 def test_wrong_use_ends_with_2(arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("file", ["/no/such/folder/file", "/"])
+def test_a_file_that_cannot_be_written_is_told_before_it_measures(file, capsys):
+    assert main(["--json", file]) == 2
+    assert f"error: --json: {file} cannot be written\nHINT: " in capsys.readouterr().err

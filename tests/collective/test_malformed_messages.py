@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meeting import name_of_job, names_of, rank
 
-from collective.doctor import wire
 from collective.launch import reachability
 from collective.net import shared_secret
 from tests.launch import NEEDS_CORE, NOT_ON_RANKS
@@ -47,16 +46,6 @@ def test_a_caller_drops_who_is_no_listener(noise):
         there.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError):
             shared_secret.verify_listener(here, SECRET)
-
-
-@few
-@given(NOISE | st.binary(max_size=20).map(lambda rest: b"PS" + bytes(6) + rest))
-def test_the_doctor_drops_who_asks_nonsense(noise):
-    with connected() as (here, there):
-        there.sendall(noise)
-        there.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(OSError):
-            wire._answer(here)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,8 @@ import pytest
 from meeting import name_of_job, rank
 
 from collective import python_command, run_function
-from collective.backends import registry
-from collective.backends.base import Availability
 from collective.backends.horovod import build
-from collective.doctor import multi_host, report, wire
+from collective.doctor import multi_host, report
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
@@ -116,33 +114,6 @@ def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
             assert len(link.recv(100)) == 32 and link.recv(100) == b""
 
 
-def test_the_doctor_listens_only_where_its_host_is_named():
-    listeners = wire._listen("127.0.0.2")
-    try:
-        assert [one.getsockname()[0] for one in listeners] == ["127.0.0.2"]
-    finally:
-        for one in listeners:
-            one.close()
-
-
-def test_the_doctor_answers_nobody_without_the_secret():
-    """Nor do silent strangers keep it from who has it."""
-    with (
-        multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port,
-        contextlib.ExitStack() as strangers,
-    ):
-        for _ in range(100):
-            silent = socket.create_connection(("127.0.0.2", port), 60)
-            strangers.enter_context(silent)
-        assert wire_to(port, "known") == 0
-        assert wire_to(port, "guessed") == 1
-
-
-def wire_to(port, key):
-    command = [sys.executable, "-m", "collective.doctor.wire", "127.0.0.2", str(port)]
-    return processes.run(command, 240, f"{key}\n").code
-
-
 def test_no_secret_is_on_a_command_line(monkeypatch):
     """Neither of the launcher's probes nor of the doctor's: ps shows those to all."""
     said = []
@@ -154,10 +125,9 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
     monkeypatch.setattr(shared_secret, "generate", lambda: "the-secret")
     monkeypatch.setattr(reachability, "run", asked)
     monkeypatch.setattr(multi_host, "run", asked)
-    shell = RemoteShell()
     with pytest.raises(CollectiveError):
         reachability.check([Host("192.0.2.1")], LaunchOptions(), "mpirun")
-    multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], shell)
+    multi_host.examine([Host("192.0.2.1")], RemoteShell())
     assert len(said) == 2
     for command, given in said:
         assert "the-secret" not in " ".join(command)
@@ -409,12 +379,15 @@ def test_texts_do_nothing_to_a_terminal(capsys):
     assert not any(steers(text) for text in texts)
 
 
-def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
+def test_tables_show_brackets_as_they_are():
     """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
-    found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
-    monkeypatch.setattr(registry, "list_backends", lambda: found)
-    registry.print_list()
-    printed = capsys.readouterr().out
+    why = {
+        "usable": False,
+        "reason": "[/red] [bold]none",
+        "hint": "pip install '.[cpu]'",
+    }
+    found = {"single": {"summary": "one", "alone": why, "launched": why}}
+    printed = report.backends(found)
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 
 

@@ -1,8 +1,8 @@
 """Results as a comparison could have found them."""
 
 from collective.comparison.equality import Verdict
-from collective.comparison.results import Learned, Proof, Results
-from collective.comparison.speed import Auto, Timed
+from collective.comparison.results import Proof, Results
+from collective.comparison.speed import Timed
 
 EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
 WRONG = Verdict(False, (1e-12, 1e-12), 1e-3, 0.2, "a/kernel", 4, "b/bias")
@@ -11,7 +11,7 @@ WRONG = Verdict(False, (1e-12, 1e-12), 1e-3, 0.2, "a/kernel", 4, "b/bias")
 def timed(*rates):
     parts = {"input": 1e-4, "compute": 4e-3, "wait": 1e-4}
     parts |= {"all_reduce": 2e-3, "update": 5e-4}
-    return Timed(list(rates), parts, 400 << 20, 1 << 20)
+    return Timed(list(rates), parts, 400 << 20)
 
 
 def results(*, wrong=False, **rates):
@@ -21,8 +21,6 @@ def results(*, wrong=False, **rates):
     for precision in ("float64", "float32"):
         verdicts = {"mpi": EQUAL, "native": WRONG if wrong else EQUAL}
         found.equal[precision] = Proof("single", verdicts, {}, losses)
-    for name in ("single", "tf-parameter-server"):
-        found.learned[name] = Learned([64, 128], [2.0, 1.5], [0.5, 0.75], {"loss": 1.4})
     rounds = {
         "single": (900.0, 910.0, 905.0),
         "one share": (500.0, 505.0, 510.0),
@@ -31,10 +29,6 @@ def results(*, wrong=False, **rates):
     } | rates
     for count in ("1", "2"):
         found.fast[count] = {name: timed(*of) for name, of in rounds.items()}
-    found.auto["2"] = Auto("native", {"native": 1e-4, "mpi": 3e-4})
-    times = {"4": 1e-4, "1024": 2e-4, "1048576": 1e-3}
-    found.allreduce = {"mpi": times, "native": times}
-    found.floor = {"4": 1e-7, "1024": 1e-6, "1048576": 1e-4}
     found.left_out["tf-mirrored"] = "<b>no</b> device"
     found.finished = True
     return found

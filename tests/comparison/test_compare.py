@@ -22,7 +22,8 @@ TINY = ["--model", "mlp", "--optimizer", "sgd"]
 
 def compare(folder: Path, *options: str, seconds: float = 900, **variables: str):
     """Exit code, what was printed, and the results."""
-    command = [sys.executable, "compare.py", "-np", "2", "--output", str(folder)]
+    command = [sys.executable, "compare.py", "-np", "2"]
+    command += ["--json", str(folder / "results.json")]
     code, printed = launch.run(
         [*command, *options], launch.environment(**variables), seconds
     )
@@ -38,8 +39,7 @@ def usable():
 
 
 def test_digits_on_every_backend(tmp_path):
-    measuring = {"COLLECTIVE_PROBE": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    code, printed, found = compare(tmp_path, "--rounds", "1", **measuring)
+    code, printed, found = compare(tmp_path, "--rounds", "1")
     assert code == 0, printed
     assert found["finished"]
     others = usable() - {"single"}
@@ -53,27 +53,8 @@ def test_digits_on_every_backend(tmp_path):
     assert set(found["fast"]["2"]) == others | {"single", "one share"}
     for one in found["fast"]["2"].values():
         assert len(one["rates"]) == 1 and one["rates"][0] > 0 and not one["failure"]
-    assert set(found["learned"]) == {"single", "tf-parameter-server"}
-    learned = found["learned"]["tf-parameter-server"]
-    assert learned["samples"] == found["learned"]["single"]["samples"]
-    assert len(learned["accuracy"]) == len(learned["samples"]) > 1
-    assert "trains a different model in each run by design" in printed
-    summed = {n for n in synchronous if not BACKENDS[n].one_replica}
-    assert set(found["allreduce"]) == summed
-    assert len(found["floor"]) == len(found["allreduce"]["mpi"])
-    auto = found["auto"]["2"]
-    assert set(auto["predicted"]) == {n for n in summed if BACKENDS[n].launcher}
-    assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
-    assert f"auto chooses {auto['backend']}, " in printed
     for message in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
         assert message in printed
-    assert (tmp_path / "report.html").stat().st_size > 50_000
-    assert sorted(p.stem for p in tmp_path.glob("*.png")) == [
-        "allreduce",
-        "learning",
-        "losses",
-        "steps",
-    ]
 
 
 def test_one_start_of_each_backend_shows_both(tmp_path):
@@ -115,13 +96,14 @@ def test_a_backend_that_dies_is_told_and_the_others_go_on(tmp_path):
     assert set(proof["verdicts"]) == {"tf-mirrored"}
     why, tail = proof["failures"]["native"]
     assert why == "ended with exit code 7" and "about to die" in tail
-    assert "ended with exit code 7" in printed
+    assert "Some runs failed." in printed and "about to die" in printed
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "compare.py", "-np", "2", "--output", str(tmp_path), *TINY,
+        [sys.executable, "compare.py", "-np", "2", "--json", str(tmp_path / "results.json"),
+         *TINY,
          "--backends", "mpi", "--precision", "float64", "--only", "equal"],
         cwd=launch.ROOT, env=launch.environment(), stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -155,7 +137,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
     (["--precision", "float16"], "invalid choice: 'float16'"),
     (["--resume"], "--resume is not for compare.py"),
-    (["--output", "train.py"], "train.py cannot be written"),
+    (["--json", "nowhere/found"], "nowhere/found cannot be written"),
     (["--model", "tests.own:no_model"], "the training itself is not possible"),
 ])  # fmt: skip
 def test_wrong_use_ends_with_2_and_a_hint(options, message, tmp_path):

@@ -1,4 +1,4 @@
-"""Our doctor on several hosts: what it measures, and what it finds wrong."""
+"""Our doctor on several hosts: whether they reach each other, and what it finds wrong."""
 
 from __future__ import annotations
 
@@ -20,19 +20,12 @@ def complaints(found: dict) -> list[str]:
     return [finding["what"] for finding in found["findings"] if finding["fatal"]]
 
 
-def test_every_pair_of_three_hosts_on_a_slow_link(hosts):
+def test_three_hosts_that_reach_each_other(hosts):
     names = [f"{NETWORK}.{i}" for i in (1, 2, 3)]
-    with hosts.at("1gbit"):
-        code, found = doctor(hosts, "-H", ",".join(f"{name}:1" for name in names))
+    code, found = doctor(hosts, "-H", ",".join(f"{name}:1" for name in names))
     assert code == 0 and found["works"], found["findings"]
     assert [m["host"] for m in found["hosts"]] == ["lab1", "lab2", "lab3"]
-    pairs = [(wire["from"], wire["to"]) for wire in found["wires"]]
-    assert pairs == [(names[0], names[1]), (names[0], names[2]), (names[1], names[2])]
-    for wire in found["wires"]:
-        assert (wire["interface"], wire["address"]) == ("eth0", wire["from"])
-        assert wire["latency"] > 0
-        # What the link lets through, and the half megabyte before it limits.
-        assert 0 < wire["bandwidth"] < 1.2 * 1e9 / 8
+    assert [m["cut_off"] for m in found["hosts"]] == ["", "", ""]
 
 
 def test_what_is_wrong_with_another_host(hosts, tmp_path):
@@ -68,14 +61,6 @@ def test_a_host_that_no_one_can_reach(hosts):
 def test_a_network_that_does_not_carry(hosts):
     with hosts.cut(2):
         code, found = doctor(hosts, *TWO)
-    assert code == 1 and found["wires"] == []
-    (line,) = complaints(found)
-    assert line.startswith(f"{NETWORK}.1 has no TCP connection to {NETWORK}.2: ")
-
-
-def test_traffic_that_goes_another_way_than_it_should(hosts):
-    # The last of an option counts: there is no eth1 on these hosts.
-    code, found = doctor(hosts, *TWO, "--network-interfaces", "eth1")
     assert code == 1
     (line,) = complaints(found)
-    assert line == f"{NETWORK}.1 reaches the other hosts by eth0, not by eth1"
+    assert line.startswith(f"{NETWORK}.2 cannot reach this host: no connection ")

@@ -1,27 +1,21 @@
-"""Data sets by name, and those in a file or folder.
+"""Data sets by name, and those in a file.
 
 ``load`` finds the data that ``--data`` names; sources read it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import os
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.input.arrays import Arrays
 from collective.training.input.conversion import as_source
-from collective.training.input.images import ImageFolder
 from collective.training.input.npz import npz_sources
 from collective.training.input.permutation import permute
 from collective.training.input.source import Source
@@ -47,8 +41,8 @@ def load(what: str, *, seed: int = 0) -> Data:
     """Loads a data set.
 
     Args:
-        what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
-            ``.npz`` file, a folder of images, or ``module:function``: called with
+        what: ``digits``, ``synthetic[:HxWxC[:CLASSES]]``, a
+            ``.npz`` file, or ``module:function``: called with
             ``seed`` if it accepts that; returns a Data, or an argument for
             ``as_source``. x of uint8 and shape ``[n, h, w]`` or
             ``[n, h, w, c]`` in a ``.npz`` file is read as images: float32 in [0, 1]
@@ -60,21 +54,19 @@ def load(what: str, *, seed: int = 0) -> Data:
     """
     if match := _SYNTHETIC.fullmatch(what):
         return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed)
-    if what in NAMED:
-        return NAMED[what](what)
+    if what == "digits":
+        return _digits(what)
     path = Path(what).expanduser()
-    if path.is_dir():
-        return _folder(what, path)
     # Before ``module:function``: an existing file takes precedence.
-    if path.exists() or path.suffix == ".npz":
+    if path.is_file() or path.suffix == ".npz":
         return _npz(what, path)
     if ":" in what:
         data = call(lookup(what), seed=seed)
         return data if isinstance(data, Data) else _data(what, as_source(data), None)
     raise UsageError(
-        f"there is no data set {what!r}, nor a file or folder of that name",
-        hint=f"--data {' | '.join(NAMED)} | synthetic | synthetic:224x224x3:1000 | "
-        "FILE.npz | FOLDER of images | module:function",
+        f"there is no data set {what!r}, nor a file of that name",
+        hint="--data digits | synthetic | synthetic:224x224x3:1000 | FILE.npz | "
+        "module:function",
     )
 
 
@@ -106,32 +98,6 @@ def _digits(name: str) -> Data:
     )
 
 
-def _mnist(name: str) -> Data:
-    """60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache."""
-    path = _keras_cache() / "mnist.npz"
-    with one_at_a_time(name):
-        # Under the lock: another rank may be downloading it.
-        if not path.exists():
-            _fetch(name, path, "mnist.npz")
-    return _npz(name, path)
-
-
-def _cifar10(name: str) -> Data:
-    """50,000 + 10,000 images of 32x32 coloured pixels, from Keras' cache."""
-    path = _keras_cache() / "cifar-10-batches-py-target" / "cifar-10-batches-py"
-    with one_at_a_time(name):
-        parts = _fetch(name, path, "cifar-10-python.tar.gz, unpacked,")
-    train, test = (_scaled(Arrays(x, y.reshape(-1))) for x, y in parts)
-    return Data(name, train, test, 10)
-
-
-NAMED: dict[str, Callable[[str], Data]] = {
-    "digits": _digits,
-    "mnist": _mnist,
-    "cifar10": _cifar10,
-}
-
-
 def _npz(name: str, path: Path) -> Data:
     train, test = npz_sources(path)
     return _data(name, _scaled(train), None if test is None else _scaled(test))
@@ -152,15 +118,6 @@ def _scaled(arrays: Arrays) -> Source:
     return MappedX(arrays, scale)
 
 
-def _folder(name: str, path: Path) -> Data:
-    """Sub-folders are classes, or ``train`` and ``test`` with classes inside."""
-    parted = (path / "train").is_dir()
-    train, test = ImageFolder(path / "train" if parted else path), None
-    if parted and (path / "test").is_dir():
-        test = ImageFolder(path / "test", classes=train.classes)
-    return Data(name, train, test, len(train.classes))
-
-
 def _synthetic(name: str, shape_text: str, classes: int, seed: int) -> Data:
     shape = tuple(int(size) for size in shape_text.split("x"))
     if not classes or 0 in shape:
@@ -176,41 +133,3 @@ def _synthetic(name: str, shape_text: str, classes: int, seed: int) -> Data:
         Synthetic(shape, classes, tested, seed=seed, first=rows),
         classes,
     )
-
-
-def _keras_cache() -> Path:
-    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
-    home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
-    return Path(home).expanduser() / "datasets"
-
-
-def _fetch(name: str, path: Path, file: str) -> Any:
-    try:
-        return getattr(keras.datasets, name).load_data()
-    # No network, no permission to write, a damaged file: the remedy is the same.
-    except Exception as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise UsageError(
-            f"{name} is not in Keras' cache and cannot be fetched: {text[0]}",
-            hint=f"put {file} at {path} (or set KERAS_HOME), or give any file with "
-            "--data FILE.npz, or use --data digits",
-        ) from error
-
-
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Holds a lock file in Keras' cache: ranks of a host must not download together."""
-    lock = _keras_cache() / f".{name}.lock"
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        # Keras falls back to a cache in /tmp, where others may leave a link of this name.
-        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(lock, how, 0o666)
-    except OSError:  # a read-only cache: no rank downloads into it
-        yield
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)

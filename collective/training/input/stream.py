@@ -1,8 +1,8 @@
 """Rows of a ``tf.data.Dataset``: any pipeline with a known length.
 
 A data set has no row numbers. Every process runs the whole pipeline, in its order, and
-keeps its own share of each global batch. Arrays and ImageFolder read only what a process
-needs: prefer them where possible.
+keeps its own share of each global batch. Of arrays a process reads only what it needs:
+prefer them where possible.
 """
 
 from __future__ import annotations

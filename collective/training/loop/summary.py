@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import math
-import os
 import platform
 import resource
 from typing import Any
@@ -17,7 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from collective.errors import CollectiveError, UsageError
+from collective import json_file
 from collective.fit_options import NOT_EQUAL
 from collective.streams import is_terminal
 from collective.training.loop.result import Result
@@ -36,7 +32,6 @@ class Summary:
     schema: int
     backend: str
     chosen_because: str
-    predicted_all_reduce: dict[str, float]
     processes: int
     replicas: int
     parameters: int
@@ -75,7 +70,6 @@ class Summary:
             schema=SCHEMA,
             backend=backend.name,
             chosen_because=backend.chosen_because,
-            predicted_all_reduce=backend.predicted,
             processes=backend.processes,
             replicas=getattr(backend, "workers", backend.replicas),
             parameters=parameters,
@@ -106,25 +100,7 @@ class Summary:
         Raises:
             CollectiveError: It cannot be written; no partial file remains.
         """
-        content = _finite_or_none(dataclasses.asdict(self))
-        text = json.dumps(content, indent=1, allow_nan=False)
-        whole = not os.path.exists(path) or os.path.isfile(path)
-        # A device or a pipe is written directly; a file beside it under a name that
-        # no other process can have taken.
-        part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
-        try:
-            with open(part, "x" if whole else "w", encoding="utf-8") as file:
-                file.write(text)
-            if whole:
-                os.replace(part, path)
-        except OSError as error:
-            if whole:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-            raise CollectiveError(
-                f"the summary cannot be written to {path}: {error.strerror}",
-                hint="--json FILE in a writable folder with free space",
-            ) from error
+        json_file.write(path, dataclasses.asdict(self))
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table."""
@@ -157,26 +133,3 @@ class Summary:
         )
         console.print()
         console.print(table)
-
-
-def check_writable(option: str, path: str) -> None:
-    """Refuses, before the training, a file that cannot be written."""
-    folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"{option}: {path} cannot be written",
-            hint=f"{option} FILE in a folder that exists and is writable",
-        )
-
-
-def _finite_or_none(value: Any) -> Any:
-    """Converts what JSON lacks: Inf and NaN to None, arrays to lists."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite_or_none(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite_or_none(v) for v in value]
-    return value

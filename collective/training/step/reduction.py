@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.variables import SMALL
+
+SMALL = 64  # elements; tensors up to this size are sent as one
 
 
 def sum_tensors(

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import glob
 import hashlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.script_job import Job
 
@@ -79,6 +80,31 @@ def replace_saver(
     else:
         for place in entry_points.places_of(stock):
             job.replace(*place, saver)
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Holds a lock file in Keras' cache: ranks of a host must not download together."""
+    lock = _keras_cache() / f".{name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        # Keras falls back to a cache in /tmp, where others may leave a link of this name.
+        how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(lock, how, 0o666)
+    except OSError:  # a read-only cache: no rank downloads into it
+        yield
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _keras_cache() -> Path:
+    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
+    home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
+    return Path(home).expanduser() / "datasets"
 
 
 def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:

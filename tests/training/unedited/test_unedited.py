@@ -337,6 +337,17 @@ def test_ranks_at_different_places_are_named(capsys):
     assert "rank 1 is in Model.fit, and rank 0 in a save" in capsys.readouterr().err
 
 
+def test_the_lock_of_downloads_follows_no_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_keras_cache", lambda: tmp_path)
+    treasure = tmp_path / "mine"
+    treasure.write_text("kept")
+    (tmp_path / ".set.lock").symlink_to(treasure)
+    for _ in range(2):  # without a link, too
+        with files.one_at_a_time("set"):
+            assert treasure.read_text() == "kept"
+        (tmp_path / ".set.lock").unlink()
+
+
 def test_a_folder_of_another_rank_is_taken_once(tmp_path):
     old = tmp_path / "old"
     old.mkdir()

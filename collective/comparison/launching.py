@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,27 +20,17 @@ GRACE_SECONDS = 5
 TAIL = 30  # lines of a failed run that are kept
 # The folder from which ranks import this package.
 ROOT = Path(collective.__file__).resolve().parent.parent
-# The variables that launchers set for a rank.
-OF_A_RANK = re.compile(
-    "OMPI_(?!ALLOW)|PMI|PRTE_|SLURM_|TF_CONFIG$|TORCHELASTIC_|MPI_LOCAL"
-    "|((COLLECTIVE|HOROVOD)_)?(LOCAL_|CROSS_|GROUP_)?(RANK|SIZE|WORLD_SIZE)$"
-    "|COLLECTIVE_(JOB|HOROVODRUN|RANKS_PER_HOST|MIN_NP|MAX_NP|JOINS|BOARD)$"
-    "|HOROVOD_(GLOO_|HOSTNAME|CONTROLLER|CPU_OPERATIONS)|MASTER_(ADDR|PORT)$"
-)
 
 
-def line(
-    backend: str, replicas: int, program: Sequence[str], launcher: str = ""
-) -> list[str]:
+def line(backend: str, replicas: int, program: Sequence[str]) -> list[str]:
     """The command that starts a Python program on so many replicas of a backend.
 
     Args:
-        backend: One of ``BACKENDS``, or ``auto`` with a launcher.
+        backend: One of ``BACKENDS``.
         replicas: How many: processes, or devices of one process.
         program: Arguments for Python, without the backend's options.
-        launcher: The program that starts the processes; by default the backend's own.
     """
-    launcher = launcher or BACKENDS[backend].launcher
+    launcher = BACKENDS[backend].launcher
     options = ["--backend", backend]
     if not launcher and not BACKENDS[backend].one_replica:
         options += ["--devices", str(replicas)]
@@ -55,9 +44,9 @@ def line(
     return [*start, "-np", str(ranks(backend, replicas)), *python]
 
 
-def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """These variables (this process'), and those with which a run finds this package."""
-    env = dict(os.environ if variables is None else variables)
+def environment() -> dict[str, str]:
+    """This process' variables, and those with which a run finds this package."""
+    env = dict(os.environ)
     # As in an activated environment: horovodrun looks for mpirun there.
     path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
     env["PATH"] = os.pathsep.join(path)
@@ -69,11 +58,6 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     )
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return env
-
-
-def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
-    """A rank's environment without its place in its job: for a new job that it starts."""
-    return {k: v for k, v in variables.items() if not OF_A_RANK.match(k)}
 
 
 @dataclass(frozen=True)
@@ -93,24 +77,13 @@ class CompletedRun:
         return f"ended with exit code {self.code}"
 
 
-def run(
-    command: Sequence[str],
-    seconds: float,
-    variables: Mapping[str, str] | None = None,
-    cores: Sequence[int] = (),
-) -> CompletedRun:
-    """Runs a command to its end or its deadline. Every process it started ends with it.
-
-    Args:
-        variables: Its environment; ``environment()`` by default.
-        cores: The cores it may use; by default those of this process.
-    """
+def run(command: Sequence[str], seconds: float) -> CompletedRun:
+    """Runs a command to its end or its deadline. Every process it started ends with it."""
     with tempfile.TemporaryFile() as printed:
         process = processes.start(
             command,
             on_parent_death=signal.SIGTERM,  # so that launchers end their ranks
-            cores=cores,
-            env=environment() if variables is None else variables,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,

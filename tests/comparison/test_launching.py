@@ -1,9 +1,8 @@
-"""A run in processes of its own: how it ended, its cores, and nothing left behind."""
+"""A run in processes of its own: how it ended, and nothing left behind."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -11,14 +10,14 @@ import time
 import psutil
 import pytest
 
-from collective.backends import launching
+from collective.comparison import launching
 from tests import launch
 
 pytestmark = pytest.mark.launches
 
 
-def run(program: str, seconds: float = 120, **more) -> launching.CompletedRun:
-    return launching.run([sys.executable, "-c", program], seconds, **more)
+def run(program: str, seconds: float = 120) -> launching.CompletedRun:
+    return launching.run([sys.executable, "-c", program], seconds)
 
 
 def test_tells_how_it_ended_and_its_last_lines():
@@ -81,17 +80,10 @@ def test_lets_what_outlives_the_launcher_clean_up(ready):
     assert ended.code is None and not left.exists()
 
 
-def test_runs_on_the_cores_it_is_given():
-    (core, *_) = sorted(os.sched_getaffinity(0))
-    mine = os.sched_getaffinity(0)
-    ended = run("import os; print(os.sched_getaffinity(0))", cores=[core])
-    assert ended.tail == str({core}) and os.sched_getaffinity(0) == mine
-
-
 def test_ends_with_the_process_that_asked_for_it():
     asks = (
         "import sys\n"
-        "from collective.backends import launching\n"
+        "from collective.comparison import launching\n"
         "launching.run([sys.executable, '-c', 'import time; time.sleep(1000)'], 900)"
     )
     asking = subprocess.Popen(
