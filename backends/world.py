@@ -19,7 +19,7 @@ import numpy as np
 import collective
 from collective import library
 from collective.backends.base import Availability, end_process, python
-from collective.elastic import membership_file
+from collective.elastic import membership_file, wait_report
 from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import UsageError
 from collective.mpi_library import SRUN_HINT
@@ -82,7 +82,8 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             import mpi4py
 
             mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        with wait_report.waiting():  # in MPI_Init, which has no time-out of its own
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
     world = MPI.COMM_WORLD

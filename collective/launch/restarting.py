@@ -195,7 +195,9 @@ class RestartingLauncher:
         }
 
     def _needs_mpi(self, placed: Sequence[Host]) -> bool:
-        return self.options.use_mpi or not all(map(hosts.is_local, placed))
+        # Once by mpirun, always: the program may use MPI itself.
+        used = self.options.use_mpi or isinstance(self.job, Mpirun)
+        return used or not all(map(hosts.is_local, placed))
 
     def _watch(self, ended: threading.Event) -> None:
         assert self.job is not None

@@ -96,7 +96,7 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
         if keras_compat.model.overrides(model, "train_step"):
             _build_by_step(model, backend, spec, "train_step", optimizer=not parts)
         else:
-            _build(model, backend, spec, optimizer=not parts)
+            _build(model, backend, spec, optimizer=not parts, training=True)
 
 
 def features_of(model: keras.Model) -> set[str]:
@@ -120,7 +120,7 @@ def build_to_evaluate(
         if keras_compat.model.overrides(model, "test_step"):  # it may have no ``call``
             _build_by_step(model, backend, spec, "test_step", optimizer=False)
         else:
-            _build(model, backend, spec, optimizer=False)
+            _build(model, backend, spec, optimizer=False, training=False)
     return get_prepared(model)
 
 
@@ -187,13 +187,15 @@ def _is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in keras_compat.model.layers_of(model))
 
 
-def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
+def _build(
+    model: keras.Model, backend: Backend, spec: Batch, optimizer: bool, training: bool
+) -> None:
     """Makes the variables of the model, and those of its optimizer if they are whole."""
     # Keras does not run a model here that is built: its code draws no numbers of NumPy.
     quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
         try:
-            keras_compat.model.build(model, spec[:3], optimizer=optimizer)
+            keras_compat.model.build(model, spec[:3], optimizer, training)
         except Exception as error:
             if model.run_eagerly:
                 raise _not_traceable(model, error) from error

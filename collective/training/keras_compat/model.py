@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from collective.errors import CollectiveError
@@ -21,9 +22,15 @@ _LIBRARIES = ("collective.", "keras.", "tensorflow.")
 
 
 def build(
-    model: keras.Model, spec: tuple[Any, Any, Any], optimizer: bool = True
+    model: keras.Model,
+    spec: tuple[Any, Any, Any],
+    optimizer: bool = True,
+    training: bool = False,
 ) -> None:
     """Creates every variable of model, loss, metrics and optimizer.
+
+    The model is called as a step calls it: a ``Sequential`` that is built meanwhile keeps
+    whether it trains for ever, where its layers are told.
 
     Args:
         model: A compiled model, in its backend's scope.
@@ -51,12 +58,25 @@ def build(
     model.optimizer.built = built or not optimizer
     try:
         # What is traced without values would keep those that variables begin with.
-        with _retraced():
+        with _retraced(), _called_as_in_step(model, training):
             model._symbolic_build(data_batch=batch)
     except Exception:
         model.optimizer.built = built or (optimizer and core.built)
         raise
     model.optimizer.built = built or optimizer
+
+
+def _called_as_in_step(
+    model: keras.Model, training: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Inside, ``_symbolic_build`` says ``training`` as ``train_step`` or ``test_step`` does."""
+    original = backend.compute_output_spec
+    words = {"training": training} if takes_training(model) else {}
+
+    def compute(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(function, *args, **(words if function is model else kwargs))
+
+    return replacing(backend, "compute_output_spec", compute)
 
 
 def fixed_rows(model: keras.Model) -> int | None:

@@ -24,7 +24,7 @@ NEWEST_TENSORFLOW = "2.21"
 #: a class may be methods, or attributes that its methods set.
 KERAS: Mapping[str, str] = {
     "api_export": "REGISTERED_OBJS_TO_NAMES get_name_from_symbol",
-    "backend": "random",
+    "backend": "compute_output_spec random",
     "backend.common.global_state": "get_global_attribute",
     "backend.common.masking": "get_keras_mask set_keras_mask",
     "backend.common.stateless_scope:StatelessScope": "losses state_mapping add_update",

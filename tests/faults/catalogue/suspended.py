@@ -14,6 +14,7 @@ from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
 from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
 from tests.faults.job import PATIENCE, Job
+from tests.faults.undisturbed import as_undisturbed
 
 SECONDS = 15  # more than one rank may be later than the others in init
 WORDS = ("--min-np", "2", "--rank-timeout", str(SECONDS))
@@ -47,7 +48,7 @@ def _all_continued(job: Job) -> None:
 
 def _stops_a_host(job: Job) -> None:
     """It is not mpirun's nor ours to end what is left there."""
-    job.struck(2)
+    job.wait_for("struck-2")
     assert job.hosts is not None
     for process in job.hosts.processes_of(2):
         os.kill(process, signal.SIGSTOP)
@@ -68,6 +69,12 @@ model.compile("sgd", "mse")
 x = np.ones((40, 4), "float32")
 collective.fit(model, x, x[:, :1], batch_size=20, verbose=0, callbacks=[Loads()])
 """
+
+# Ranks of the second host, which so never come to MPI_Init.
+LATE = (
+    '[ "$OMPI_COMM_WORLD_RANK" -lt 2 ] || '
+    '{ touch "$FAULT_FOLDER/struck-$OMPI_COMM_WORLD_RANK"; sleep 1000; }; exec "$@"'
+)
 
 FAULTS = [
     Fault(
@@ -144,5 +151,22 @@ FAULTS = [
         holds=undisturbed,
         leaves=OPEN_MPIS,
         variables={"FAULT_PACE": "0.3"},
+    ),
+    on_hosts(
+        "all processes of a host stand still before MPI has started, --min-np 2, "
+        f"--rank-timeout {SECONDS}",
+        [
+            *(*TWO, *WORDS, "--heartbeat", "5", "--mpi-args=-x FAULT_FOLDER"),
+            *("sh", "-c", LATE, "sh", *training(*JSON, backend="mpi")),
+        ],
+        "the launcher gives the host up, and the job begins on the other; the losses are "
+        "the undisturbed ones",
+        code=0,
+        seconds=None,
+        messages=(r"lab2 stands still: nothing of rank 2, 3 of 4 has run",),
+        strike=_stops_a_host,
+        holds=as_undisturbed,
+        backend="mpi",
+        leaves=OPEN_MPIS,
     ),
 ]

@@ -91,6 +91,32 @@ class Table(keras.layers.Layer):
         return x + ops.take(self.table, number, axis=0)
 
 
+class Augmented(keras.Model):
+    """Built when it is first called, and so is a part that is no attribute of it.
+
+    Its ``call`` has no ``training``: the layers of the part are told nothing, and draw.
+    """
+
+    def __init__(self):
+        super().__init__()
+        noise = keras.Sequential([keras.layers.RandomContrast(0.5), Center()])
+        self.augment = lambda x: noise(x)
+
+    def build(self, shape):
+        self.last = keras.layers.Dense(CLASSES)
+        super().build(shape)
+
+    def call(self, x):
+        return self.last(self.augment(x[:, None, :, None])[:, 0, :, 0])
+
+
+class AugmentedInTraining(Augmented):
+    """The same, whose part is told that it trains."""
+
+    def call(self, x, training=None):
+        return super().call(x)
+
+
 class LargestError(keras.Model):
     def test_step(self, data):
         x, y = data
@@ -192,6 +218,12 @@ def with_annealed():
     return model
 
 
+def augmented(kind):
+    model = kind()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
 def with_step_of_its_own():
     """Not of a class: the model's attribute, of twice the loss."""
     model = network(kind=keras.Model)
@@ -246,6 +278,11 @@ PROGRAMS = {
     "a table of its own": Program(of_table),
     "a train_step of the model itself": Program(
         with_step_of_its_own, lambda: [part[:32] for part in numbers()]
+    ),
+    "a part built in the step": Program(lambda: augmented(Augmented)),
+    "a part built in training": Program(lambda: augmented(AugmentedInTraining)),
+    "a part built, evaluated": Program(
+        lambda: augmented(AugmentedInTraining), call="evaluate"
     ),
     "Dice": Program(lambda: network(loss=keras.losses.Dice()), call="evaluate"),
     "correlation": Program(lambda: network(metrics=[Correlation()]), call="evaluate"),
