@@ -75,7 +75,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     if quick:
         console.print(
             "\nEach backend was started once. --full repeats the timed runs in turns, and "
-            "adds float32\nand the speed of asynchronous backends."
+            "adds\nfloat32 and the speed of asynchronous backends."
         )
     if args.json:
         results.write(args.json)
