@@ -1,4 +1,4 @@
-"""Whether this package is used from a checkout: what hints may tell one to type."""
+"""Whether this package is used from a checkout: which commands hints may name."""
 
 from __future__ import annotations
 

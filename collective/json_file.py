@@ -14,7 +14,7 @@ from collective.errors import CollectiveError, UsageError
 
 
 def check_writable(option: str, path: str) -> None:
-    """Refuses a file that cannot be written, before the work of which it is to tell.
+    """Refuses a file that cannot be written, before the work whose results it gets.
 
     Raises:
         UsageError: Its folder does not exist, or is not writable.

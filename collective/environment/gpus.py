@@ -39,10 +39,10 @@ def granted(variables: Mapping[str, str] | None = None) -> list[str]:
 def of_host(variables: Mapping[str, str] | None = None) -> int:
     """How many GPUs the ranks of this host have together, where each may see only its own."""
     variables = os.environ if variables is None else variables
-    told = variables.get(_OF_HOST, "")
-    if not told and "SLURM_GPUS_PER_TASK" in variables:
-        told = variables.get("SLURM_GPUS_ON_NODE", "")
-    return max(len(granted(variables)), int(told) if told.isdecimal() else 0)
+    count = variables.get(_OF_HOST, "")
+    if not count and "SLURM_GPUS_PER_TASK" in variables:
+        count = variables.get("SLURM_GPUS_ON_NODE", "")
+    return max(len(granted(variables)), int(count) if count.isdecimal() else 0)
 
 
 def are_shared(environment: Environment) -> bool:

@@ -54,4 +54,4 @@ class Callers:
     def _drop(self, caller: socket.socket) -> None:
         del self._waiting[caller]
         with contextlib.suppress(OSError):
-            caller.shutdown(socket.SHUT_RDWR)  # whoever reads it finds its end
+            caller.shutdown(socket.SHUT_RDWR)  # its reader sees the end

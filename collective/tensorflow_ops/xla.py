@@ -32,7 +32,7 @@ def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., A
 def not_compiled() -> Iterator[None]:
     """Inside, nothing is compiled: for shapes that only the values of a step decide.
 
-    XLA would compile each of them anew, and on GPUs it cannot at all where they come
+    XLA would compile each of them again, and on GPUs it cannot at all where they come
     out of a collective.
     """
     if tf.executing_eagerly():

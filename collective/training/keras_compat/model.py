@@ -29,8 +29,8 @@ def build(
 ) -> None:
     """Creates every variable of model, loss, metrics and optimizer.
 
-    The model is called as a step calls it: a ``Sequential`` that is built meanwhile keeps
-    whether it trains for ever, where its layers are told.
+    The model is called as a step calls it: a ``Sequential`` that is built by the call keeps
+    the value of ``training`` that it sees then.
 
     Args:
         model: A compiled model, in its backend's scope.

@@ -1,6 +1,6 @@
 """What a training can be asked to do besides: each is attached to the loop if asked for.
 
-``checkpoint`` saves and resumes, ``elastic`` goes on after a rank's death, ``ledger``
+``checkpoint`` saves and resumes, ``elastic`` continues after a rank's death, ``ledger``
 proves which rows were used, ``timeline`` and ``timing`` show where time went, ``desync``
 compares the ranks' weights.
 """

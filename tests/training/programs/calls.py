@@ -94,7 +94,7 @@ class Table(keras.layers.Layer):
 class Augmented(keras.Model):
     """Built when it is first called, and so is a part that is no attribute of it.
 
-    Its ``call`` has no ``training``: the layers of the part are told nothing, and draw.
+    Its ``call`` has no ``training``, so the layers of the part get none, and draw.
     """
 
     def __init__(self):
@@ -111,7 +111,7 @@ class Augmented(keras.Model):
 
 
 class AugmentedInTraining(Augmented):
-    """The same, whose part is told that it trains."""
+    """The same, whose part gets ``training=True``."""
 
     def call(self, x, training=None):
         return super().call(x)
