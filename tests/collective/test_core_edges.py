@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from tests.collective.test_failures import Ranks
+from tests.collective.unlaunched_ranks import Ranks
 from tests.launch import STARTS_RANKS
 
 pytestmark = STARTS_RANKS

@@ -6,7 +6,7 @@ import pytest
 
 from collective.elastic import membership_file, wait_report
 from collective.elastic.membership_file import JOINED, MembershipFile
-from tests.collective.test_failures import Ranks
+from tests.collective.unlaunched_ranks import Ranks
 from tests.launch import NEEDS_CORE, NOT_ON_RANKS
 
 

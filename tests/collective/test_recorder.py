@@ -12,7 +12,7 @@ from collective.recorder import __main__ as reader
 from collective.recorder.dump import Dump, parse, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
-from tests.collective.test_failures import PRELUDE, Ranks
+from tests.collective.unlaunched_ranks import PRELUDE, Ranks
 
 pytestmark = launch.STARTS_RANKS
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests import launch
-from tests.collective.test_failures import PRELUDE, Ranks
+from tests.collective.unlaunched_ranks import PRELUDE, Ranks
 
 pytestmark = launch.STARTS_RANKS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.collective.test_failures import PRELUDE, Ranks
+from tests.collective.unlaunched_ranks import PRELUDE, Ranks
 from tests.launch import STARTS_RANKS
 
 pytestmark = STARTS_RANKS
