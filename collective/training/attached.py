@@ -35,7 +35,7 @@ def attach_observers(
     position: Position,
     result: Result,
     data: TrainingData,
-    hooks: RankZeroCallbacks,
+    callbacks: RankZeroCallbacks,
     options: FitOptions,
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
@@ -58,10 +58,10 @@ def attach_observers(
         noting = LedgerObserver(ledger, position, inputs.plan)
         observers.append(noting)
         before_write = noting.sync
-    observers.append(hooks)
+    observers.append(callbacks)
     if backend.elastic:
-        observers.append(CallbackMemory(hooks.hooks))
-    if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
+        observers.append(CallbackMemory(callbacks.methods))
+    if not callbacks.methods.has_bar and str(params["verbose"]) != "0":
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None

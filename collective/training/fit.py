@@ -237,9 +237,9 @@ def fit(
         a_pass = steps_per_epoch or read.inputs.steps_per_epoch
         params = {"verbose": verbose, "epochs": epochs, "steps": a_pass}
         result = Result(position, params, chosen.options.per_replica, chosen.hook)
-        hooks = RankZeroCallbacks(callbacks, position, params)
+        on_rank_zero = RankZeroCallbacks(callbacks, position, params)
         observers, membership = attach_observers(
-            position, result, read, hooks, options, checkpoint, ledger
+            position, result, read, on_rank_zero, options, checkpoint, ledger
         )
         attachments = [a for o in reversed(observers) for a in o.attachments]
         step = chosen.step(prepared, read, attachments)
@@ -249,7 +249,7 @@ def fit(
             evaluation = make_evaluation(
                 prepared, backend, read.validation, validation_steps
             )
-            validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
+            validate = lambda: evaluation(on_rank_zero.methods, position.epoch)  # noqa: E731
         chosen.log(observers)
         loop = Loop(
             position,

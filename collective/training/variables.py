@@ -137,8 +137,8 @@ def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
     return tf.float64 if wide else tf.float32
 
 
-def check_frozen_layers(model: keras.Model, hook: str) -> None:
-    """Says what has become of ``layer.trainable`` that a hook has set, on rank 0.
+def check_frozen_layers(model: keras.Model, method: str) -> None:
+    """Says what has become of ``layer.trainable`` that a method has set, on rank 0.
 
     The step trains the variables that were trainable when it was made. Keras makes its
     train function in the first step and keeps it, so a later change has no effect there
@@ -152,10 +152,10 @@ def check_frozen_layers(model: keras.Model, hook: str) -> None:
     ]
     if not changed:
         return
-    what = f"a callback's {hook} has made {changed[0]!r} " + (
+    what = f"a callback's {method} has made {changed[0]!r} " + (
         "trainable" if changed[0] in now.values() else "not trainable"
     )
     hint = "set layer.trainable, compile the model, and call fit again"
-    if hook != "on_train_begin" and model not in _warned:
+    if method != "on_train_begin" and model not in _warned:
         _warned.add(model)
         log.warning("%s; as in Keras, that changes nothing in this fit: %s", what, hint)

@@ -21,7 +21,7 @@ from collective.training.input.data import as_data
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
 from collective.training.known_arguments import known_arguments
-from collective.training.loop.callbacks import Callbacks, Hooks
+from collective.training.loop.callbacks import CallbackMethods, Callbacks
 from collective.training.loop.progress import verbosity
 from collective.training.object_collectives import gather_few
 from collective.training.opening import open_backend, open_inputs
@@ -58,7 +58,7 @@ def evaluate(
         batch_size: Rows that are evaluated at a time, over all replicas; 32 by default.
         verbose: 0 silent, 1 a bar, 2 a line, ``auto``.
         steps: How many batches, at most.
-        callbacks: Their ``on_test_*`` hooks are called, on rank 0.
+        callbacks: Their ``on_test_*`` methods are called, on rank 0.
         return_dict: Whether to return a dict.
         backend: A name or a backend.
 
@@ -89,26 +89,28 @@ def evaluate(
         prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         evaluation = make_evaluation(prepared, backend, inputs, steps)
-        hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
-        with shown(hooks) as logs:
+        methods = callback_methods(
+            callbacks, model, backend, verbose, evaluation.batches
+        )
+        with shown(methods) as logs:
             with runs_eagerly(model), interrupts.between_steps():
-                logs |= sorted(evaluation(hooks).items())
-            hooks.share_state()
+                logs |= sorted(evaluation(methods).items())
+            methods.share_state()
         return logs if return_dict else keras_compat.data.in_metric_order(model, logs)
 
 
-def open_hooks(
+def callback_methods(
     callbacks: Callbacks,
     model: keras.Model,
     backend: Backend,
     verbose: str | int,
     batches: int | None,
-) -> Hooks:
-    """The hooks of callbacks in one pass over so many batches. Every rank calls it."""
+) -> CallbackMethods:
+    """The methods of callbacks in one pass over so many batches. Every rank calls it."""
     params = {"verbose": verbose, "epochs": 1, "steps": batches}
-    hooks = Hooks(callbacks, model, backend, params)
-    hooks.agree()
-    return hooks
+    methods = CallbackMethods(callbacks, model, backend, params)
+    methods.agree()
+    return methods
 
 
 def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
@@ -129,16 +131,16 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
 
 
 @contextlib.contextmanager
-def shown(hooks: Hooks) -> Iterator[dict[str, Any]]:
+def shown(methods: CallbackMethods) -> Iterator[dict[str, Any]]:
     """Around a pass: prints Keras' bar or line at its end, on rank 0.
 
     Yields:
         For the numbers to show. The time of a step is the mean over all, with the first.
     """
     logs: dict[str, Any] = {}
-    verbose = verbosity(hooks.params["verbose"])
+    verbose = verbosity(methods.params["verbose"])
     bar = keras.utils.Progbar(None, verbose=verbose)  # its time begins
     yield logs
-    if verbose and not hooks.has_bar and not hooks.backend.rank:
-        bar.target, bar.stateful_metrics = hooks.batches, set(logs)
-        bar.update(hooks.batches, list(logs.items()), finalize=True)
+    if verbose and not methods.has_bar and not methods.backend.rank:
+        bar.target, bar.stateful_metrics = methods.batches, set(logs)
+        bar.update(methods.batches, list(logs.items()), finalize=True)

@@ -15,7 +15,7 @@ from collective.training import interrupts, own_batches
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
-from collective.training.loop.callbacks import BatchHooks, Hooks
+from collective.training.loop.callbacks import BatchMethods, CallbackMethods
 from collective.training.loop.loop import TrainingStep
 from collective.training.prepared import PreparedModel
 from collective.training.steps import make_step
@@ -39,11 +39,13 @@ class Evaluation:
         self._cut_for = range(0), 0
         self._step = step
 
-    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
+    def __call__(
+        self, methods: CallbackMethods | None = None, epoch: int = 0
+    ) -> dict[str, Any]:
         """Evaluates. Every rank must call it; all get the same numbers.
 
         Args:
-            hooks: Calls ``on_test_*`` of callbacks.
+            methods: Calls ``on_test_*`` of callbacks.
             epoch: The epoch that is validated.
 
         Returns:
@@ -51,12 +53,12 @@ class Evaluation:
         """
         self.backend.require_all_ranks()
         self.model.stop_evaluating = False
-        hooks = hooks or Hooks((), self.model, self.backend, {})
-        hooks.call("on_test_begin", (epoch,), {})
+        methods = methods or CallbackMethods((), self.model, self.backend, {})
+        methods.call("on_test_begin", (epoch,), {})
         self.model.reset_metrics()
         with recorder.span(recorder.OTHER, "validation"):
-            logs = self._result(self._vectors(BatchHooks(hooks, "test"), epoch))
-        hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+            logs = self._result(self._vectors(BatchMethods(methods, "test"), epoch))
+        methods.call("on_test_end", (epoch,), dict(sorted(logs.items())))
         return logs
 
     @property
@@ -65,18 +67,18 @@ class Evaluation:
         known = self.input.steps_per_epoch
         return known if self.steps is None else min(self.steps, known or self.steps)
 
-    def _vectors(self, hooks: BatchHooks, epoch: int) -> list[Any]:
+    def _vectors(self, methods: BatchMethods, epoch: int) -> list[Any]:
         """The sums over each batch."""
         vectors: list[Any] = []
         for number, batch in enumerate(self._batches()):
             interrupts.check()
-            hooks.before(number, epoch)
+            methods.before(number, epoch)
             vectors.append(self._step(batch, number))
-            if hooks.ends(number, number + 1 == self.batches):
-                hooks.after(lambda: self._result(vectors), epoch)
+            if methods.ends(number, number + 1 == self.batches):
+                methods.after(lambda: self._result(vectors), epoch)
             if self.model.stop_evaluating:
                 break
-        hooks.after(lambda: self._result(vectors), epoch)
+        methods.after(lambda: self._result(vectors), epoch)
         if not vectors:
             raise UsageError(
                 "there are not rows to evaluate",

@@ -22,7 +22,7 @@ from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
 from collective.training.evaluation.evaluate import (
-    open_hooks,
+    callback_methods,
     shown,
     use_weights_of_rank_zero,
 )
@@ -34,7 +34,7 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.known_arguments import known_arguments
-from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
+from collective.training.loop.callbacks import BatchMethods, CallbackMethods, Callbacks
 from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.opening import open_backend, open_inputs
 from collective.training.parallel import equal
@@ -72,7 +72,7 @@ def predict(
         batch_size: Rows that are computed at a time, over all replicas; 32 by default.
         verbose: 0 silent, 1 a bar, 2 a line, ``auto``.
         steps: How many batches, at most.
-        callbacks: Their ``on_predict_*`` hooks are called, on rank 0. With
+        callbacks: Their ``on_predict_*`` methods are called, on rank 0. With
             ``on_predict_batch_end`` the outputs are exchanged after each batch, which
             takes longer.
         backend: A name or a backend.
@@ -91,14 +91,14 @@ def predict(
         steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
         batches = None if steps == ENDLESS else steps
-        hooks = open_hooks(callbacks, model, backend, verbose, batches)
-        with shown(hooks):
+        methods = callback_methods(callbacks, model, backend, verbose, batches)
+        with shown(methods):
             with (
                 recorder.span(recorder.OTHER, "prediction"),
                 interrupts.between_steps(),
             ):
-                outputs = prediction.run(hooks)
-            hooks.share_state()
+                outputs = prediction.run(methods)
+            methods.share_state()
         return outputs
 
 
@@ -120,13 +120,13 @@ class _Prediction:
         }
         self._holders = sorted((*replicas, rank) for replicas, rank in firsts.items())
 
-    def run(self, hooks: Hooks) -> Any:
+    def run(self, methods: CallbackMethods) -> Any:
         """All outputs, on every rank."""
-        model, batch_hooks = self.model, BatchHooks(hooks, "predict")
+        model, batch_methods = self.model, BatchMethods(methods, "predict")
         self._build()
         model.stop_predicting = False
-        hooks.call("on_predict_begin", (), {})
-        at_once = "on_predict_batch_end" in hooks.used
+        methods.call("on_predict_begin", (), {})
+        at_once = "on_predict_batch_end" in methods.used
         outputs: list[Any] = []  # of all ranks
         parts: list[Any] = []  # of this rank, for batches that are not in ``outputs``
         sizes: list[int] = []
@@ -145,23 +145,23 @@ class _Prediction:
 
         for number, batch in enumerate(self._batches()):
             interrupts.check()
-            batch_hooks.before(number)
+            batch_methods.before(number)
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
-            if batch_hooks.ends(number, number + 1 == self.steps):
+            if batch_methods.ends(number, number + 1 == self.steps):
                 together = exchange() if at_once else None
-                batch_hooks.after(functools.partial(dict, outputs=together))
+                batch_methods.after(functools.partial(dict, outputs=together))
                 if model.stop_predicting:
                     break
         if parts:
             together = exchange()
             if at_once:
-                batch_hooks.after(functools.partial(dict, outputs=together))
+                batch_methods.after(functools.partial(dict, outputs=together))
         if not outputs:
             raise UsageError(
                 "there are not rows to predict", hint="pass data with at least one row"
             )
-        hooks.call("on_predict_end", (), {})
+        methods.call("on_predict_end", (), {})
         return keras.tree.map_structure(_writable, _concatenate(outputs))
 
     def _batches(self) -> Iterator[Batch]:

@@ -2,7 +2,7 @@
 
 Files are written once and decisions taken once. What a callback can change
 (``stop_training``, the learning rate, weights, the logs of an epoch) is broadcast after
-each hook that some callback overrides, and so is the exception that a callback raises: the
+each method that some callback overrides, and so is the exception that a callback raises: the
 caller of ``collective.fit`` gets it on every rank. A collective inside a callback would
 wait for ranks that do not call it; it raises instead.
 """
@@ -21,7 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, host_random, keras_compat
 from collective.training.loop import callback_state
-from collective.training.loop.hook_shards import HookShards
+from collective.training.loop.callback_shards import CallbackShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.object_collectives import broadcast_object
@@ -33,7 +33,7 @@ from collective.training.variables import (
 )
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
-HOOKS = tuple(
+METHODS = tuple(
     f"on_{what}_{when}"
     for what in (
         *("train", "epoch", "train_batch", "test", "test_batch"),
@@ -41,7 +41,7 @@ HOOKS = tuple(
     )
     for when in ("begin", "end")
 )
-# Keras' older name for a hook, which the hook calls unless it is overridden itself.
+# Keras' older names, which these methods call unless they are overridden themselves.
 _ALIASES = {
     "on_train_batch_begin": "on_batch_begin",
     "on_train_batch_end": "on_batch_end",
@@ -65,8 +65,8 @@ def expects_nan(callbacks: Callbacks, backend: Backend) -> bool:
     return bool(backend.broadcast_array(np.array([mine]))[0])
 
 
-class Hooks:
-    """Calls hooks on rank 0, and makes every rank follow.
+class CallbackMethods:
+    """Calls methods on rank 0, and makes every rank follow.
 
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
@@ -86,20 +86,20 @@ class Hooks:
         self.model = model
         self.backend = backend
         self.params = dict(params)
-        # The hooks that a callback of rank 0 overrides; after ``agree``.
+        # The methods that a callback of rank 0 overrides; after ``agree``.
         self.used: set[str] = set()
         # In the current order, which depends on the layers that are trainable.
         self._variables = (
             replicated_variables(model) if _optimizer(model) is not None else []
         )
         self._trainable = keras_compat.model.trainable_flags(model)
-        self._shards = HookShards(model, backend, len(_STOPS) + 4)
+        self._shards = CallbackShards(model, backend, len(_STOPS) + 4)
         self._ready = False
         self._state = callback_state.CallbackState(self.callbacks)
-        self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
+        self._last: dict[str, tuple[int, ...]] = {}  # where each method was called last
 
     def agree(self) -> None:
-        """Gives the callbacks their model, and finds out which hooks matter.
+        """Gives the callbacks their model, and finds out which methods matter.
 
         Rank 0 decides: a script may make callbacks there only. Every rank calls it.
         """
@@ -110,19 +110,24 @@ class Hooks:
             for callback in self.callbacks:
                 callback.set_params(self.params)
                 callback.set_model(self.model)
-        mine = [any(_overrides(c, hook) for c in self.callbacks) for hook in HOOKS]
+        mine = [
+            any(_overrides(c, method) for c in self.callbacks) for method in METHODS
+        ]
         agreed = self.backend.broadcast_array(np.array(mine, np.float32))
-        self.used = {hook for hook, used in zip(HOOKS, agreed, strict=True) if used}
+        self.used = {
+            method for method, used in zip(METHODS, agreed, strict=True) if used
+        }
         if {"on_train_batch_begin", "on_train_batch_end"} & self.used:
-            self.used.add("on_epoch_end")  # broadcasts what hooks of batches changed
+            self.used.add("on_epoch_end")  # broadcasts what methods of batches changed
 
-    def call(self, hook: str, place: tuple[int, ...], *args: Any) -> None:
-        """Runs a hook on rank 0; afterwards all ranks have the same model again.
+    def call(self, method: str, place: tuple[int, ...], *args: Any) -> None:
+        """Runs a method on rank 0; afterwards all ranks have the same model again.
 
-        After hooks of a batch what ends the training and the learning rate are
-        broadcast; after all others, the end of the epoch among them, and where a hook of
-        a batch has assigned a variable, every variable of model and optimizer is. No hook is called twice for the same place, though an
-        elastic job repeats what a dead rank has interrupted.
+        After methods of a batch what ends the training and the learning rate are
+        broadcast; after all others, the end of the epoch among them, and where a method of
+        a batch has assigned a variable, every variable of model and optimizer is. No method
+        is called twice for the same place, though an elastic job repeats what a dead rank
+        has interrupted.
 
         Args:
             place: Epoch, batch; what distinguishes two calls.
@@ -131,13 +136,13 @@ class Hooks:
         Raises:
             Exception: What a callback raised, on every rank.
         """
-        if hook not in self.used:
+        if method not in self.used:
             return
         error: Exception | None = None
         drawn = assigned = False
-        if self.backend.rank == 0 and self._last.get(hook) != place:
-            self._last[hook] = place
-            drawn, assigned, error = self._run_and_look(hook, args)
+        if self.backend.rank == 0 and self._last.get(method) != place:
+            self._last[method] = place
+            drawn, assigned, error = self._run_and_look(method, args)
         if self.backend.size == 1:
             self._shards.put()
             if error is not None:
@@ -150,7 +155,7 @@ class Hooks:
         flags = np.array([*stops, *map(float, found)])
         *agreed, changed, drawn, assigned, failed = self._shards.agree(flags)
         if failed:
-            raise failure.share(error, f"a callback's {hook}", self.backend)
+            raise failure.share(error, f"a callback's {method}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
             if mine != value:
                 setattr(self.model, name, bool(value))
@@ -159,10 +164,10 @@ class Hooks:
             keras_compat.model.set_trainable_flags(self.model, self._trainable)
         if drawn:
             host_random.share(self.backend)
-        self._follow(hook, bool(assigned))
+        self._follow(method, bool(assigned))
 
     def _run_and_look(
-        self, hook: str, args: tuple[Any, ...]
+        self, method: str, args: tuple[Any, ...]
     ) -> tuple[bool, bool, Exception | None]:
         """Like ``_run``; also finds what other ranks then lack: random numbers, assigned weights.
 
@@ -170,30 +175,30 @@ class Hooks:
         At all other times every rank gets the weights anyway.
         """
         if self.backend.size == 1:
-            return False, False, self._run(hook, args)
-        if "batch" in hook:
+            return False, False, self._run(method, args)
+        if "batch" in method:
             with keras_compat.model.assignments() as seen:
-                error = self._run(hook, args)
+                error = self._run(method, args)
             optimizer = _optimizer(self.model)
             rates = _learning_rate(optimizer) if optimizer is not None else []
             watched = set(map(id, self._variables)) - set(map(id, rates))
             return False, bool(seen & watched), error
         before = host_random.state()
-        error = self._run(hook, args)
+        error = self._run(method, args)
         return host_random.drawn_since(before), False, error
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[None]:
-        """Around hooks, where a strategy has the model on several devices."""
+        """Around methods, where a strategy has the model on several devices."""
         if getattr(self.backend, "strategy", None) is None:
             return contextlib.nullcontext()
         return keras_compat.one_copy.on_one_device()
 
-    def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
-        """Calls the hook; returns what a callback raised, for all ranks to raise.
+    def _run(self, method: str, args: tuple[Any, ...]) -> Exception | None:
+        """Calls the method; returns what a callback raised, for all ranks to raise.
 
         Raises at once where a callback used a collective, which the others do not.
         """
-        what = f"a callback's {hook}"
+        what = f"a callback's {method}"
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
@@ -201,25 +206,25 @@ class Hooks:
             self._on_one_device(),
         ):
             try:
-                if hook == "on_train_begin":
+                if method == "on_train_begin":
                     self._state.begin_training()
                 else:
                     for callback in self.callbacks:
-                        getattr(callback, hook)(*args)
+                        getattr(callback, method)(*args)
             except CollectiveError:
                 raise
             except Exception as error:
                 return error
-        if "batch" not in hook and _optimizer(self.model) is not None:
-            check_frozen_layers(self.model, hook)
+        if "batch" not in method and _optimizer(self.model) is not None:
+            check_frozen_layers(self.model, method)
         return None
 
-    def _follow(self, hook: str, assigned: bool) -> None:
-        """Gives every rank what the hook may have changed on rank 0."""
-        if hook.startswith(("on_test_batch", "on_predict")):
+    def _follow(self, method: str, assigned: bool) -> None:
+        """Gives every rank what the method may have changed on rank 0."""
+        if method.startswith(("on_test_batch", "on_predict")):
             return
         self.backend.broadcast(outside_variables(self.model))
-        if "batch" in hook and not assigned:
+        if "batch" in method and not assigned:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return
         self.backend.broadcast(self._variables)
@@ -235,7 +240,7 @@ class Hooks:
     def share_memory(self) -> None:
         """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
-        It then continues behind the last hook. Every rank calls it.
+        It then continues behind the last method. Every rank calls it.
         """
         if self.backend.size == 1 or not self.used:
             return
@@ -244,22 +249,22 @@ class Hooks:
             last.pop("on_train_begin", None)  # see CallbackState.begin_training
             self._last = last if self.backend.rank else self._last
 
-    def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
+    def agreed_logs(self, method: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
-        if hook not in self.used or self.backend.size == 1:
+        if method not in self.used or self.backend.size == 1:
             return logs
         return broadcast_object(self.backend, logs)
 
 
-class BatchHooks:
-    """The hooks of the batches of one pass: ``train``, ``test`` or ``predict``.
+class BatchMethods:
+    """The methods of the batches of one pass: ``train``, ``test`` or ``predict``.
 
-    Keras runs ``steps_per_execution`` batches at a time, and calls hooks before the first
+    Keras runs ``steps_per_execution`` batches at a time, and calls methods before the first
     and after the last of them.
     """
 
-    def __init__(self, hooks: Hooks, what: str):
-        self.hooks = hooks
+    def __init__(self, methods: CallbackMethods, what: str):
+        self.methods = methods
         self._begin = f"on_{what}_batch_begin"
         self._end = f"on_{what}_batch_end"
         self._open: int | None = None  # the first batch of those that run
@@ -271,11 +276,11 @@ class BatchHooks:
             return
         if batch % self._together == 0:
             self._open, self._ran = batch, False
-            self.hooks.call(self._begin, (*place, batch), batch, {})
+            self.methods.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
-        """After a batch: whether hooks follow it."""
-        self.hooks.batches = batch + 1
+        """After a batch: whether methods follow it."""
+        self.methods.batches = batch + 1
         if not self._called:
             return False
         self._ran = True
@@ -285,22 +290,26 @@ class BatchHooks:
         """After the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
         if self._open is None or not self._ran:
             return
-        hooks, number, self._open = self.hooks, self._open + self._together - 1, None
-        shown = self._end in hooks.used and hooks.backend.rank == 0
+        methods, number, self._open = (
+            self.methods,
+            self._open + self._together - 1,
+            None,
+        )
+        shown = self._end in methods.used and methods.backend.rank == 0
         sorted_logs = dict(sorted(logs().items())) if shown else {}
-        hooks.call(self._end, (*place, number), number, sorted_logs)
+        methods.call(self._end, (*place, number), number, sorted_logs)
 
     @property
     def _called(self) -> bool:
-        return bool({self._begin, self._end} & self.hooks.used)
+        return bool({self._begin, self._end} & self.methods.used)
 
     @property
     def _together(self) -> int:
-        return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+        return int(getattr(self.methods.model, "steps_per_execution", 1) or 1)
 
 
 class RankZeroCallbacks(Observer):
-    """Runs hooks on rank 0, and makes every rank follow what they decided."""
+    """Runs methods on rank 0, and makes every rank follow what they decided."""
 
     def __init__(
         self, callbacks: Callbacks, position: Position, params: dict[str, Any]
@@ -309,8 +318,8 @@ class RankZeroCallbacks(Observer):
         self.model = position.model
         self.backend = position.backend
         # Calls them, also those of the validation.
-        self.hooks = Hooks(callbacks, self.model, self.backend, params)
-        self._batches = BatchHooks(self.hooks, "train")
+        self.methods = CallbackMethods(callbacks, self.model, self.backend, params)
+        self._batches = BatchMethods(self.methods, "train")
         self._epoch = self._first = self._stop = 0
         self._logs: dict[str, Any] = {}  # of the last epoch
         # Which layers the step trains; until the first step.
@@ -320,13 +329,13 @@ class RankZeroCallbacks(Observer):
         self.model.stop_training = False
 
     def begin(self) -> None:
-        """Finds out which hooks matter, and calls ``on_train_begin``.
+        """Finds out which methods matter, and calls ``on_train_begin``.
 
         There a callback may say with which epoch the training begins
         (``BackupAndRestore``).
         """
-        self.hooks.agree()
-        self.hooks.call("on_train_begin", (), {})
+        self.methods.agree()
+        self.methods.call("on_train_begin", (), {})
         initial = (
             keras_compat.model.initial_epoch(self.model) or self.position.initial_epoch
         )
@@ -340,14 +349,14 @@ class RankZeroCallbacks(Observer):
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
         """Calls ``on_epoch_begin``."""
         self._epoch, self._first, self._stop = epoch, first, last
-        self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
+        self.methods.call("on_epoch_begin", (epoch,), epoch, {})
 
     def before_input(self, number: int) -> None:
         """Calls ``on_train_batch_begin``; refuses what changed the trained layers before."""
         if self._trained is not None:
             if self._trained != keras_compat.model.trainable_flags(self.model):
                 raise UsageError(
-                    "a callback's on_train_begin, or another hook before the first step, has "
+                    "a callback's on_train_begin, or another method before the first step, has "
                     "changed layer.trainable",
                     hint="set it before collective.fit, and compile the model",
                 )
@@ -367,8 +376,8 @@ class RankZeroCallbacks(Observer):
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Calls ``on_epoch_end``, and takes over what callbacks add to the logs."""
         self._end_batches()
-        self.hooks.call("on_epoch_end", (epoch,), epoch, logs)
-        agreed = self.hooks.agreed_logs("on_epoch_end", logs)
+        self.methods.call("on_epoch_end", (epoch,), epoch, logs)
+        agreed = self.methods.agreed_logs("on_epoch_end", logs)
         if agreed is not logs:
             logs.clear()
             logs.update(agreed)
@@ -376,8 +385,8 @@ class RankZeroCallbacks(Observer):
 
     def end(self) -> None:
         """Calls ``on_train_end``."""
-        self.hooks.call("on_train_end", (), dict(self._logs))
-        self.hooks.share_state()
+        self.methods.call("on_train_end", (), dict(self._logs))
+        self.methods.share_state()
 
     def _end_batches(self) -> None:
         reports = self.position.reports
@@ -396,8 +405,8 @@ def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return [v for v in optimizer.variables if v.name == "learning_rate"]
 
 
-def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    for name in {hook, _ALIASES.get(hook, hook)}:
+def _overrides(callback: keras.callbacks.Callback, method: str) -> bool:
+    for name in {method, _ALIASES.get(method, method)}:
         base = getattr(keras.callbacks.Callback, name)
         if getattr(getattr(callback, name), "__func__", None) is not base:
             return True

@@ -169,7 +169,7 @@ class Position:
         """The steps of an epoch begin, or continue from the middle of one."""
         last = None
         if self.start is not None and self.start.within_epoch:
-            self.put()  # without what hooks at the start of the epoch have changed
+            self.put()  # without what callbacks at the start of the epoch have changed
             last = self.start.sums
         self.reports = Reports(self.layout, last)
         self.start = None

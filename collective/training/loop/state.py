@@ -33,7 +33,7 @@ class State:
 
     epoch: int  # the epoch to continue with, from 0
     # The step to continue with; steps count on over epochs. It is the first of the next
-    # epoch, while ``epoch`` is still this one, if its validation and the hooks of its
+    # epoch, while ``epoch`` is still this one, if its validation and the callbacks of its
     # end are still to run.
     step: int
     # Values of ``all_variables(model)``: weights, layer state with seed generators,

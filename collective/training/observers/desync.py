@@ -170,7 +170,7 @@ class DesyncAlarm(Attachment):
         return CollectiveError(
             f"step {number}: {what}.",
             hint="look for code that changes weights on some ranks only (a callback's "
-            "hook of a batch), for ranks on unlike processors, and for faulty memory; "
+            "method of a batch), for ranks on unlike processors, and for faulty memory; "
             "--check-every 0 switches the comparison off",
         )
 

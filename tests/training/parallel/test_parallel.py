@@ -18,7 +18,7 @@ from collective import backends
 from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
-from collective.training.loop.callbacks import Hooks
+from collective.training.loop.callbacks import CallbackMethods
 from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
@@ -290,10 +290,10 @@ if launch.launched():
 
         steps = 1
         made = cases.built(lambda: of_words(averaged()), backend, SPEC)
-        hooks = Hooks(Doubling(), made, backend, {})
-        hooks.agree()
-        hooks.call("on_train_begin", (), {})
-        hooks.call("on_train_batch_begin", (0, steps), 0, {})
+        methods = CallbackMethods(Doubling(), made, backend, {})
+        methods.agree()
+        methods.call("on_train_begin", (), {})
+        methods.call("on_train_batch_begin", (0, steps), 0, {})
         parts, table = get_partition(made), made.layers[0].embeddings
         whole = parts.gather(everywhere=True)[id(table)]
         assert table.shape[0] < WORDS

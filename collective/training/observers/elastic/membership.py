@@ -33,7 +33,7 @@ from collective.errors import (
 from collective.running_time import Deadline
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
-from collective.training.loop.callbacks import Hooks
+from collective.training.loop.callbacks import CallbackMethods
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
@@ -372,16 +372,16 @@ class Membership(Observer):
 class CallbackMemory(Observer):
     """Gives every rank the state of the callbacks at the end of each epoch.
 
-    So ``EarlyStopping`` continues to count when rank 0 dies. What hooks of batches have gathered
+    So ``EarlyStopping`` continues to count when rank 0 dies. What methods of batches have gathered
     since the last epoch is lost with rank 0.
     """
 
-    def __init__(self, hooks: Hooks):
-        self._hooks = hooks
+    def __init__(self, methods: CallbackMethods):
+        self._methods = methods
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Outside of the callbacks, which have ended the epoch then."""
-        self._hooks.share_memory()
+        self._methods.share_memory()
 
 
 def join(backend: Backend) -> Change:

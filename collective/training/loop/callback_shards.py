@@ -1,8 +1,8 @@
-"""Hooks of callbacks see whole variables, also of a model of which each rank has shards.
+"""Methods of callbacks see whole variables, also of a model of which each rank has shards.
 
-A hook runs on rank 0. Where it reads or writes such a variable, rank 0 asks the other
-ranks, which wait for the end of the hook, to gather all of them; what it has written is
-sent to every rank, which takes its shards. A hook that touches none costs nothing.
+A method runs on rank 0. Where it reads or writes such a variable, rank 0 asks the other
+ranks, which wait for the end of the method, to gather all of them; what it has written is
+sent to every rank, which takes its shards. A method that touches none costs nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collective.training.keras_compat.whole_variables import Values
 from collective.training.prepared import get_partition
 
 
-class HookShards:
-    """The shards of a model, for its hooks.
+class CallbackShards:
+    """The shards of a model, for the methods of its callbacks.
 
     Args:
-        flags: How many numbers rank 0 sends after each hook.
+        flags: How many numbers rank 0 sends after each method.
     """
 
     def __init__(self, model: keras.Model, backend: Backend, flags: int):
@@ -31,7 +31,7 @@ class HookShards:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """On rank 0, around a hook: inside, variables are whole."""
+        """On rank 0, around a method: inside, variables are whole."""
         partition = get_partition(self.model)
         self._written = {}
         if partition is None:
@@ -51,7 +51,7 @@ class HookShards:
             return partition.gather()
 
     def agree(self, flags: np.ndarray) -> np.ndarray:
-        """After a hook: rank 0's flags, and its shards. Every rank calls it."""
+        """After a method: rank 0's flags, and its shards. Every rank calls it."""
         partition = get_partition(self.model)
         mine = np.array([*flags, float(bool(self._written)), 0.0])
         while True:
@@ -67,7 +67,7 @@ class HookShards:
         return np.array(agreed)
 
     def put(self) -> None:
-        """After a hook in a job of one process: takes what it has written."""
+        """After a method in a job of one process: takes what it has written."""
         if self._written:
             partition = get_partition(self.model)
             assert partition is not None
