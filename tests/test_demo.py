@@ -22,6 +22,7 @@ def demo(monkeypatch):
 
 
 @pytest.mark.launches
+@pytest.mark.matrix  # .ci/run prints the table itself, by make demo
 @launch.NEEDS_CORE
 def test_its_numbers_agree(demo, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(launch.ROOT))

@@ -411,7 +411,6 @@ BRIEFLY = {
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("file", BRIEFLY)
 @pytest.mark.parametrize(
     "ranks, whole",
     [
@@ -419,8 +418,9 @@ BRIEFLY = {
         *(pytest.param(ranks, True, marks=pytest.mark.matrix) for ranks in (2, 3)),
     ],
 )
-def test_on_ranks(file, ranks, whole, tmp_path):
+def test_on_ranks(ranks, whole, tmp_path):
     pytest.importorskip("mpi4py")
-    tests = [f"tests/training/{file}.py", *([] if whole else ["-k", BRIEFLY[file]])]
-    ended = launch.launch("native", ranks, tests, tmp_path, seconds=500)
-    assert ended.passed(skips=True) >= (20 if whole else 4)
+    files = [f"tests/training/{file}.py" for file in BRIEFLY]
+    chosen = [] if whole else ["-k", " or ".join(BRIEFLY.values())]
+    ended = launch.launch("native", ranks, [*files, *chosen], tmp_path, seconds=1500)
+    assert ended.passed(skips=True) >= (60 if whole else 12)

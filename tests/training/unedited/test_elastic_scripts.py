@@ -107,7 +107,9 @@ sys.exit(0)
 """
 
 
-@pytest.mark.parametrize("rank, expected", [("0", 1), ("1", 0)])
+@pytest.mark.parametrize(
+    "rank, expected", [("0", 1), pytest.param("1", 0, marks=pytest.mark.matrix)]
+)
 def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
     """What rank 0 would have printed is not lost in silence."""
     script = tmp_path / "script.py"

@@ -34,12 +34,19 @@ def printed_by(command: list[str]) -> list[str]:
 
 @pytest.mark.launches
 @launch.NEEDS_CORE
-def test_ranks_have_the_bits_of_one_process():
+@pytest.mark.parametrize(
+    "models",
+    [
+        ["cnn", "own_step", "coupled"],
+        pytest.param([*ranks_virtual.MODELS], marks=pytest.mark.matrix),
+    ],
+    ids=["some", "all"],
+)
+def test_ranks_have_the_bits_of_one_process(models):
     """Of five pieces, three ranks have one, two and two; a batch of three rows, some none."""
-    models = ",".join(ranks_virtual.MODELS)
-    wanted = on_ranks("single", 1, models, 5, 10)
-    assert len(wanted) == len(ranks_virtual.MODELS)
-    assert on_ranks("native", 3, models, 5, 10) == wanted
+    wanted = on_ranks("single", 1, ",".join(models), 5, 10)
+    assert len(wanted) == len(models)
+    assert on_ranks("native", 3, ",".join(models), 5, 10) == wanted
 
 
 @pytest.mark.launches

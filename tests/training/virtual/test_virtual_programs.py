@@ -50,10 +50,7 @@ PROGRAMS = {
 QUICK = [
     "normalized",
     "without padding",
-    "spectral normalization",
-    "results are variables",
     "gan, own step",
-    "masks_and_weights, own step",
     "own_metrics, own step",
 ]
 
