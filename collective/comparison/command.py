@@ -15,7 +15,7 @@ from collective import train as cli
 from collective.comparison import tables
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
-from collective.comparison.runs import Comparison, Plan
+from collective.comparison.runs import Comparison, ComparisonOptions
 from collective.errors import UsageError, printable
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
@@ -54,7 +54,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     virtual = train.virtual_replicas is not None
     apart = args.full or args.rounds or args.only
     quick = not (apart or length or virtual or len(args.np) > 1)
-    plan = Plan(
+    plan = ComparisonOptions(
         args.np,
         tuple(filter(None, args.backends.split(","))),
         args.rounds or 3,

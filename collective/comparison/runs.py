@@ -29,7 +29,7 @@ PROOF_STEPS = 30
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonOptions:
     """What to compare."""
 
     # Numbers of replicas, ascending; equality is tested at the largest.
@@ -62,7 +62,7 @@ Run = tuple[str, Callable[[], str]]
 class Comparison:
     """Runs a plan; a UsageError if a requested backend cannot be used here."""
 
-    def __init__(self, plan: Plan, results: Results):
+    def __init__(self, plan: ComparisonOptions, results: Results):
         self.plan = plan
         self.results = results  # the results so far, also after an interruption
         self.folder = Path()  # of what the runs write
