@@ -15,7 +15,7 @@ from collective.backends.base import Backend
 from collective.training.input.plan import share
 
 
-class Node(NamedTuple):
+class Subtree(NamedTuple):
     """A node of the tree."""
 
     start: int  # the first piece that it covers, a multiple of ``2**level``
@@ -34,9 +34,9 @@ class VirtualReplicas:
         return (self.count - 1).bit_length()
 
     @property
-    def root(self) -> Node:
+    def root(self) -> Subtree:
         """The node that covers all pieces."""
-        return Node(0, self.levels)
+        return Subtree(0, self.levels)
 
     def pieces(self, replicas: range, total: int) -> range:
         """The pieces that consecutive replicas hold.
@@ -53,7 +53,7 @@ class VirtualReplicas:
         """The pieces of this process."""
         return self.pieces(backend.local_replicas, backend.replicas)
 
-    def subtrees(self, replica: int, total: int) -> list[Node]:
+    def subtrees(self, replica: int, total: int) -> list[Subtree]:
         """The fewest nodes that cover the pieces of a replica, and no others, in order.
 
         Only nodes whose pieces all exist count, so two nodes of a level that are
@@ -65,19 +65,19 @@ class VirtualReplicas:
             level = 0
             while start % (2 << level) == 0 and start + (2 << level) <= pieces.stop:
                 level += 1
-            found.append(Node(start, level))
+            found.append(Subtree(start, level))
             start += 1 << level
         return found
 
-    def all_subtrees(self, total: int) -> list[list[Node]]:
+    def all_subtrees(self, total: int) -> list[list[Subtree]]:
         """``subtrees`` of each replica."""
         return [self.subtrees(replica, total) for replica in range(total)]
 
-    def children(self, node: Node) -> tuple[Node, Node | None]:
+    def children(self, node: Subtree) -> tuple[Subtree, Subtree | None]:
         """Returns the two halves of an inner node; the second is None if it has no pieces."""
         level = node.level - 1
         second = node.start + (1 << level)
         return (
-            Node(node.start, level),
-            Node(second, level) if second < self.count else None,
+            Subtree(node.start, level),
+            Subtree(second, level) if second < self.count else None,
         )

@@ -22,7 +22,7 @@ from collective.backends.capabilities import ShardCollectives
 from collective.training.input.plan import share
 from collective.training.object_collectives import join
 from collective.training.step.reduction import sum_tensors
-from collective.training.virtual.pieces import Node, VirtualReplicas
+from collective.training.virtual.pieces import Subtree, VirtualReplicas
 
 #: Integers with the bits of floats, by size.
 BITS = {4: tf.int32, 8: tf.int64}
@@ -87,12 +87,12 @@ class Tree:
             parts = [*parts, *[tf.zeros_like(parts[0])] * (len(pieces) - 1)]
         cut = len(parts) // len(pieces)  # micro-batches of a piece
         sums = {
-            Node(piece, 0): reduce(tf.add, parts[i * cut : (i + 1) * cut])
+            Subtree(piece, 0): reduce(tf.add, parts[i * cut : (i + 1) * cut])
             for i, piece in enumerate(pieces)
         }
         return [self._sum_of(node, sums) for node in self._by_replica[self._replica]]
 
-    def _sum_of(self, node: Node, sums: Mapping[Node, tf.Tensor]) -> tf.Tensor:
+    def _sum_of(self, node: Subtree, sums: Mapping[Subtree, tf.Tensor]) -> tf.Tensor:
         """The sum of a node, from those of nodes below it."""
         if node in sums:
             return sums[node]
