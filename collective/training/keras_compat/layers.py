@@ -20,7 +20,7 @@ mask_of, set_mask = masking.get_keras_mask, masking.set_keras_mask
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class LayerCall:
     """An operation in a functional model. Tensors are identified by a number."""
 
     operation: Any  # the layer
@@ -32,7 +32,7 @@ class Node:
 
 @contextlib.contextmanager
 def replace_layer_calls(
-    graph: Callable[[list[Node], dict[int, Any]], None],
+    graph: Callable[[list[LayerCall], dict[int, Any]], None],
 ) -> Iterator[None]:
     """Inside, replaces how functional models call their layers.
 
@@ -47,7 +47,7 @@ def replace_layer_calls(
         values = dict(
             zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True)
         )
-        nodes: list[Node] = []
+        nodes: list[LayerCall] = []
         known = set(values)
         for depth in sorted(self._nodes_by_depth, reverse=True):
             for node in self._nodes_by_depth[depth]:
@@ -63,7 +63,7 @@ def replace_layer_calls(
         yield
 
 
-def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
+def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> LayerCall:
     def compute(values: dict[int, Any]) -> None:
         args, kwargs = node.arguments.fill_in(values)
         made = operation_fn(node.operation)(*args, **kwargs)
@@ -71,7 +71,7 @@ def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
             zip(map(id, node.outputs), keras.tree.flatten(made), strict=False)
         )
 
-    return Node(node.operation, needed, tuple(map(id, node.outputs)), compute)
+    return LayerCall(node.operation, needed, tuple(map(id, node.outputs)), compute)
 
 
 def _row_bytes(tensor: keras.KerasTensor) -> int:
