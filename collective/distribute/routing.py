@@ -12,9 +12,9 @@ from collective.distribute.saving import replace_savers
 from collective.distribute.scoped_models import strategy_of
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.keras_calls import are_replaced, replace_calls
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
-_jobs: list[Job] = []  # as long as the process
+_jobs: list[ScriptJob] = []  # as long as the process
 
 
 def route(backend: Backend) -> None:
@@ -24,7 +24,7 @@ def route(backend: Backend) -> None:
     """
     if _jobs or are_replaced():
         return
-    job = Job(backend)
+    job = ScriptJob(backend)
     replace_calls(job, {}, lambda model: strategy_of(model) is not None)
     if backend.size > 1:
         replace_checkpoint_writer(job)

@@ -17,12 +17,12 @@ import keras
 from collective.distribute.scoped_models import strategy_of
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.files import Arguments, Save, replace_saver
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 FILES = (".keras", ".h5")
 
 
-def replace_savers(job: Job) -> None:
+def replace_savers(job: ScriptJob) -> None:
     """Has ``save`` and ``save_weights`` write side by side, and ``export`` trace values."""
     prefix = f".rank{job.backend.rank}_"
 

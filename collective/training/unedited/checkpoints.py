@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 
-def replace_checkpoint_writer(job: Job) -> None:
+def replace_checkpoint_writer(job: ScriptJob) -> None:
     """Has ``tf.train.Checkpoint`` and ``CheckpointManager`` write side by side."""
     owner = entry_points.checkpoint_writer()
     stock = owner.save

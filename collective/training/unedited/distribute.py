@@ -29,7 +29,7 @@ from collective.training.unedited.keras_distribution.job_devices import (
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.removals import replace_removals
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
@@ -46,7 +46,7 @@ class Distribution:
         loops: bool = False,
         takes_over: Sequence[Callable[[], None]] = (),
     ):
-        self.job = job = Job(backend)
+        self.job = job = ScriptJob(backend)
         job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
         replace_calls(job, options, loops=loops)

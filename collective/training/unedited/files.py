@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 Save = Callable[[str], Any]
 Arguments = Mapping[str, Any]
@@ -30,7 +30,7 @@ Write = Callable[[str, Save, Arguments], Any]
 _CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
 
 
-def replace_savers(job: Job) -> None:
+def replace_savers(job: ScriptJob) -> None:
     """Has rank 0 alone write what Keras' functions write, and downloads wait.
 
     A rank whose path differs from rank 0's writes it: ``model.save(f"{pid}.keras")``, or
@@ -50,7 +50,7 @@ def replace_savers(job: Job) -> None:
 
 
 def replace_saver(
-    job: Job, owner: Any, name: str, parameter: str, write: Write
+    job: ScriptJob, owner: Any, name: str, parameter: str, write: Write
 ) -> None:
     """Replaces one of ``entry_points.savers()`` where it is given a path.
 
@@ -119,7 +119,7 @@ def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
     return get
 
 
-def replace_mkdir(job: Job) -> None:
+def replace_mkdir(job: ScriptJob) -> None:
     """Has ``os.mkdir`` take a folder that another rank of this job has just made.
 
     Every rank runs ``if not os.path.exists(folder): os.makedirs(folder)``, and all but
@@ -146,7 +146,7 @@ def _made_since(path: str, since: float) -> bool:
     return os.path.isdir(path) and os.stat(path).st_ctime >= since
 
 
-def replace_cache(job: Job) -> None:
+def replace_cache(job: ScriptJob) -> None:
     """Has every rank but 0 cache into a file of its own, which it removes at its end."""
     stock, rank = tf.data.Dataset.cache, job.backend.rank
     if not rank:

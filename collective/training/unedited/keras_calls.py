@@ -24,7 +24,7 @@ from collective.training.keras_compat import entry_points
 from collective.training.prepare import ModelMisfit
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
-from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, Job
+from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -33,7 +33,7 @@ _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def replace_calls(
-    job: Job,
+    job: ScriptJob,
     options: Mapping[str, Any],
     applies: Callable[[keras.Model], bool] | None = None,
     loops: bool = False,
@@ -67,7 +67,7 @@ def replace_calls(
             job.replace(model, name, _noted(job, getattr(model, name)))
 
 
-def seed_all_ranks(job: Job) -> None:
+def seed_all_ranks(job: ScriptJob) -> None:
     """Seeds Python, NumPy, TensorFlow and Keras alike on every rank.
 
     Uses ``COLLECTIVE_SEED``, or a number that rank 0 draws. A seed that the
@@ -89,7 +89,7 @@ def seed_all_ranks(job: Job) -> None:
     job.replace(np.random, "default_rng", default_rng)
 
 
-def _is_unseeded(job: Job) -> bool:
+def _is_unseeded(job: ScriptJob) -> bool:
     """Whether the seeds are those of ``seed_all_ranks`` still.
 
     With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
@@ -131,7 +131,7 @@ def are_replaced() -> bool:
 
 
 def _together(
-    job: Job,
+    job: ScriptJob,
     call: str,
     stock: Callable[..., Any],
     ours: Callable[..., Any],
@@ -172,7 +172,7 @@ def _as_keras_raises() -> Iterator[None]:
         raise error.__cause__ from None
 
 
-def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
     """Keras' own method, which says once that it is not distributed."""
 
     @functools.wraps(stock)

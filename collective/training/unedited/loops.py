@@ -31,12 +31,12 @@ from collective.training.partition.partition import Partition
 from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
 from collective.training.traced import traced
-from collective.training.unedited.script_job import LOOP, Job
+from collective.training.unedited.script_job import LOOP, ScriptJob
 
 _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 
 
-def distribute_loops(job: Job) -> None:
+def distribute_loops(job: ScriptJob) -> None:
     """Makes functions that are called with a batch compute each rank's rows of it.
 
     Raises:
@@ -77,7 +77,7 @@ def distribute_loops(job: Job) -> None:
 class LoopStep:
     """A concrete function, of which each rank computes its rows."""
 
-    def __init__(self, job: Job, source: Any, leaves: Sequence[Any], rows: int):
+    def __init__(self, job: ScriptJob, source: Any, leaves: Sequence[Any], rows: int):
         self.backend = job.backend
         self.source = source
         self._has_rows = [_is_array(v) and v.shape[0] == rows for v in leaves]
@@ -94,7 +94,7 @@ class LoopStep:
         self._run = traced(self._on_replica, input_signature=specs)
 
     @classmethod
-    def of(cls, job: Job, source: Any, leaves: Sequence[Any]) -> LoopStep | None:
+    def of(cls, job: ScriptJob, source: Any, leaves: Sequence[Any]) -> LoopStep | None:
         """Returns the step, or None if the function is given no batch or uses no variable."""
         inputs = source.inputs[: len(source.inputs) - len(source.captured_inputs)]
         fit = len(inputs) == len(leaves) and all(

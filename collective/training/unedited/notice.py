@@ -14,12 +14,12 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.unedited.script import is_library
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 _EAGER = """%s is not distributed: each of the %d processes computes its gradients of \
 all rows, which is right and takes as long as one process
 HINT: put the step into a tf.function that is called with the batch: docs/how-to/loops.md"""
-LOOP = "a training loop of the script's own"  # in Job.used
+LOOP = "a training loop of the script's own"  # in ScriptJob.used
 _TEXT = """%s is not distributed: each of the %d processes trains on all rows, alone
 HINT: collectiverun --keras --loops cuts the batches of its steps; or in the script
       strategy = collective.distribute.Strategy(), and strategy.run(step, args=...); or
@@ -31,13 +31,13 @@ rank 0 had not printed or written is lost"""
 _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
 
-def warn_of_updates(job: Job) -> None:
+def warn_of_updates(job: ScriptJob) -> None:
     """Logs the first update of each training loop outside of ``fit``."""
     for owner in keras_compat.optimizers.optimizers_with_apply():
         job.replace(owner, "apply", _noted(job, owner.apply))
 
 
-def _noted(job: Job, stock: Any) -> Any:
+def _noted(job: ScriptJob, stock: Any) -> Any:
     @functools.wraps(stock)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (job.inside or _sums_itself()):
@@ -49,7 +49,7 @@ def _noted(job: Job, stock: Any) -> Any:
     return apply
 
 
-def warn_of_gradients(job: Job) -> None:
+def warn_of_gradients(job: ScriptJob) -> None:
     """Logs where a script computes gradients of a model outside of steps.
 
     Not updates: those of a step may be applied outside of it.
@@ -62,7 +62,7 @@ def warn_of_gradients(job: Job) -> None:
     _before_gradients(job, warn)
 
 
-def refuse_gradients(job: Job) -> None:
+def refuse_gradients(job: ScriptJob) -> None:
     """Rejects a training loop outside of the replicas of a strategy.
 
     TensorFlow would only say that a variable has no handle there.
@@ -80,7 +80,7 @@ def refuse_gradients(job: Job) -> None:
     _before_gradients(job, refuse)
 
 
-def refuse_tuners(job: Job) -> None:
+def refuse_tuners(job: ScriptJob) -> None:
     """Rejects ``import keras_tuner``, because each rank would search by itself.
 
     All of them would write, read and delete the trials of one folder.
@@ -97,7 +97,7 @@ def refuse_tuners(job: Job) -> None:
     sys.addaudithook(before)
 
 
-def _before_gradients(job: Job, action: Callable[[], None]) -> None:
+def _before_gradients(job: ScriptJob, action: Callable[[], None]) -> None:
     """Calls an action before the script takes gradients of what a training changes."""
     stock = tf.GradientTape.gradient
 

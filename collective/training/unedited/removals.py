@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collective.training.unedited.script import is_library
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 _REMOVALS = (
     *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
@@ -24,11 +24,11 @@ _REMOVALS = (
 _RENAMINGS = ("rename", "replace", "move")
 
 
-def replace_removals(job: Job) -> None:
+def replace_removals(job: ScriptJob) -> None:
     """Has rank 0 alone remove and rename what the script itself removes and renames.
 
     Every rank runs ``os.remove(path)``, and all but one would fail, or one would remove
-    what another still reads. So the ranks meet first (``Job.remove``). Calls from
+    what another still reads. So the ranks meet first (``ScriptJob.remove``). Calls from
     libraries, threads and child processes are left as they are.
     """
     for owner, name in _REMOVALS:
@@ -46,7 +46,7 @@ def replace_removals(job: Job) -> None:
         job.replace(module, "open", noting)
 
 
-def _removal(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _removal(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
     name, process = stock.__name__, os.getpid()
 
     @functools.wraps(stock)
@@ -71,7 +71,7 @@ def _removal(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
     return remove
 
 
-def _forget(job: Job, paths: Sequence[str]) -> None:
+def _forget(job: ScriptJob, paths: Sequence[str]) -> None:
     """Removed or renamed files were not made by this rank; new names were."""
     below = os.path.join(paths[0], "")
     job.made -= {p for p in job.made if (p + os.sep).startswith(below)}

@@ -41,7 +41,7 @@ FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE = CALLS
 _REMOVAL = CALLS.index(REMOVE)
 
 
-class Job:
+class ScriptJob:
     """The state that the replaced functions share; it also restores the originals."""
 
     def __init__(self, backend: Backend):

@@ -21,7 +21,7 @@ from collective.distribute.strategy import Strategy
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 _LIBRARIES = ("keras", "tensorflow", "tf_keras", "collective")
 
@@ -43,7 +43,7 @@ def _others() -> list[type[Any]]:
     return [distribute.TPUStrategy, distribute.experimental.ParameterServerStrategy]
 
 
-def replace_strategies(job: Job) -> None:
+def replace_strategies(job: ScriptJob) -> None:
     """Has the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
@@ -58,7 +58,7 @@ def replace_strategies(job: Job) -> None:
     job.replace(tf.distribute, "get_strategy", _get_strategy(job))
 
 
-def _refuse_others(job: Job) -> None:
+def _refuse_others(job: ScriptJob) -> None:
     def init(self: Any, *_: Any, **__: Any) -> None:
         raise UsageError(
             f"the script makes a {type(self).__name__}, which backend "
@@ -71,7 +71,7 @@ def _refuse_others(job: Job) -> None:
         job.replace(kind, "__init__", init)
 
 
-def _becomes_ours(job: Job, one_host: bool) -> Callable[..., None]:
+def _becomes_ours(job: ScriptJob, one_host: bool) -> Callable[..., None]:
     """What makes a strategy of TensorFlow's in the place of its ``__init__``."""
 
     def init(self: Any, *_: Any, **__: Any) -> None:
@@ -81,7 +81,7 @@ def _becomes_ours(job: Job, one_host: bool) -> Callable[..., None]:
     return init
 
 
-def _open(job: Job, strategy: Strategy, one_host: bool) -> None:
+def _open(job: ScriptJob, strategy: Strategy, one_host: bool) -> None:
     strategy.open(job.backend, None, one_host)
     job.used.add("a strategy")
     made = weakref.ref(strategy)
@@ -99,7 +99,7 @@ def _open(job: Job, strategy: Strategy, one_host: bool) -> None:
     job.around_writes.append(reading_locally)
 
 
-def _get_strategy(job: Job) -> Callable[[], Any]:
+def _get_strategy(job: ScriptJob) -> Callable[[], Any]:
     """Outside a scope, ``get_strategy()`` returns ours to the script, not to Keras."""
     stock = tf.distribute.get_strategy
 
@@ -125,7 +125,7 @@ def use_by_default(strategy: Any) -> None:
         tf.distribute.experimental_set_strategy(strategy)
 
 
-def _keep_when_cleared(job: Job) -> None:
+def _keep_when_cleared(job: ScriptJob) -> None:
     """Has ``clear_session`` keep our strategy: it makes a new default graph without one."""
     stock = keras.utils.clear_session
 

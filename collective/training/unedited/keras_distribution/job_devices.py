@@ -18,10 +18,10 @@ from collective.training.unedited.keras_distribution.model_parallel import (
     make_groups,
     replace_building,
 )
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 
 
-def replace_keras_distribution(job: Job) -> None:
+def replace_keras_distribution(job: ScriptJob) -> None:
     """Has ``keras.distribution`` know the job, until ``job.undo``."""
     backend = job.backend
 
@@ -53,14 +53,14 @@ def replace_keras_distribution(job: Job) -> None:
     replace_building(job)
 
 
-def check_current(job: Job) -> None:
+def check_current(job: ScriptJob) -> None:
     """Refuses a distribution that the script has set and this job cannot be."""
     found = keras_compat.distribution.current_distribution()
     if found is not None:
         check(job, found)
 
 
-def check(job: Job, distribution: Any) -> None:
+def check(job: ScriptJob, distribution: Any) -> None:
     """Rejects a distribution that would have no effect, or a different one.
 
     Raises:
@@ -89,7 +89,7 @@ def _default_kind() -> str:
     return "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
 
 
-def _check_process(job: Job, processes: int | None, process: int | None) -> None:
+def _check_process(job: ScriptJob, processes: int | None, process: int | None) -> None:
     rank, size = job.backend.rank, job.backend.size
     for what, asked, found in (
         ("num_processes", processes, size),
@@ -128,7 +128,7 @@ def _making(stock: Any) -> Any:
     return init
 
 
-def _setting(job: Job, stock: Any) -> Any:
+def _setting(job: ScriptJob, stock: Any) -> Any:
     @functools.wraps(stock)
     def set_distribution(value: Any) -> None:
         if value is not None:

@@ -18,7 +18,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.parallel import stock_layers, tensor_parallel_variables
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.unedited.script_job import DISTRIBUTION, Job
+from collective.training.unedited.script_job import DISTRIBUTION, ScriptJob
 
 Axes = tuple[str | None, ...]
 # By class of the layer: the variable with two axes, and that which is split with the columns.
@@ -28,7 +28,7 @@ _VARIABLES = {
 }
 
 
-def replace_building(job: Job) -> None:
+def replace_building(job: ScriptJob) -> None:
     """Has layers that a script builds follow its ``LayoutMap``, until ``job.undo``."""
     for kind in _VARIABLES:
         job.replace(kind, "build", _building(job, kind))
@@ -63,7 +63,7 @@ def model_axis(distribution: Any) -> tuple[str, int] | None:
     return found[0] if found else None
 
 
-def make_groups(job: Job, distribution: Any) -> None:
+def make_groups(job: ScriptJob, distribution: Any) -> None:
     """Makes the groups of ranks that a distribution needs. Every rank calls it."""
     axis = model_axis(distribution)
     if axis is None or axis[1] in job.grouped:
@@ -80,7 +80,7 @@ def make_groups(job: Job, distribution: Any) -> None:
         job.grouped[parts] = backend.grouped(parts)
 
 
-def backend_for(job: Job, model: keras.Model) -> Backend:
+def backend_for(job: ScriptJob, model: keras.Model) -> Backend:
     """The backend that runs a model: its groups, where layers of it are split.
 
     A model without variables yet gets them as the current distribution says.
@@ -92,7 +92,7 @@ def backend_for(job: Job, model: keras.Model) -> Backend:
     return job.backend if model.built or axis is None else job.grouped[axis[1]]
 
 
-def _building(job: Job, kind: type[Any]) -> Any:
+def _building(job: ScriptJob, kind: type[Any]) -> Any:
     """Returns a ``build`` for a class of layers that follows their layouts."""
     stock = kind.build
 
@@ -131,7 +131,7 @@ def _split(layer: Any, kind: type[Any]) -> tuple[int, int] | None:
     return None
 
 
-def _adding(job: Job, stock: Any) -> Any:
+def _adding(job: ScriptJob, stock: Any) -> Any:
     """``Layer.add_weight``, which refuses a layout that the variable does not have."""
 
     @functools.wraps(stock)
@@ -157,7 +157,7 @@ def _actual(layer: Any, name: str, distribution: Any) -> Axes:
     return tuple(axis[0] if i == layer.axes[name] else None for i in range(2 - vector))
 
 
-def _applying(job: Job, stock: Any) -> Any:
+def _applying(job: ScriptJob, stock: Any) -> Any:
     """``optimizer.apply``, which refuses shards outside of ``fit``."""
 
     @functools.wraps(stock)
@@ -171,7 +171,7 @@ def _applying(job: Job, stock: Any) -> Any:
     return apply
 
 
-def _refusing(job: Job, stock: Any, what: str) -> Any:
+def _refusing(job: ScriptJob, stock: Any, what: str) -> Any:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not job.inside and tensor_parallel_variables.split_layers(self):

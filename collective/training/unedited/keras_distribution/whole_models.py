@@ -18,7 +18,7 @@ from collective.training.keras_compat import entry_points
 from collective.training.parallel.tensor_parallel_variables import SplitLayers, parts_of
 from collective.training.prepared import get_partition
 from collective.training.sharding.whole import ShardedVariables
-from collective.training.unedited.script_job import WHOLE, Job
+from collective.training.unedited.script_job import WHOLE, ScriptJob
 
 _METHODS = (
     (keras.layers.Layer, "get_weights"),
@@ -32,7 +32,7 @@ _OF_SHAPES = (
 )
 
 
-def replace_reading(job: Job) -> None:
+def replace_reading(job: ScriptJob) -> None:
     """Has these calls see whole variables; after all else that replaces them."""
     savers = [saver[:2] for saver in entry_points.savers()]
     for owner, name in [*_METHODS, *savers]:
@@ -42,7 +42,7 @@ def replace_reading(job: Job) -> None:
             _replace(job, owner, name, _of_shapes)
 
 
-def _replace(job: Job, owner: Any, name: str, make: Callable[..., Any]) -> None:
+def _replace(job: ScriptJob, owner: Any, name: str, make: Callable[..., Any]) -> None:
     stock = getattr(owner, name)
     if inspect.isclass(owner):
         job.replace(owner, name, make(job, stock))
@@ -51,7 +51,7 @@ def _replace(job: Job, owner: Any, name: str, make: Callable[..., Any]) -> None:
         job.replace(*place, make(job, stock))
 
 
-def _of_values(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _of_values(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         variables = _sharded(job, self)
@@ -72,7 +72,7 @@ def _of_values(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _of_shapes(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _of_shapes(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         variables = _sharded(job, self)
@@ -84,7 +84,7 @@ def _of_shapes(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _sharded(job: Job, layer: Any) -> ShardedVariables | None:
+def _sharded(job: ScriptJob, layer: Any) -> ShardedVariables | None:
     """Returns the sharded variables of a model or layer, or None if there are none."""
     if not job.split_layers or not isinstance(layer, keras.layers.Layer):
         return None
