@@ -78,12 +78,12 @@ class Workers:
         ]
         self.head = found[0].head
 
-    def job(self, call: bytes, seconds: int, **more: Any) -> function.Job:
+    def job(self, call: bytes, seconds: int, **more: Any) -> function.FunctionJob:
         """The job that makes a pickled call on every rank; ``more`` are fields of it."""
         slots = [len(actors) for actors in self.nodes]
-        return function.Job(call, seconds, head=self.head, slots=slots, **more)
+        return function.FunctionJob(call, seconds, head=self.head, slots=slots, **more)
 
-    def start(self, job: function.Job, variables: Mapping[str, str]) -> list[Any]:
+    def start(self, job: function.FunctionJob, variables: Mapping[str, str]) -> list[Any]:
         """Starts the agents; returns references to the result of each node."""
         return [
             actors[0]

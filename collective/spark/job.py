@@ -176,7 +176,7 @@ def _request(
     seconds = start_timeout
     if seconds is None:
         seconds = int(os.environ.get("HOROVOD_SPARK_START_TIMEOUT", _START_SECONDS))
-    job = function.Job(function.pickled(fn, args, kwargs), seconds)
+    job = function.FunctionJob(function.pickled(fn, args, kwargs), seconds)
     return stage.Request(tasks, job, dict(env or {}))
 
 

@@ -22,7 +22,7 @@ class Request:
     """What every task needs to know."""
 
     tasks: int
-    job: function.Job  # without head and slots, which the tasks find out
+    job: function.FunctionJob  # without head and slots, which the tasks find out
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ KEPT_LINES = 40
 
 
 @dataclass(frozen=True)
-class Job:
+class FunctionJob:
     """What every node needs to know; it travels as the cluster sends objects."""
 
     call: bytes  # function, arguments: pickled by value
@@ -59,7 +59,7 @@ class NodeResult:
 
 
 def pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bytes:
-    """Pickles a function and its arguments, for ``Job.call``."""
+    """Pickles a function and its arguments, for ``FunctionJob.call``."""
     return cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
 
 
@@ -71,7 +71,7 @@ def free_port() -> int:
 
 
 def run_node(
-    job: Job,
+    job: FunctionJob,
     node: int,
     gpus: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
@@ -93,7 +93,7 @@ def run_node(
 
 
 def _agent(
-    job: Job,
+    job: FunctionJob,
     node: int,
     folder: Path,
     gpus: Sequence[str],

@@ -47,7 +47,7 @@ def test_the_first_task_of_each_node_runs_its_agent(task, node, gpus, monkeypatc
         return function.NodeResult(0)
 
     monkeypatch.setattr(function, "run_node", run_node)
-    job = function.Job(b"call", 5, options=["--verbose"], python="python3")
+    job = function.FunctionJob(b"call", 5, options=["--verbose"], python="python3")
     request = stage.Request(3, job, {"X": "1"})
     results = list(stage.run_task(Context(task), request))
     if node is None:
