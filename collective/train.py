@@ -198,7 +198,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if args.json:
             summary.write_json(args.json)
 
-    job = command.Job.of(vars(args))
+    job = command.TrainingJob.of(vars(args))
     command.run(job, checkpoint=checkpoint, ledger=args.ledger, report=report)
     if checkpoint is not None:
         checkpoint.raise_if_failed()

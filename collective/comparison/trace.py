@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--summary")
     parser.add_argument("--orders", default="")
     own, rest = parser.parse_known_args(arguments)
-    work = command.Job.of(vars(cli.parser().parse_args(rest)), test=False)
+    work = command.TrainingJob.of(vars(cli.parser().parse_args(rest)), test=False)
     backend = command.make_backend(work)
     _train(work, own.path, backend)
     for parts in filter(None, own.orders.split(",")):
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _train(work: command.Job, path: Path, backend: Backend) -> None:
+def _train(work: command.TrainingJob, path: Path, backend: Backend) -> None:
     keras.utils.clear_session()  # as the names of weights are compared
     trace = Trace()
     summary = command.run(work, callbacks=[trace], backend=backend)

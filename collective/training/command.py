@@ -36,7 +36,7 @@ OF_FIT = ("global_batch_size", "epochs", "verbose", *fit_options.NAMES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job(FitOptions):
+class TrainingJob(FitOptions):
     """The options of ``train.py``; see ``train.py --help`` for their meaning."""
 
     backend: str = "auto"
@@ -56,7 +56,7 @@ class Job(FitOptions):
     verbose: str | int = "auto"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
+    def of(cls, given: Mapping[str, Any], **more: Any) -> TrainingJob:
         """Makes a job of the options of ``train.py``; ``more`` takes precedence."""
 
         def own(kind: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Job(FitOptions):
 
 
 def run(
-    job: Job,
+    job: TrainingJob,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoint: Checkpoint | None = None,
     ledger: str | None = None,
@@ -127,7 +127,7 @@ def run(
     return summary
 
 
-def make_backend(job: Job) -> Backend:
+def make_backend(job: TrainingJob) -> Backend:
     """The job's backend, started. Every rank calls it, before any TensorFlow operation.
 
     Raises:
@@ -160,14 +160,14 @@ def _set_precision(precision: str) -> None:
     keras.config.set_dtype_policy(precision)
 
 
-def _model(job: Job, data: datasets.Data) -> keras.Model:
+def _model(job: TrainingJob, data: datasets.Data) -> keras.Model:
     """Builds the model and, unless it comes compiled, compiles it."""
     x = data.train.spec[0]
     shape = tf.nest.map_structure(lambda s: tuple(s.shape), x)
     model = models.build(job.model, input_shape=shape, classes=data.classes)
     if model.compiled:
         for option in OF_OPTIMIZER:
-            if getattr(job, option) != getattr(Job(), option):
+            if getattr(job, option) != getattr(TrainingJob(), option):
                 raise UsageError(
                     f"model {job.model!r} comes compiled, with an optimizer of its own",
                     hint=f"drop --{option.replace('_', '-')}, or do not compile it",
@@ -182,7 +182,7 @@ def _model(job: Job, data: datasets.Data) -> keras.Model:
     return model
 
 
-def _optimizer(job: Job) -> keras.Optimizer:
+def _optimizer(job: TrainingJob) -> keras.Optimizer:
     clips = {name: value for name in CLIPS if (value := getattr(job, name)) is not None}
     if len(clips) > 1:
         raise UsageError(

@@ -29,7 +29,7 @@ def train(steps: int, **more: Any) -> list[float]:
         "steps": steps,
         "verbose": 0,
     }
-    return command.run(command.Job.of(settings), **more).losses
+    return command.run(command.TrainingJob.of(settings), **more).losses
 
 
 @functools.cache
