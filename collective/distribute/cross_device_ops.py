@@ -22,7 +22,7 @@ from collective.tensorflow_ops.text import gather_strings
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
-class Exchange(tf.distribute.CrossDeviceOps):
+class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """Collectives over the local devices of all processes.
 
     Args:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.distribute import datasets, replica_variables, tf_internal
-from collective.distribute.cross_device_ops import MEAN, Exchange
+from collective.distribute.cross_device_ops import MEAN, BackendCrossDeviceOps
 from collective.distribute.one_replica import OneReplica
 from collective.training.object_collectives import broadcast_object
 
@@ -61,7 +61,7 @@ class Extended(tf_internal.MirroredExtended):
         self, container: Any, backend: Backend, devices: Sequence[str], one_host: bool
     ):
         self.backend = backend
-        self.exchange = Exchange(backend)
+        self.exchange = BackendCrossDeviceOps(backend)
         # Whether a variable whose replicas differ is read without the other processes,
         # which have no part in what runs.
         self.reads_locally = False
@@ -221,7 +221,7 @@ class Extended(tf_internal.MirroredExtended):
     def _use_merge_call(self) -> bool:
         return True
 
-    def _get_cross_device_ops(self, value: Any) -> Exchange:
+    def _get_cross_device_ops(self, value: Any) -> BackendCrossDeviceOps:
         return self.exchange
 
     def _reduce_to(
