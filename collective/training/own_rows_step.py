@@ -29,7 +29,7 @@ from collective.training.step.attachments import Attachment, Attachments, Replic
 from collective.training.step.clock import now
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report_layout import Layout
-from collective.training.step.rows import Rows, at_least_one_row, without_none
+from collective.training.step.rows import BatchRows, at_least_one_row, without_none
 from collective.training.traced import traced
 from collective.training.variables import captured_variables, register_outside_variables
 
@@ -117,7 +117,7 @@ class OwnRowsStep:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        rows: Rows = at_least_one_row(own.rows, own.count)
+        rows: BatchRows = at_least_one_row(own.rows, own.count)
         if self._is_stacked:
             rows = first_of(rows)
         attached = self.attachments.contributions(

@@ -31,7 +31,7 @@ from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows
 from collective.training.step.report_layout import Layout, flat_logs
-from collective.training.step.rows import Rows, packed, without_none
+from collective.training.step.rows import BatchRows, packed, without_none
 from collective.training.traced import traced
 from collective.training.variables import (
     all_variables,
@@ -263,7 +263,7 @@ def with_loss(prepared: PreparedModel, method: str) -> Any:
 
     def step(x: Any, y: Any, sample_weight: Any) -> Any:
         with keras_compat.tracing.loss_of_step(model) as losses, around():
-            logs = getattr(model, method)(packed(Rows(x, y, sample_weight)))
+            logs = getattr(model, method)(packed(BatchRows(x, y, sample_weight)))
         if not isinstance(logs, dict):
             raise UsageError(
                 f"{method} of model {model.name!r} returned {type(logs).__name__}, not a "

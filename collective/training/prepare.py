@@ -25,7 +25,7 @@ from collective.training.partition import devices
 from collective.training.prepared import PreparedModel, get_prepared, keep
 from collective.training.refusals import check_model
 from collective.training.sharding import optimizer_slots
-from collective.training.step.rows import Rows, packed, rows_of
+from collective.training.step.rows import BatchRows, packed, rows_of
 from collective.training.traced import traced
 from collective.training.variables import dtype_of_sums, optimizers_of
 
@@ -165,9 +165,9 @@ def _or_eagerly(
         host_random.set_state(before)  # Keras would have drawn nothing
 
 
-def zeros(spec: Batch) -> Rows:
+def zeros(spec: Batch) -> BatchRows:
     """A row of zeros to build a model with; sizes that are open become 1."""
-    return Rows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
+    return BatchRows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
 
 
 def _zeros(spec: Any) -> Any:
@@ -221,7 +221,7 @@ def _build_by_step(
 ) -> None:
     """Makes the variables that a ``train_step`` or the like of the model's own makes."""
 
-    def step(rows: Rows) -> None:
+    def step(rows: BatchRows) -> None:
         getattr(model, method)(packed(rows))
 
     # A tape reads the variables of one device, and no scope of several.

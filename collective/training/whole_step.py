@@ -32,7 +32,7 @@ from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report_layout import Layout
-from collective.training.step.rows import Rows, without_none
+from collective.training.step.rows import BatchRows, without_none
 from collective.training.traced import traced
 
 _said: WeakSet[keras.Model] = WeakSet()
@@ -51,7 +51,7 @@ class WholeRows:
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
         self._run: Any = None
 
-    def __call__(self, batch: Batch, number: int) -> tuple[Rows, Any, list[tf.Tensor]]:
+    def __call__(self, batch: Batch, number: int) -> tuple[BatchRows, Any, list[tf.Tensor]]:
         """The rows of the batch, the place and number of this rank's, attached sums."""
         args = (without_none(batch), tf.constant(number, tf.int64))
         if self._run is None:  # stays a graph, where all functions run eagerly

@@ -10,13 +10,13 @@ from collective.backends.base import Backend
 from collective.training.input.leaves import count_rows, first_leaf, slice_rows
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
-from collective.training.step.rows import Rows
+from collective.training.step.rows import BatchRows
 
 
 class ReplicaRows(NamedTuple):
     """The rows of one replica."""
 
-    rows: Rows  # the rows; there may be none
+    rows: BatchRows  # the rows; there may be none
     count: tf.Tensor  # int64 scalar, their number
     rows_read: Any  # as ``Batch.rows_read``, for these rows; ``()`` where it is absent
     first: tf.Tensor  # int64 scalar, the place of the first of them in the global batch
@@ -28,7 +28,7 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
     start, stop = share(batch.global_rows, replica, total)
     if len(backend.local_replicas) == 1:
         return process_rows(batch, start)
-    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    rows = BatchRows(batch.x, batch.y, batch.sample_weight)
     first, _ = share(batch.global_rows, backend.local_replicas[0], total)
     rows, rows_read = slice_rows((rows, batch.rows_read), start - first, stop - first)
     return ReplicaRows(rows, stop - start, rows_read, start)
@@ -36,6 +36,6 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
 
 def process_rows(batch: Batch, first: Any) -> ReplicaRows:
     """All rows of a process; the batch is ``without_none``."""
-    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    rows = BatchRows(batch.x, batch.y, batch.sample_weight)
     count = count_rows(first_leaf(batch.x))
     return ReplicaRows(rows, count, batch.rows_read, tf.cast(first, tf.int64))

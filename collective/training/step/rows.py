@@ -14,7 +14,7 @@ from collective.errors import UsageError
 from collective.training.input.pipeline import Batch
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """Rows of a batch: trees of tensors ``[n, ...]``, ``()`` for what is absent."""
 
     x: Any
@@ -22,10 +22,10 @@ class Rows(NamedTuple):
     sample_weight: Any
 
 
-def rows_of(batch: Batch) -> Rows:
+def rows_of(batch: Batch) -> BatchRows:
     """The rows of a batch, or of a specification of one."""
     x, y, sample_weight, *_ = without_none(batch)
-    return Rows(x, y, sample_weight)
+    return BatchRows(x, y, sample_weight)
 
 
 def without_none(batch: Batch) -> Batch:
@@ -38,7 +38,7 @@ def or_none(part: Any) -> Any:
     return None if isinstance(part, tuple) and not part else part
 
 
-def packed(rows: Rows) -> Any:
+def packed(rows: BatchRows) -> Any:
     """The ``data`` of a step, as Keras' ``fit`` gives them.
 
     Floating-point rows have the precision that Keras converts arrays to.

@@ -24,7 +24,7 @@ from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.object_collectives import broadcast_object
 from collective.training.prepared import PreparedModel
 from collective.training.step.report_layout import Layout
-from collective.training.step.rows import Rows, packed
+from collective.training.step.rows import BatchRows, packed
 from collective.training.variables import all_variables, outside_variables
 from collective.training.verification import stock_run_table
 from collective.training.verification.settings import products_of_float32
@@ -145,7 +145,7 @@ class StockRun(Observer):
         named = "" if hook is None else f"hook {hook.hook!r}"
         stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
 
-    def _compare(self, step: FinishedStep, rows: Rows) -> None:
+    def _compare(self, step: FinishedStep, rows: BatchRows) -> None:
         self._ours = _values(self._variables)
         metrics = list(self.model.metrics_variables)
         shown_metrics = _values(metrics)
@@ -177,13 +177,13 @@ class StockRun(Observer):
         )
 
 
-def gathered(batch: Batch, backend: Backend) -> Rows:
+def gathered(batch: Batch, backend: Backend) -> BatchRows:
     """The rows of all ranks, on every rank, in their order; every rank calls it.
 
     Args:
         batch: Of this rank, with trees of dense, ragged or sparse tensors.
     """
-    mine = Rows(*(() if part is None else part for part in batch[:3]))
+    mine = BatchRows(*(() if part is None else part for part in batch[:3]))
     if backend.size == 1:
         return mine
     arrays = [t.numpy() for t in tf.nest.flatten(mine, expand_composites=True)]
