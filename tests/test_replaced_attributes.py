@@ -17,7 +17,7 @@ OWN = {
     ("collective/training/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
     ("collective/training/step/attachments.py", "Attachments"),
-    ("collective/training/unedited/script_job.py", "Job"),
+    ("collective/training/unedited/script_job.py", "ScriptJob"),
 }
 #: A page of more is a sign that something should be done otherwise.
 MOST = 41

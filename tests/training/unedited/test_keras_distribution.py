@@ -14,13 +14,13 @@ from collective.training import keras_compat
 from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 from tests.training.unedited.test_unedited import Ranks
 
 
 @pytest.fixture
 def job():
-    found = Job(Ranks(0, []))
+    found = ScriptJob(Ranks(0, []))
     yield found
     found.undo()
     keras.distribution.set_distribution(None)
@@ -48,7 +48,7 @@ def test_keras_distribution_shows_the_job(job):
 
 
 def test_each_rank_knows_its_number():
-    job = Job(Ranks(1, []))
+    job = ScriptJob(Ranks(1, []))
     replace_keras_distribution(job)
     try:
         found = keras.distribution.DataParallel()

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from collective.training.unedited import notice
 from collective.training.unedited.notice import warn_of_gradients, warn_of_updates
-from collective.training.unedited.script_job import Job
+from collective.training.unedited.script_job import ScriptJob
 from tests.training.unedited.test_unedited import Ranks
 
 
 @pytest.fixture
 def job():
-    found = Job(Ranks(0, []))
+    found = ScriptJob(Ranks(0, []))
     yield found
     found.undo()
 

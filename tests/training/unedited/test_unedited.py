@@ -18,7 +18,7 @@ from collective.training.unedited import distribute, files, notice
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.keras_calls import fit_seed
 from collective.training.unedited.script import Script, print_failure
-from collective.training.unedited.script_job import FIT, SAVE, Job
+from collective.training.unedited.script_job import FIT, SAVE, ScriptJob
 from tests import launch
 
 STOCK = {
@@ -276,7 +276,7 @@ def test_an_asynchronous_backend_and_another_keras_are_refused(
 def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
     sent: list = []
     for rank in (0, 1):
-        job = Job(Ranks(rank, sent))
+        job = ScriptJob(Ranks(rank, sent))
         files.replace_savers(job)
         try:
             path = tmp_path / f"of{rank}"
@@ -293,7 +293,7 @@ def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
         assert sorted(os.listdir(path)) == ["a.keras", "b.keras", "c.keras"]
     assert not sent
     for rank in (0, 1):
-        job = Job(Ranks(rank, sent))
+        job = ScriptJob(Ranks(rank, sent))
         files.replace_savers(job)
         model.save(tmp_path / "same.keras")
         assert (tmp_path / "same.keras").exists() == (rank == 0)
@@ -305,7 +305,7 @@ def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
 def test_a_save_that_fails_fails_on_every_rank(tmp_path):
     sent: list = []
     for rank in (0, 1):
-        job = Job(Ranks(rank, sent))
+        job = ScriptJob(Ranks(rank, sent))
 
         def write():
             raise PermissionError(13, "no", "file")
@@ -322,16 +322,16 @@ def test_a_save_that_fails_fails_on_every_rank(tmp_path):
         raise Unpicklable(1, 2)
 
     with pytest.raises(Unpicklable):
-        Job(Ranks(0, sent)).write("f", write_other)
+        ScriptJob(Ranks(0, sent)).write("f", write_other)
     with pytest.raises(RuntimeError, match="Unpicklable: text"):
-        Job(Ranks(1, sent)).write("f", pytest.fail)
+        ScriptJob(Ranks(1, sent)).write("f", pytest.fail)
 
 
 def test_ranks_at_different_places_are_named(capsys):
     sent: list = []
-    with Job(Ranks(0, sent)).calling(SAVE, "p"):
+    with ScriptJob(Ranks(0, sent)).calling(SAVE, "p"):
         pass
-    with pytest.raises(SystemExit) as end, Job(Ranks(1, sent)).calling(FIT):
+    with pytest.raises(SystemExit) as end, ScriptJob(Ranks(1, sent)).calling(FIT):
         pass
     assert end.value.code == 1
     assert "rank 1 is in Model.fit, and rank 0 in a save" in capsys.readouterr().err
@@ -352,7 +352,7 @@ def test_a_folder_of_another_rank_is_taken_once(tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     os.utime(old)
-    job, stock_mkdir = Job(Ranks(0, [])), os.mkdir
+    job, stock_mkdir = ScriptJob(Ranks(0, [])), os.mkdir
     files.replace_mkdir(job)
     try:
         other = str(tmp_path / "runs")
@@ -480,7 +480,7 @@ def test_a_search_on_several_ranks_is_refused(tmp_path, monkeypatch):
     """Each rank would write, read and delete the trials of one folder."""
     (tmp_path / "keras_tuner.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    job = Job(Ranks(0, []))
+    job = ScriptJob(Ranks(0, []))
     notice.refuse_tuners(job)
     with pytest.raises(UsageError, match="would write one folder"):
         import keras_tuner
