@@ -235,7 +235,9 @@ class ElasticJob:
 
         return ask({}, NodeAffinitySchedulingStrategy(node, soft=False))
 
-    def _start(self, job: function.FunctionJob, actor: Any, node: str, number: int) -> Agent:
+    def _start(
+        self, job: function.FunctionJob, actor: Any, node: str, number: int
+    ) -> Agent:
         gpus = _gpus(self.holders.by_node().get(node, ()))
         run = actor.run.options(concurrency_group="agent")
         outcome = run.remote(job, number, gpus, self.variables)

@@ -83,7 +83,9 @@ class Workers:
         slots = [len(actors) for actors in self.nodes]
         return function.FunctionJob(call, seconds, head=self.head, slots=slots, **more)
 
-    def start(self, job: function.FunctionJob, variables: Mapping[str, str]) -> list[Any]:
+    def start(
+        self, job: function.FunctionJob, variables: Mapping[str, str]
+    ) -> list[Any]:
         """Starts the agents; returns references to the result of each node."""
         return [
             actors[0]

@@ -57,7 +57,11 @@ class Worker:
         folders.write_slots(folders.of(job), count)
 
     def run(
-        self, job: function.FunctionJob, node: int, gpus: list[str], variables: dict[str, str]
+        self,
+        job: function.FunctionJob,
+        node: int,
+        gpus: list[str],
+        variables: dict[str, str],
     ) -> function.NodeResult:
         """Runs the agent of this node to the end of the job."""
         return function.run_node(job, node, gpus, variables)

@@ -51,7 +51,9 @@ class WholeRows:
         self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
         self._run: Any = None
 
-    def __call__(self, batch: Batch, number: int) -> tuple[BatchRows, Any, list[tf.Tensor]]:
+    def __call__(
+        self, batch: Batch, number: int
+    ) -> tuple[BatchRows, Any, list[tf.Tensor]]:
         """The rows of the batch, the place and number of this rank's, attached sums."""
         args = (without_none(batch), tf.constant(number, tf.int64))
         if self._run is None:  # stays a graph, where all functions run eagerly
