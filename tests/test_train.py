@@ -301,7 +301,7 @@ def test_the_schema_has_the_fields_of_summary_and_job():
     import dataclasses
 
     from collective.backends import Options
-    from collective.training.command import Job
+    from collective.training.command import TrainingJob
     from collective.training.loop.summary import Summary
 
     schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
@@ -309,7 +309,7 @@ def test_the_schema_has_the_fields_of_summary_and_job():
     options = schema["properties"]["options"]
     for kind, part in (
         (Summary, schema),
-        (Job, options),
+        (TrainingJob, options),
         (Options, options["properties"]["options"]),
     ):
         names = {f.name for f in dataclasses.fields(kind)}

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.keras_compat.layers import Node
+from collective.training.keras_compat.layers import LayerCall
 
 # Per trained weight: itself, its gradient, and two of the optimizer, as Adam has.
 COPIES = 4
@@ -84,7 +84,7 @@ class Placement:
     def layer_calls(self) -> Iterator[None]:
         """Inside, calls of the model run each layer on its device."""
 
-        def graph(nodes: Sequence[Node], values: dict[int, Any]) -> None:
+        def graph(nodes: Sequence[LayerCall], values: dict[int, Any]) -> None:
             for node in nodes:
                 stage = self._layer_stages.get(id(node.operation))
                 if stage is None:  # a model: its own layers are called below
