@@ -157,7 +157,7 @@ def as_data(
 def plan_shuffle(
     data: Source, shuffle: bool | str, seed: int | None, backend: Backend
 ) -> tuple[bool | str, int]:
-    """``Plan.shuffle`` and its seed, for ``fit``'s arguments; every rank calls it.
+    """``RowPlan.shuffle`` and its seed, for ``fit``'s arguments; every rank calls it.
 
     Keras' own order follows from the seed of the script, where it has set one: rank 0's.
     """

@@ -14,7 +14,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.input import leaves
 from collective.training.input.conversion import as_source
-from collective.training.input.plan import Plan, share
+from collective.training.input.plan import RowPlan, share
 from collective.training.input.source import Row, Source
 
 # Rows permuted per call into Python: a call for each small batch would be slow.
@@ -49,7 +49,7 @@ class Input:
         source: A Source, or what ``as_source`` takes.
         global_batch_size: Rows of a step, over all replicas.
         seed: Decides the order of rows.
-        shuffle: As ``Plan.shuffle``. A source without random access always keeps its
+        shuffle: As ``RowPlan.shuffle``. A source without random access always keeps its
             own order.
         with_rows_read: Whether batches have ``Batch.rows_read``.
         with_checksums: Whether batches have ``Batch.checksum``, where this process sees
@@ -85,7 +85,7 @@ class Input:
             )
         shuffle = self.source.random_access and shuffle
         # Which rows make which batch.
-        self.plan = Plan(self.rows, global_batch_size, seed, shuffle)
+        self.plan = RowPlan(self.rows, global_batch_size, seed, shuffle)
         # Steps of an epoch, the short one included.
         self.steps_per_epoch = self.plan.steps_per_epoch
 

@@ -26,7 +26,7 @@ def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RowPlan:
     """The global batches of a training."""
 
     rows: int  # rows of an epoch; each is used exactly once

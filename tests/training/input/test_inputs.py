@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from collective.errors import UsageError
 from collective.training.input import pipeline
 from collective.training.input.pipeline import Batch, Input, share
-from collective.training.input.plan import Plan
+from collective.training.input.plan import RowPlan
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -165,7 +165,7 @@ def test_an_empty_plan_is_refused():
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    plan = Plan(rows=50, global_batch_size=10, seed=3, shuffle=True)
+    plan = RowPlan(rows=50, global_batch_size=10, seed=3, shuffle=True)
     orders = [tuple(plan.row_numbers(5 * e, 5 * e + 5)) for e in range(4)]
     assert len(set(orders)) == 4
     assert all(sorted(order) == list(range(50)) for order in orders)

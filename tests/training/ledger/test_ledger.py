@@ -16,7 +16,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.input import pipeline
-from collective.training.input.plan import Plan
+from collective.training.input.plan import RowPlan
 from collective.training.observers.ledger.observer import read_receipts, write_receipt
 from collective.training.observers.ledger.verify import check, main
 from collective.training.observers.ledger.writer import Ledger, mark
@@ -25,7 +25,7 @@ from tests.training.small import NAMES, PER_EPOCH, ROWS, gather, rows, train
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 PLAIN = pytest.mark.skipif(launch.launched(), reason="rank 0's error ends the job")
-PLAN = Plan(rows=53, global_batch_size=10, seed=5, shuffle=True)
+PLAN = RowPlan(rows=53, global_batch_size=10, seed=5, shuffle=True)
 
 
 @pytest.fixture(params=NAMES)
@@ -86,9 +86,9 @@ def test_what_a_replica_really_read_is_noted(kind, backend, tmp_path, monkeypatc
     if mine and kind == "wrong-share":
         monkeypatch.setattr(pipeline, "share", early)
     if mine and kind == "wrong-row":
-        row_numbers = Plan.row_numbers
+        row_numbers = RowPlan.row_numbers
         monkeypatch.setattr(
-            Plan, "row_numbers", lambda *a: (row_numbers(*a) + 1) % ROWS
+            RowPlan, "row_numbers", lambda *a: (row_numbers(*a) + 1) % ROWS
         )
     train(backend, steps=2, ledger=path)
     monkeypatch.undo()

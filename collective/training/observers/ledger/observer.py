@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.training.input.plan import Plan
+from collective.training.input.plan import RowPlan
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.observers.ledger.writer import PRIME, Ledger
@@ -33,7 +33,7 @@ class LedgerObserver(Observer, Attachment):
     When rank 0 has died or left, another rank becomes rank 0 and continues the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], position: Position, plan: Plan):
+    def __init__(self, path: str | os.PathLike[str], position: Position, plan: RowPlan):
         self._path = path
         self._position = position
         self._backend = position.backend

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from collective.errors import UsageError, exit_code, printable
-from collective.training.input.plan import Plan
+from collective.training.input.plan import RowPlan
 from collective.training.observers.ledger.writer import mark
 
 Steps = dict[int, list[tuple[int, int, int]]]
@@ -41,7 +41,7 @@ class Run:
 class Proof:
     """What a ledger proves."""
 
-    plan: Plan
+    plan: RowPlan
     runs: list[Run]  # starts and resumes of the training, in order
     faults: list[str]  # what is wrong, a sentence each; empty for a perfect ledger
     epochs: list[int]  # rows used in each epoch; all of them, but for the last
@@ -87,9 +87,9 @@ def _named(epoch: int, what: str, rows: np.ndarray) -> list[str]:
 
 def _replay(
     path: str | os.PathLike[str],
-) -> tuple[Plan, list[Run], Steps, list[str]]:
+) -> tuple[RowPlan, list[Run], Steps, list[str]]:
     """The steps that no later line undoes, and what is wrong with them."""
-    plan: Plan | None = None
+    plan: RowPlan | None = None
     runs: list[Run] = []
     steps: Steps = {}
     faults: list[str] = []
@@ -97,7 +97,7 @@ def _replay(
         if fault := _fault(line):
             raise _no_ledger(path, f"line {number} {fault}")
         if "from" in line:
-            resumed, start = Plan(**line["plan"]), line["from"]
+            resumed, start = RowPlan(**line["plan"]), line["from"]
             if plan not in (None, resumed) and start:
                 faults.append(f"line {number}: continues with another plan of batches")
             plan = resumed
@@ -136,7 +136,7 @@ def _fault(line: dict[str, Any]) -> str:
             return f"has no {name!r}"
     if "from" in line:
         try:
-            plan = Plan(**line["plan"])
+            plan = RowPlan(**line["plan"])
         except TypeError:
             return "has no 'plan of this version'"
         fits = (

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from collective.errors import CollectiveError, UsageError
-from collective.training.input.plan import Plan
+from collective.training.input.plan import RowPlan
 
 PRIME = 2**31 - 1
 
@@ -56,7 +56,7 @@ class Ledger:
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")  # torn by a kill: the next line is whole
 
-    def begin(self, plan: Plan, step: int, replicas: int, backend: str) -> None:
+    def begin(self, plan: RowPlan, step: int, replicas: int, backend: str) -> None:
         """Writes that the state before ``step`` is in place on so many replicas."""
         self._append(
             {
