@@ -60,7 +60,7 @@ Run = tuple[str, Callable[[], str]]
 
 
 class Comparison:
-    """Runs a plan; a UsageError if a requested backend cannot be used here."""
+    """Runs a comparison; a UsageError if a requested backend cannot be used here."""
 
     def __init__(self, plan: ComparisonOptions, results: Results):
         self.plan = plan

@@ -89,9 +89,7 @@ def evaluate(
         prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         evaluation = make_evaluation(prepared, backend, inputs, steps)
-        methods = callback_methods(
-            callbacks, model, backend, verbose, evaluation.batches
-        )
+        methods = agreed_methods(callbacks, model, backend, verbose, evaluation.batches)
         with shown(methods) as logs:
             with runs_eagerly(model), interrupts.between_steps():
                 logs |= sorted(evaluation(methods).items())
@@ -99,7 +97,7 @@ def evaluate(
         return logs if return_dict else keras_compat.data.in_metric_order(model, logs)
 
 
-def callback_methods(
+def agreed_methods(
     callbacks: Callbacks,
     model: keras.Model,
     backend: Backend,

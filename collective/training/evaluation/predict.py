@@ -22,7 +22,7 @@ from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
 from collective.training.evaluation.evaluate import (
-    callback_methods,
+    agreed_methods,
     shown,
     use_weights_of_rank_zero,
 )
@@ -91,7 +91,7 @@ def predict(
         steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
         batches = None if steps == ENDLESS else steps
-        methods = callback_methods(callbacks, model, backend, verbose, batches)
+        methods = agreed_methods(callbacks, model, backend, verbose, batches)
         with shown(methods):
             with (
                 recorder.span(recorder.OTHER, "prediction"),
