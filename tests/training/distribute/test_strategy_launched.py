@@ -1,4 +1,4 @@
-"""Starts the cases of ``test_strategy.py`` on ranks, and programs that must fail by name."""
+"""Starts the other tests of strategies on ranks, and programs that must fail by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from tests import launch
 
 pytestmark = launch.STARTS_RANKS
-CASES = str(Path(__file__).with_name("test_strategy.py"))
+FILES = [f"test_strategy{part}.py" for part in ("", "_rows", "_variables")]
+CASES = [str(Path(__file__).with_name(name)) for name in FILES]
 MATRIX = pytest.mark.matrix
 
 
@@ -30,7 +31,7 @@ def test_cases(backend, ranks, tmp_path):
     needs = {"mpi": "mpi4py", "horovod": "horovod"}.get(backend, "numpy")
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"no {needs}")
-    done = launch.launch(backend, ranks, [CASES], tmp_path, seconds=400)
+    done = launch.launch(backend, ranks, CASES, tmp_path, seconds=400)
     assert done.passed() > 30
 
 
