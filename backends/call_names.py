@@ -19,7 +19,7 @@ class CallNames:
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def next(self) -> str | None:
-        """That of the call that is being traced; None outside of graphs."""
+        """Returns the name for the call that is being traced; None outside of graphs."""
         import tensorflow as tf
 
         if tf.executing_eagerly():

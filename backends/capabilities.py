@@ -259,7 +259,7 @@ class LocalDevices(Backend):
     _current: int | None = None  # of ``on_each_device``
 
     def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """In a graph, outside of ``run``: sums by the strategy's own operations.
+        """Sums by the strategy's own operations; called in a graph, outside of ``run``.
 
         Args:
             columns: Of each device the tensors on it, of equal shapes on all.

@@ -148,7 +148,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return out
 
     def match(self, what: str) -> None:
-        """By an ``MPI_Allreduce`` of 16 bytes, and of texts only where they differ."""
+        """Compares by an ``MPI_Allreduce`` of 16 bytes; sends texts only where they differ."""
         mark = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
         both = np.array([mark, -mark])
         with deadline.waiting(f"before {what}"):
@@ -205,7 +205,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         self.world.Abort(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """By an ``MPI_Iallreduce`` on a communicator for this alone."""
+        """Uses an ``MPI_Iallreduce`` on a communicator for this alone."""
         if self._failures is None:
             return False
         both, most = np.array([mark, -mark]), np.empty(2, np.int64)
@@ -255,7 +255,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return self._lost
 
     def _regroup(self) -> list[int]:
-        """By ``MPI_Comm_split`` where all ranks live, else by ``MPI_Comm_shrink``."""
+        """Calls ``MPI_Comm_split`` where all ranks live, else ``MPI_Comm_shrink``."""
         # Open MPI's Finalize never returns where all ranks of a host are dead.
         atexit.unregister(self._mpi.Finalize)
         before = self.world

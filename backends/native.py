@@ -173,7 +173,7 @@ class NativeBackend(
         return self._ops.alltoall(flat, [count] * replicas)[0]
 
     def _gather_rows(self, tensor: Any) -> Any:
-        """Of all replicas: ranks that hold one together have the same rows."""
+        """Gathers the rows of all replicas; ranks that hold one together have the same."""
         return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
@@ -227,7 +227,7 @@ class NativeBackend(
         super().abort(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """By an all-reduce that is matched by its name, whatever else a rank does."""
+        """Uses an all-reduce that is matched by its name, whatever else a rank does."""
         if self.elastic:
             return False
         both, most = np.array([mark, -mark]), np.empty(2, np.int64)

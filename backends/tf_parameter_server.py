@@ -127,7 +127,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         return found
 
     def serve(self) -> None:
-        """On every rank but the chief: serves until it has ended, and ends the process."""
+        """Serves until the chief has ended, on every other rank; then ends the process."""
         if self.rank == 0:
             return
         try:
@@ -138,7 +138,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         sys.exit(0)
 
     def scope(self) -> Any:
-        """On the chief, the strategy's; variables made in it live on the servers."""
+        """The strategy's scope, on the chief; variables made in it live on the servers."""
         self.serve()
         return super().scope()
 
@@ -198,7 +198,7 @@ class _Scheduled:
         self._fetched: Any = None
 
     def fetch(self) -> Any:
-        """Waits for it."""
+        """Waits for the value."""
         if self._value is not None:
             try:
                 self._fetched = self._value.fetch()
@@ -237,7 +237,7 @@ class _Task:
 
 
 def _accept_ranks(address: str, ranks: int) -> list[socket.socket]:
-    """On the chief, its connections to all ranks that serve it; they close when it ends.
+    """Accepts the ranks that serve the chief; their connections close when it ends.
 
     TensorFlow stops its servers late in that process, and would wait long
     for servers that have died.

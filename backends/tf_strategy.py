@@ -268,7 +268,7 @@ class TPUBackend(LocalStrategyBackend):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """From this machine's files; asks no network, which could take a minute."""
+        """Reads this machine's files; asks no network, which could take a minute."""
         if environment.size > 1:
             return super().availability(environment)
         if "TPU_NAME" in os.environ:

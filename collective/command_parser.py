@@ -23,7 +23,7 @@ def program(otherwise: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """As Python's, which keeps the lines of descriptions and breaks long ones of options."""
+    """Python's parser; it keeps the lines of descriptions and breaks long ones of options."""
 
     whose = "error"  # what an error begins with
 

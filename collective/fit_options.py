@@ -29,7 +29,7 @@ def count(text: str) -> int:
 
 
 def count_or_zero(text: str) -> int:
-    """As ``count``, from 0 up."""
+    """Checks a whole number as ``count`` does, from 0 up."""
     return 0 if text == "0" else count(text)
 
 
@@ -131,7 +131,7 @@ class FitOptions:
 
     @property
     def features(self) -> set[str]:
-        """Those that are on, by their names in the table of compatibility."""
+        """Names the features that are on, as the table of compatibility does."""
         on = {
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,

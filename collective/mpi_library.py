@@ -61,7 +61,7 @@ def load() -> str:
 
 
 def load_between_hosts(place: Environment) -> str:
-    """As ``load``, for a rank that MPI is to connect to those of other hosts.
+    """Loads MPI as ``load`` does, for a rank with ranks on other hosts.
 
     Raises:
         UsageError: If srun started the ranks without a word to MPI.
@@ -99,7 +99,7 @@ def version() -> str:
 
 
 def _loaded() -> Iterator[str]:
-    """Those in this process already."""
+    """Yields the library that this process has loaded already."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :] if "/" in line else ""
         if Path(path).name.startswith(("libmpi.so", "libmpi_abi.so")):
@@ -108,7 +108,7 @@ def _loaded() -> Iterator[str]:
 
 
 def _folders() -> Iterator[Path]:
-    """Where libraries are that the loader does not find by itself.
+    """Yields folders with libraries that the loader does not find by itself.
 
     The folder beside the program that started this process comes first, then those
     that PyPI's wheels of Open MPI and MPICH install into.

@@ -80,7 +80,7 @@ def is_terminal(stream: Any = None) -> bool:
 
 
 def _mpirun_has_terminal() -> bool:
-    """Of the mpirun above this process; False where it is on another host."""
+    """Asks the mpirun above this process; False where it is on another host."""
     with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
             if process.name() in _MPIRUNS:

@@ -96,7 +96,7 @@ class Bench:
         )
 
     def check(self, timer: Timer | None = None) -> int:
-        """Runs it once, by the core or by a peer, and leaves zeros to time with.
+        """Runs the collective once, by the core or a peer; leaves zeros to time with.
 
         Returns:
             Elements that differ from what they should be, on all ranks together.

@@ -92,7 +92,7 @@ def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
 
 
 def _run(comparison: Comparison, console: Console) -> int:
-    """Runs it under a progress bar; returns the signal that interrupted it, or 0."""
+    """Runs the comparison under a bar; returns the signal that interrupted it, or 0."""
     text = bars.TextColumn("{task.description}", markup=False)
     columns = text, bars.BarColumn(), bars.MofNCompleteColumn()
     with bars.Progress(

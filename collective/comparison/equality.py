@@ -54,7 +54,7 @@ class Verdict:
 
 
 def judge_bits(reference: Recorded, other: Recorded) -> Verdict:
-    """As ``judge``, of two trainings that should end with the same bits."""
+    """Judges, as ``judge`` does, two trainings that should end with the same bits."""
     verdict = judge(reference, other, 0.0)
     same = verdict.equal and reference.sha256 == other.sha256
     return dataclasses.replace(verdict, equal=same, sha256=other.sha256)

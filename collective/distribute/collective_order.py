@@ -90,7 +90,7 @@ class Order:
 
 
 def _end(backend: weakref.ref[MatchedByOrder]) -> None:
-    """At the end of a process: a rank that still waits in a collective learns of it."""
+    """Lets a rank that still waits in a collective know that this process ends."""
     found = backend()
     if found is not None:
         found.match(END)

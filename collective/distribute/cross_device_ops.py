@@ -41,14 +41,14 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
     ) -> Any:
-        """As TensorFlow's."""
+        """Reduces one value as TensorFlow's method does."""
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> list[Any]:
-        """All dense values in one all-reduce; then each ``IndexedSlices`` by gathers."""
+        """Reduces dense values in one all-reduce, then each ``IndexedSlices`` by gathers."""
         pairs = list(value_destination_pairs)
         replicas = self.backend.size * len(pairs[0][0].values)
         values = [_local_sum(value) for value, _ in pairs]

@@ -52,7 +52,7 @@ def own_rows(
 def dealt_out(
     dataset: tf.data.Dataset, rank: int, size: int, devices: int
 ) -> tf.data.Dataset:
-    """Of a pipeline that gives all replicas' batches in turn, those of a process."""
+    """Keeps the batches of one process of a pipeline that gives all replicas' in turn."""
     if size == 1:
         return dataset
     group = size * devices

@@ -19,7 +19,7 @@ _originals: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = (
 
 
 def original(data: Any) -> Any:
-    """Of a distributed data set of ours, the data set of whole batches; else the data.
+    """Returns the whole batches behind a distributed data set of ours; else the data.
 
     Raises:
         UsageError: It was made by a function: each rank has batches of its own.

@@ -30,17 +30,17 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         self._size = backend.size
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """All ranks, as ``rank0:0``, ..."""
+        """Names all ranks: ``rank0:0``, ..."""
         names = [f"rank{rank}:0" for rank in range(self._size)]
         return tf.train.ClusterSpec({"worker": names})
 
     def master(self, *_: Any, **__: Any) -> str:
-        """Of no session: empty."""
+        """Returns the empty string: there is no session."""
         return ""
 
     @property
     def environment(self) -> str:
-        """Of none that TensorFlow knows: empty."""
+        """Returns the empty string: TensorFlow has no name for this environment."""
         return ""
 
     def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
@@ -209,7 +209,7 @@ class Extended(tf_internal.MirroredExtended):
 
     @contextlib.contextmanager
     def reading_locally(self) -> Iterator[None]:
-        """Where rank 0 alone reads variables, after ``average_written``."""
+        """Lets rank 0 alone read variables, after ``average_written``."""
         before, self.reads_locally = self.reads_locally, True
         try:
             yield

@@ -39,7 +39,7 @@ class _OnDevices(_InStrategy):
     """Methods of a backend with a replica on each of several devices of a process."""
 
     def replica(self) -> Any:
-        """As ``StrategyBackend``, or as ``LocalDevices``."""
+        """Returns the number as ``StrategyBackend`` does, or as ``LocalDevices`` does."""
         if self._current is not None:
             return self._current
         return StrategyBackend.replica(self)  # type: ignore[arg-type]

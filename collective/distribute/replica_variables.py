@@ -80,7 +80,7 @@ class ReadTogether(_Kept, tf_internal.SyncOnReadVariable):
             return super()._get_cross_replica()
 
     def value(self) -> Any:
-        """As TensorFlow's; also of ONLY_FIRST_REPLICA, the first of the job."""
+        """Reads as TensorFlow does; ONLY_FIRST_REPLICA is the first replica of the job."""
         if self._aggregation == FIRST and tf.distribute.in_cross_replica_context():
             return self._get_cross_replica()
         return super().value()
@@ -103,7 +103,7 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
             return self._distribute_strategy.reduce(MEAN, parts, axis=None)
 
     def _get(self) -> Any:
-        """As TensorFlow's of ``ON_READ``: without a scope, that of its strategy.
+        """Reads as TensorFlow's ``ON_READ``, in its strategy's scope where there is none.
 
         Otherwise what reads a variable outside of the scope, as Keras' files and
         ``model(x)`` do, would take the first replica of this process for the value.

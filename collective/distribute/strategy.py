@@ -73,7 +73,7 @@ class Strategy(tf.distribute.MirroredStrategy):
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing: ``__new__`` has made it."""
+        """Does nothing: ``__new__`` has made it."""
 
     def open(
         self, backend: Backend, devices: int | Sequence[str] | None, one_host: bool

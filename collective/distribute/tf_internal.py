@@ -118,7 +118,7 @@ def is_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
 
 
 def map_function(dataset: tf.data.Dataset) -> tuple[object, object, object]:
-    """Of a ``Map``: its Python function, number of parallel calls, and order."""
+    """Returns a ``Map``'s Python function, number of parallel calls, and order."""
     parallel = getattr(dataset, "_num_parallel_calls", None)
     order = getattr(dataset, "_deterministic", "default")
     return (

@@ -101,7 +101,7 @@ def make_state_folder() -> Path:
 
 
 def kept_state() -> Path | None:
-    """That folder, if this user has made it in the generation before."""
+    """Returns that folder if this user has made it in the generation before."""
     if may_restart() and number():
         with contextlib.suppress(OSError, CollectiveError):
             folder = state_folder()

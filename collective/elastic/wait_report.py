@@ -36,12 +36,12 @@ class WaitReport:
         _LAYOUT.pack_into(self._memory, _AT, 0, time.monotonic_ns())
 
     def waits(self) -> float:
-        """For how many seconds the rank has waited; 0: it does not."""
+        """Returns for how many seconds the rank has waited; 0: it does not wait."""
         since, _ = _LAYOUT.unpack_from(self._memory, _AT)
         return (time.monotonic_ns() - since) / 1e9 if since else 0.0
 
     def works(self) -> float:
-        """For how many seconds it has not waited; 0: it waits."""
+        """Returns for how many seconds the rank has not waited; 0: it waits."""
         since, last = _LAYOUT.unpack_from(self._memory, _AT)
         return 0.0 if since else (time.monotonic_ns() - last) / 1e9
 

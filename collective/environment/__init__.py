@@ -36,7 +36,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
-    """As ``detect``, for a process that begins to train.
+    """Detects the environment of a process that begins to train.
 
     Raises:
         UsageError: Also if it has no rank, and is one of several processes.

@@ -75,7 +75,7 @@ class Launcher:
         return []
 
     def environment(self) -> Environment:
-        """All ranks and sizes; a UsageError if one is not a number, or out of range."""
+        """Reads ranks and sizes; raises a UsageError if one is not a number, or out of range."""
         rank, size = self.rank(), self.size()
         local_rank, local_size = self.local_rank(), self.local_size()
         if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
@@ -100,5 +100,5 @@ class Launcher:
 
 
 def cross_of(counts: list[int], host: int, local: int) -> tuple[int, int]:
-    """Of the hosts that have so many ranks each: those with a rank of this local rank."""
+    """Counts the hosts with a rank of this local rank: those before this one, and all."""
     return sum(n > local for n in counts[:host]), sum(n > local for n in counts)

@@ -42,7 +42,7 @@ class Hydra(Launcher):
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
     def started_us(self) -> bool:
-        """Not if ``srun --mpi=pmi2`` set the same: its own variables say more."""
+        """False if ``srun --mpi=pmi2`` set the same: its own variables say more."""
         env = self.variables
         by_srun = (
             "MPI_LOCALRANKID" not in env
@@ -61,7 +61,7 @@ class HorovodGloo(Launcher):
     across = ("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
 
     def started_us(self) -> bool:
-        """Not where the variables are those that collectiverun sets."""
+        """False where the variables are those that collectiverun sets."""
         return super().started_us() and SETS_HOROVOD_RANK not in self.variables
 
 

@@ -33,14 +33,14 @@ class Slurm(Launcher):
         return counts[node] if node < len(counts) else self.size()
 
     def cross(self) -> tuple[int, int]:
-        """From ``SLURM_NODEID`` and the number of tasks on each node."""
+        """Counts by ``SLURM_NODEID`` and the number of tasks on each node."""
         counts = self._counts()
         if "SLURM_NODEID" not in self.variables or not counts:
             return -1, -1
         return cross_of(counts, self.number("SLURM_NODEID"), self.local_rank())
 
     def addresses(self) -> list[str]:
-        """From the nodes of the step, and the number of the job; block or cyclic."""
+        """Derives them from the step's nodes and the job's number; block or cyclic."""
         counts, env = self._counts(), self.variables
         try:
             parts = slurm.split(env["SLURM_STEP_NODELIST"])

@@ -24,7 +24,7 @@ class TFConfig(Launcher):
         return bool(self.variables.get("TF_CONFIG")) and self.size() > 1
 
     def rank(self) -> int:
-        """From ``task``."""
+        """Reads ``task``."""
         config = self._config()
         try:
             kind, index = config["task"]["type"], int(config["task"]["index"])
@@ -38,7 +38,7 @@ class TFConfig(Launcher):
         return index if kind == "chief" else index + chiefs
 
     def size(self) -> int:
-        """Chief and workers."""
+        """Counts the chief and the workers."""
         return len(self.addresses())
 
     def local_rank(self) -> int:
@@ -47,12 +47,12 @@ class TFConfig(Launcher):
         return hosts[:rank].count(hosts[rank])
 
     def local_size(self) -> int:
-        """Those on the same host."""
+        """Counts those on the same host."""
         hosts = self._hosts()
         return hosts.count(hosts[self.rank()])
 
     def addresses(self) -> list[str]:
-        """Those of the chief and of the workers."""
+        """Returns the addresses of the chief and of the workers."""
         cluster = self._config().get("cluster") or {}
         try:
             found = [*cluster.get("chief", []), *cluster.get("worker", [])]

@@ -16,7 +16,7 @@ AT_MOST, OF_AN_ADDRESS = 64, 16
 
 
 class Callers:
-    """Those of a listener; usable by several threads."""
+    """The connections that a listener has not identified yet; usable by several threads."""
 
     def __init__(self, at_most: int = AT_MOST, of_an_address: int = OF_AN_ADDRESS):
         self._at_most, self._of_an_address = at_most, of_an_address

@@ -97,12 +97,12 @@ class Call(Generic[Result]):
         self.result = result
 
     def run(self) -> Result:
-        """Runs it to the end."""
+        """Runs the call to its end."""
         self._taken(library.extension().run(*self.arguments))
         return self.result
 
     def start(self) -> Handle[Result]:
-        """Starts it."""
+        """Starts the call."""
         started = library.extension().start(*self.arguments, *self.by_name)
         running, _ = self._taken(started)
         return Handle(running, self.result)

@@ -57,7 +57,7 @@ class Holders:
         return False
 
     def by_node(self) -> dict[str, list[Found]]:
-        """Where they are, by Ray's name of the node."""
+        """Returns where the actors are, by Ray's name of the node."""
         nodes: dict[str, list[Found]] = {}
         for _, found in self.held.values():
             nodes.setdefault(found.node, []).append(found)

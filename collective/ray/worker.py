@@ -29,7 +29,7 @@ class Found:
 
     @property
     def address(self) -> str:
-        """Of the node."""
+        """The node's address."""
         return self.head.rpartition(":")[0]
 
 

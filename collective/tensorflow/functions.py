@@ -173,7 +173,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Does it when a session of TensorFlow 1 begins.
+    """Broadcasts all variables when a session of TensorFlow 1 begins.
 
     Args:
         root_rank: Whose values all ranks get.
@@ -194,5 +194,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
+        """Runs the broadcast."""
         session.run(self.bcast_op)

@@ -214,7 +214,7 @@ def _tournament(left: tf.Tensor) -> tf.Tensor:
 
 
 def _pairs(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Of two ``[pairs, n]``, one; the products are summed in float64."""
+    """Combines two ``[pairs, n]`` into one; the products are summed in float64."""
 
     def product(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(x * y, axis=1, keepdims=True)

@@ -90,8 +90,8 @@ def fit(
             DataLoader, a ``collective.training.input.source.Source``.
         y: Labels, likewise, or None where x has them, or the model needs none.
         batch_size: Rows of one update, over all replicas together; 32 by default.
-            Without meaning where x gives batches.
-        epochs: The number of the epoch to stop before.
+            Ignored if x yields batches.
+        epochs: Training ends before the epoch of this number.
         verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
         callbacks: A Keras callback or a list of them; they run on rank 0, all ranks
             follow. What a callback raises, every rank raises.
@@ -104,12 +104,12 @@ def fit(
             ``batch`` mixes rows within batches.
         class_weight: The weight of the rows of each class of y.
         sample_weight: The weight of each row.
-        initial_epoch: The epoch to begin with.
+        initial_epoch: The epoch to start with.
         steps_per_epoch: Updates of an epoch; the next one continues in the data.
         validation_steps: How many batches to validate with, at most.
         validation_batch_size: Rows that are validated at a time; ``batch_size`` by
             default.
-        validation_freq: After how many epochs each to validate, or after which.
+        validation_freq: Validates every so many epochs, or after these epochs.
         backend: A name (see ``train.py --list-backends``) or a backend.
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
@@ -153,8 +153,8 @@ def fit(
         UsageError: What was asked for cannot be done; nothing was trained.
         CollectiveError: The loss is not finite and ``terminate_on_nan`` is on, or the
             replicas differ.
-        ProcessExit: The job needs nothing more of this process, as that it leaves an
-            elastic job.
+        ProcessExit: This process has finished, for example because it leaves an elastic
+            job.
     """
     options = FitOptions(
         accumulate=accumulate,

@@ -146,7 +146,7 @@ def runs_eagerly(model: keras.Model) -> Iterator[None]:
 def _or_eagerly(
     model: keras.Model, backend: Backend, spec: Batch, method: str = "train_step"
 ) -> Iterator[None]:
-    """Where a model that runs eagerly cannot be traced, makes its variables by a step.
+    """Makes variables by a step where a model that runs eagerly cannot be traced.
 
     It is one on a row of zeros, and is undone.
     """

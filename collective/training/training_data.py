@@ -104,7 +104,7 @@ class TrainingData:
 
     @property
     def replica_spec(self) -> Batch:
-        """Likewise, of the batch that one replica has."""
+        """``tf.TensorSpec`` of the batch that one replica has."""
         return first_of(self.spec) if self._stacked else self.spec
 
     @property

@@ -66,7 +66,7 @@ class WholeRows:
         return self.backend.run(self._gathered, (batch, number))
 
     def _gathered(self, batch: Batch, number: tf.Tensor) -> Any:
-        """Inside ``Backend.run``."""
+        """Makes the step inside of ``Backend.run``."""
         backend, exchange = self.backend, BackendExchange(self.backend)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)

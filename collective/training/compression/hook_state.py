@@ -55,7 +55,7 @@ class HookState:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All of them."""
+        """All variables of the state."""
         shared = (v for variables in self.shared.values() for v in variables)
         return [*self.errors.values(), *shared]
 

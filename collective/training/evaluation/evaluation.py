@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def batches(self) -> int | None:
-        """How many there are, as far as known."""
+        """The number of batches, as far as it is known."""
         known = self.input.steps_per_epoch
         return known if self.steps is None else min(self.steps, known or self.steps)
 

@@ -121,7 +121,7 @@ class _Prediction:
         self._holders = sorted((*replicas, rank) for replicas, rank in firsts.items())
 
     def run(self, methods: CallbackMethods) -> Any:
-        """All outputs, on every rank."""
+        """Returns all outputs, on every rank."""
         model, batch_methods = self.model, BatchMethods(methods, "predict")
         self._build()
         model.stop_predicting = False

@@ -65,7 +65,7 @@ class _Stacked(keras_compat.data.DataAdapter):
 
 @tf.autograph.experimental.do_not_convert
 def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
-    """For ``scan``: keeps the rows of the first batch, and whether this one has as many."""
+    """A step of ``scan``: keeps the first batch's rows, and says if this one has as many."""
     element = batch[0] if len(batch) == 1 else batch
     rows = leaves.count_rows(leaves.first_leaf(keras_compat.data.unpack(element)[0]))
     rows = tf.cast(rows, tf.int64)

@@ -72,7 +72,7 @@ class Stream(Source):
         return self._spec
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Not possible: a data set has no random access."""
+        """Raises NotImplementedError: a data set has no random access."""
         raise NotImplementedError("a tf.data.Dataset has no row numbers; use in_order")
 
     def in_order(

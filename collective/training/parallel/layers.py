@@ -163,7 +163,7 @@ class ColumnParallelDense(TensorParallelLayer, keras.layers.Dense):
         return x if self.activation is None else self.activation(x)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """All units or this rank's."""
+        """Returns the shape with all units, or with this rank's."""
         parts = 1 if self.group is None or self.gather_output else self.group.parts
         return (*input_shape[:-1], self.units // parts)
 

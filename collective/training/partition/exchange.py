@@ -35,9 +35,9 @@ _NARROW = (tf.float16, tf.bfloat16, tf.float32)
 
 
 Values = Sequence[Sequence[tf.Tensor]]
-"""Of each value a tensor for every replica of this process, or one for all together."""
+"""For each value, a tensor for every replica of this process, or one for all together."""
 Gradients = Mapping[int, Any]
-"""By the place of a value: the variable whose gradient it is."""
+"""The variable of which a value is the gradient, by the value's index."""
 NONE: Gradients = {}
 
 

@@ -95,7 +95,7 @@ class Rows:
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
-        """For batches of any length."""
+        """Returns the rows of batches of any length."""
         return cls(symbolic(Symbol("rows")), expected)
 
 
@@ -124,7 +124,7 @@ def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
 
 
 def whole(node: Node) -> Plan:
-    """All of it whole, on every replica."""
+    """Returns the plan that runs a node whole on every replica."""
     return Plan([WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs))
 
 

@@ -52,7 +52,7 @@ class ShardedVariables:
         return value if shard is None else shard.cut(value)
 
     def gather(self, everywhere: bool = False) -> dict[int, np.ndarray]:
-        """On rank 0 the sharded variables, whole, by ``id``. Every rank calls it.
+        """Gathers sharded variables on rank 0, whole, by ``id``. Every rank calls it.
 
         Args:
             everywhere: Whether every rank gets them.

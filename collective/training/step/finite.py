@@ -48,7 +48,7 @@ class Watch:
             _watches.pop()
 
     def warn(self, not_finite: tf.Tensor, number: tf.Tensor) -> None:
-        """In a step: warns if a replica has located a value that is not finite."""
+        """Warns, within a step, if a replica has located a value that is not finite."""
         tf.cond(
             tf.reduce_all(not_finite == 0),
             lambda: False,

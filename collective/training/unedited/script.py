@@ -41,7 +41,7 @@ class Script:
         sys.argv = [path, *arguments]
 
     def run(self) -> None:
-        """Runs it as ``__main__``, which it stays: its classes can be pickled."""
+        """Runs the script as ``__main__``, which it stays: its classes can be pickled."""
         main, spec, file = ModuleType("__main__"), self.spec, self.file
         if spec is None:
             loader: Any = SourceFileLoader("__main__", file)

@@ -148,7 +148,7 @@ class Checkpoint(Observer):
         )
 
     def reconfigured(self, root: int) -> None:
-        """On a new rank 0, takes over the folder."""
+        """Takes over the folder, on a new rank 0."""
         if self._position.backend.rank == 0 and not self._writes:
             self._take_over()
 
@@ -251,7 +251,7 @@ class Checkpoint(Observer):
             self._store.remove(self._known.pop(0))
 
     def raise_if_failed(self) -> None:
-        """To be called when the work is done.
+        """Raises the error of the last write; call it when the work is done.
 
         Raises:
             CollectiveError: On rank 0, if the last checkpoint could not be written. The

@@ -48,7 +48,7 @@ class Unusable(Exception):
 
 
 class OtherTraining(Unusable):
-    """It is whole, and of a training with other settings or data."""
+    """A checkpoint is whole, but of a training with other settings or data."""
 
 
 def saved_in(folder: Path) -> list[Path]:

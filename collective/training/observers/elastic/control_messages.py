@@ -38,7 +38,7 @@ class ControlMessages(Attachment):
         self._current = 0
 
     def continues(self, before: Attachment) -> bool:
-        """With the variable that the graph reads."""
+        """Takes the variable that the graph of an earlier training reads."""
         assert isinstance(before, ControlMessages)
         self._mine, self._current = before._mine, before._current
         return self.backend is before.backend

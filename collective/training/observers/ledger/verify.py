@@ -23,7 +23,7 @@ from collective.training.input.plan import RowPlan
 from collective.training.observers.ledger.writer import mark
 
 Steps = dict[int, list[tuple[int, int, int]]]
-"""Of each step, what each replica has read: start, stop, mark."""
+"""What each replica has read in each step: start, stop, mark."""
 
 
 @dataclasses.dataclass

@@ -224,7 +224,7 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
 
 @rule("Dilation2DBackpropFilter")
 def dilation_filter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Likewise."""
+    """The gradient by the filter is a sum over the rows."""
     layouts = summed(layouts)
     found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
     if not found or found[0].axis:

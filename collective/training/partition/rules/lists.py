@@ -68,13 +68,13 @@ def _with_item(
 
 @rule("TensorListPushBack")
 def push(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """One more element."""
+    """Appends an element."""
     return _with_item(node, layouts, 1, rows)
 
 
 @rule("TensorListSetItem")
 def set_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Another element."""
+    """Replaces an element."""
     return _with_item(node, layouts, 2, rows)
 
 
@@ -135,13 +135,13 @@ def pop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListGetItem")
 def get_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """An element."""
+    """Reads an element."""
     return _reads(node, layouts, 2, 0)
 
 
 @rule("TensorListStack")
 def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """All elements along a new first axis."""
+    """Stacks all elements along a new first axis."""
     have = layouts[0]
     if not isinstance(have, Listed):
         return None

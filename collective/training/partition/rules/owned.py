@@ -30,7 +30,7 @@ from collective.training.partition.values import axes_in
 
 @rule("ReadVariableOp", table=OWNED_RULES)
 def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A variable's piece."""
+    """Reads the piece of a variable that this process owns."""
     return Plan([OWNED], [OWNED])
 
 
@@ -85,7 +85,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule(*EACH_ELEMENT, "Select", table=OWNED_RULES)
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """On the pieces; a scalar is one, and what is smaller is broadcast before."""
+    """Works on the pieces; a scalar is one, and what is smaller is broadcast before."""
     out = node.outputs[0]
     if not out.is_static or out.is_handle or not out.shape:
         return None
