@@ -14,7 +14,7 @@ def run(script):
     ended = capture(
         [*command, sys.executable, "-c", script],
         150,
-        env=environment(COLLECTIVE_TIMEOUT="240"),
+        env=environment(forked=True, COLLECTIVE_TIMEOUT="240"),
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout

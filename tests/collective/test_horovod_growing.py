@@ -37,7 +37,7 @@ def run(tmp_path, script, slots, most):
     ended = capture(
         [*command, sys.executable, "-c", START + script, str(file)],
         240,
-        env=environment(COLLECTIVE_TIMEOUT="240"),
+        env=environment(forked=True, COLLECTIVE_TIMEOUT="240"),
         cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]

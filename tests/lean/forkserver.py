@@ -62,9 +62,7 @@ def hand_over(path: str) -> None:
     parity = 0 if os.environ.get("PYTHONHASHSEED") == SHARED_SEED else rank % 2
     connection = socket.socket(socket.AF_UNIX)
     with contextlib.closing(connection):
-        try:
-            connection.connect(f"{path}.{parity}")
-        except OSError:
+        if not _connect(connection, f"{path}.{parity}"):
             return
         os.environ.pop(VARIABLE)
         own = connection.fileno()
@@ -97,6 +95,18 @@ def hand_over(path: str) -> None:
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     time.sleep(60)
+
+
+def _connect(connection: socket.socket, path: str) -> bool:
+    """Connects to a server, which may import still; False if there is none."""
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            connection.connect(path)
+            return True
+        if not os.path.isdir(os.path.dirname(path)):
+            return False
+        time.sleep(0.1)
+    return False
 
 
 def _is_open(number: int) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.partition.operands import Operands, check, generator, unit
+from tests.training.partition.operands import Operands, check, generator, left_out, unit
 
 pytestmark = pytest.mark.trains  # for seconds: not in make check
 
@@ -43,8 +43,18 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.shape(x)[0]
 
 
-@pytest.mark.parametrize("dtype", [*_FLOATS, "integers"])
-def test_draws_of_rows(dtype: str) -> None:
+_DTYPES = [*_FLOATS, "integers"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "blocks"),
+    [
+        *((dtype, (1,)) for dtype in _DTYPES),
+        ("float32", (1, 1)),
+        *(left_out(dtype, (1, 1)) for dtype in _DTYPES if dtype != "float32"),
+    ],
+)
+def test_draws_of_rows(dtype: str, blocks: tuple[int, ...]) -> None:
     kinds = _INTEGERS if dtype == "integers" else _kinds(dtype)
     functions = {}
     for name, draw in kinds.items():
@@ -60,12 +70,11 @@ def test_draws_of_rows(dtype: str) -> None:
             f"{name} of nothing": lambda x, draw=draw: draw([_rows(x), 0]),
             f"{name} alone": lambda x, draw=draw: draw([7]),
         }
-    for seed in range(2):
-        operands = Operands(generator(seed), (1, 1)[: 1 + seed]).sharded([3])
-        made = check(operands, functions, tolerance=0)
-        assert set(made.fallbacks) <= {"Reshape"}, made.fallbacks
-        gathered = {value.node.type for value in made.traffic.gathers}
-        assert not gathered or not any("Random" in name for name in gathered)
+    operands = Operands(generator(len(blocks)), blocks).sharded([3])
+    made = check(operands, functions, tolerance=0)
+    assert set(made.fallbacks) <= {"Reshape"}, made.fallbacks
+    gathered = {value.node.type for value in made.traffic.gathers}
+    assert not gathered or not any("Random" in name for name in gathered)
 
 
 def test_other_draws_are_made_whole() -> None:

@@ -15,6 +15,7 @@ from tests.training.partition.operands import (
     check,
     complex_,
     generator,
+    left_out,
     raw,
     signed,
     truth,
@@ -146,17 +147,21 @@ def _second(operands: Operands, kind: int, values: Any = unit) -> Operands:
     )
 
 
-@pytest.mark.parametrize("kind", range(6))
-def test_functions_of_two(kind: int) -> None:
+# Each function with two kinds of operands, twice derived with one; or with all kinds.
+@pytest.mark.parametrize(
+    ("kind", "share"), [(k, 3) for k in range(6)] + [left_out(k, 1) for k in range(6)]
+)
+def test_functions_of_two(kind: int, share: int) -> None:
     rng = generator(kind)
     operands = Operands(rng, BLOCKS[kind % len(BLOCKS)]).sharded([3], 1, unit)
+    types = _BINARY[kind % share :: share]
     functions = {
         type_: lambda x, y, f=type_: raw(f, x, y)
-        for type_ in _BINARY + _ALIKE * (kind < 2)
+        for type_ in types + _ALIKE[kind :: min(share, 2)] * (kind < 2)
     }
     functions["Complex"] = tf.complex
-    swapped = {f"swapped {t}": lambda x, y, f=t: raw(f, y, x) for t in _BINARY}
-    order = 2 if kind in (0, 3) else 1
+    swapped = {f"swapped {t}": lambda x, y, f=t: raw(f, y, x) for t in types}
+    order = 2 if kind < 3 else 1
     made = check(
         _second(operands, kind), functions | swapped, derivatives=order, tolerance=1e-11
     )

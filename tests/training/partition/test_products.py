@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tests.training.partition.operands import BLOCKS, Operands, check, generator
+from tests.training.partition.operands import (
+    BLOCKS,
+    Operands,
+    check,
+    generator,
+    left_out,
+)
 
 pytestmark = pytest.mark.trains  # for seconds: not in make check
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, left_out(1), left_out(2), 3])
 def test_products(seed: int) -> None:
     blocks = BLOCKS[1 + seed]
     functions = {

@@ -12,6 +12,7 @@ from tests.training.partition.operands import (
     check,
     complex_,
     generator,
+    left_out,
     raw,
     truth,
 )
@@ -19,7 +20,7 @@ from tests.training.partition.operands import (
 pytestmark = pytest.mark.trains  # for seconds: not in make check
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, left_out(1), 2, left_out(3)])
 def test_reductions(seed: int) -> None:
     axis = seed % 3
     kinds = {

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.training.partition.operands import BLOCKS, Operands, check, generator
+from tests.training.partition.operands import (
+    BLOCKS,
+    Operands,
+    check,
+    generator,
+    left_out,
+)
 
 pytestmark = pytest.mark.trains  # for seconds: not in make check
 
 
-@pytest.mark.parametrize("blocks", [(1,), (2,), (1, 1), (1, 2)])
+@pytest.mark.parametrize("blocks", [(1,), (2,), left_out((1, 1)), (1, 2)])
 def test_reshapes(blocks: tuple[int, ...]) -> None:
     k = sum(blocks)
     # x: [n, 4, 6]
@@ -68,7 +74,7 @@ def test_transposes_tiles_and_pads(seed: int) -> None:
     check(operands, pads, derivatives=1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [left_out(0), left_out(1), 2])
 def test_joins(seed: int) -> None:
     blocks = BLOCKS[seed + 2]
     functions = {
