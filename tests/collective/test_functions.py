@@ -339,7 +339,7 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
     assert "twice at the same time" in errors[0] and "HINT: give" in errors[0]
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.matrix)])
 def test_random_nests_are_summed_as_numpy_does(rank, size, seconds):
     """As many of 20 as there is time for, at least one."""
     start = time.monotonic()

@@ -35,11 +35,21 @@ COMPARED = [c for c in CASES if launch.launched() or not c.replicas_matter]
 SOME = {
     "single": {"accumulate", "auc", "loss-scaling", "masked", "weighted-mean"},
     "tf-one-device": {"accumulate-empty-replica"},
+    "tf-mirrored:2": {
+        "accumulate",
+        "adamw-ema",
+        "embedding",
+        "global-clipnorm",
+        "loss-scaling",
+        "masked",
+        "two-inputs-two-outputs",
+        "weighted-mean",
+    },
     "tf-central-storage:2": {"accumulate-empty-replica", "adamw-ema", "loss-scaling"},
     "tf-central-storage:4": set(),
-    "tf-mirrored:4": {"accumulate-empty-replica", "adamw-ema", "weighted-mean"},
+    "tf-mirrored:4": {"accumulate-empty-replica"},
 }
-IN_FLOAT32 = {"adam", "masked", "sgd"}
+IN_FLOAT32 = {"masked"}
 
 
 def on(name, case, precision):

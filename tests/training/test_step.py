@@ -297,31 +297,34 @@ def fitted(make_model, batches):
     return history.history["loss"], values(model.trainable_variables)
 
 
+MODELS = {
+    "sgd": (cases.mlp(cases.sgd), cases.labelled),
+    "sum": (cases.mlp(cases.sgd, "sum"), cases.weighted),
+    "mask": (cases.masked, cases.sentences),
+    "functional": (cases.functional, cases.two_and_two),
+    "batchnorm": (cases.normalised, cases.labelled),
+}
+# On ranks, test_equivalence trains the like of these.
+MORE = {
+    "adam": (cases.mlp(cases.adam), cases.labelled),
+    "sample weights": (cases.mlp(cases.sgd), cases.weighted),
+    "mean_with_sample_weight": (
+        cases.mlp(cases.sgd, "mean_with_sample_weight"),
+        cases.weighted,
+    ),
+    "regularised": (cases.regularised, cases.labelled),
+    "subclassed": (cases.subclassed, cases.labelled),
+}
+
+
 @pytest.mark.parametrize(
-    "model, data",
+    ("model", "data"),
     [
-        (cases.mlp(cases.sgd), cases.labelled),
-        (cases.mlp(cases.adam), cases.labelled),
-        (cases.mlp(cases.sgd), cases.weighted),
-        (cases.mlp(cases.sgd, "sum"), cases.weighted),
-        (cases.mlp(cases.sgd, "mean_with_sample_weight"), cases.weighted),
-        (cases.masked, cases.sentences),
-        (cases.regularised, cases.labelled),
-        (cases.functional, cases.two_and_two),
-        (cases.subclassed, cases.labelled),
-        (cases.normalised, cases.labelled),
-    ],
-    ids=[
-        "sgd",
-        "adam",
-        "sample weights",
-        "sum",
-        "mean_with_sample_weight",
-        "mask",
-        "regularised",
-        "functional",
-        "subclassed",
-        "batchnorm",
+        *(pytest.param(*one, id=name) for name, one in MODELS.items()),
+        *(
+            pytest.param(*one, id=name, marks=pytest.mark.matrix)
+            for name, one in MORE.items()
+        ),
     ],
 )
 def test_one_replica_is_keras_fit(model, data, single):

@@ -197,7 +197,7 @@ if not launch.launched():
         x, y, _ = linear.data()
         words = {"batch_size": linear.ROWS, "verify": False}
         hook = named.make("powersgd:1")
-        result = linear.train(backend, 1500, hook=hook, **words)
+        result = linear.train(backend, 800, hook=hook, **words)
         with_ones = np.concatenate([x, np.ones((linear.ROWS, 1))], axis=1)
         best = np.linalg.lstsq(with_ones, y, rcond=None)[0]
         kernel, bias = result.model.trainable_variables

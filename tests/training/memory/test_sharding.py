@@ -198,7 +198,19 @@ if launch.launched():
 @pytest.mark.parametrize(
     "name, ranks, left_out",
     [
-        ("native", 2, ["adamw", "momentum", "clipnorm", "averages", "accumulation"]),
+        (
+            "native",
+            2,
+            [
+                "adamw",
+                "momentum",
+                "clipnorm",
+                "averages",
+                "accumulation",
+                "lamb",
+                "scaled",
+            ],
+        ),
         *(
             pytest.param(name, ranks, [], marks=pytest.mark.matrix)
             for name in ("native", "mpi", "tf-multiworker")

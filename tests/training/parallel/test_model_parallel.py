@@ -88,7 +88,13 @@ CASES = {
 ROWS = 29
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("shared", "scaled"),
+        *(pytest.param(n, marks=pytest.mark.matrix) for n in ("masks", "own-step")),
+    ],
+)
 def test_trains_the_model_of_one_device(name):
     make, devices, options = CASES[name]
     rng = np.random.default_rng(5)
