@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.collective.unlaunched_ranks import PRELUDE, Ranks
-from tests.launch import STARTS_RANKS
+from tests.launch import STARTS_RANKS, environment
 
 pytestmark = STARTS_RANKS
 
@@ -230,7 +230,8 @@ def test_ranks_of_one_function_wait_for_a_slow_one():
     time.sleep(4 if hvd.rank() == 2 else 0)
     print(step(tf.ones(2)).numpy())
     """
-    ranks = Ranks(3, code, COLLECTIVE_STALL_SECONDS="1")
+    variables = environment(forked=True, COLLECTIVE_STALL_SECONDS="1")
+    ranks = Ranks(3, code, **variables)
     for exit_code, out, err in ranks.finish(timeout=400):
         assert exit_code == 0, out + err
         assert "[2. 2. 1. 1. 2. 2.]" in out, out + err

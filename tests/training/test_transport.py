@@ -72,6 +72,7 @@ class InFloat16(SingleBackend):
         return tensors
 
 
+@pytest.mark.skipif(NAME != "single", reason="for one process")
 @pytest.mark.parametrize("kind", [keras.Model, Clips])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_gradients_alone_are_rounded(kind, accumulate):
@@ -119,4 +120,4 @@ def test_one_step_differs_in_the_kernels_alone():
 
 @pytest.mark.launches
 def test_on_ranks(tmp_path):
-    assert launch.launch("native", 2, [HERE], tmp_path).passed() == 5
+    assert launch.launch("native", 2, [HERE], tmp_path).passed(skips=True) == 1

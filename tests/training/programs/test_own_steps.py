@@ -125,6 +125,7 @@ def test_in_float32(backend):
     assert_as_keras(result, wanted, history, rtol=2e-4)
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("clips", [False, True])
 def test_an_optimizer_sees_each_look_up(clips, backend):
     """As Keras' own, also where the step changes the gradients first."""
@@ -163,6 +164,7 @@ def test_an_optimizer_sees_each_look_up(clips, backend):
     assert_as_keras(result, wanted, history)
 
 
+@pytest.mark.on_ranks
 def test_its_own_test_step_validates(backend):
     make = PROGRAMS["own_metrics"]
     x, _, y = own_steps.rows(5)
@@ -195,6 +197,7 @@ def test_noise_leaves_ranks_alike(backend):
     assert_ranks_agree(backend, first)
 
 
+@pytest.mark.on_ranks
 def test_not_finite_is_told_on_every_rank(backend):
     """Of the last replica; the discriminator keeps the step before."""
     model, ((x, noise), y) = made(PROGRAMS["gan"])
@@ -217,6 +220,7 @@ def test_not_finite_is_told_on_every_rank(backend):
     assert np.all(np.isfinite(model.discriminator.get_weights()[0]))
 
 
+@pytest.mark.on_ranks
 def test_resumed_within_an_epoch_it_is_the_uninterrupted_run(backend, tmp_path):
     """The metrics of the epoch go on from what its first steps have made."""
     make = PROGRAMS["own_metrics"]

@@ -70,7 +70,7 @@ def test_it_trains_what_python_trains(line, stock, tmp_path):
         pytest.skip("there is no mpirun")
     folder, wanted = stock
     code, printed = launch.run(
-        [*LINES[line], SCRIPT, str(tmp_path)], launch.environment(), 200
+        [*LINES[line], SCRIPT, str(tmp_path)], launch.environment(forked=True), 200
     )
     assert code == 0, printed
     found = result(printed)  # printed once
