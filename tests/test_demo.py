@@ -1,4 +1,4 @@
-"""The demo: ours are the numbers of one process, and what differs is told as such."""
+"""The demo: ours are the numbers of one process, and what differs is named."""
 
 from __future__ import annotations
 

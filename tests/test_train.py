@@ -254,7 +254,7 @@ def test_on_ranks(command):
     assert ended.passed()
 
 
-def test_an_interrupt_is_told_once_with_what_goes_on(command, monkeypatch):
+def test_an_interrupt_is_reported_once_with_what_goes_on(command, monkeypatch):
     def interrupted(args, rank):
         raise KeyboardInterrupt
 
@@ -361,7 +361,7 @@ def test_help_shows_an_example_for_each_group():
 
 
 @pytest.mark.launches
-def test_the_mpirun_of_another_mpi_is_told():
+def test_the_mpirun_of_another_mpi_is_reported():
     """Its ranks find PMI_RANK, and an MPI that believes it is alone."""
     pytest.importorskip("mpi4py")
     code, printed = script("--backend", "mpi", PMI_RANK="0", PMI_SIZE="4")

@@ -72,7 +72,7 @@ def test_a_rank_that_fails_ends_the_job(how):
     assert "Traceback" not in printed, printed
 
 
-def test_wrong_use_is_told_once_and_ends_with_2():
+def test_wrong_use_is_reported_once_and_ends_with_2():
     code, printed = script(HOROVODRUN, "-np", "2", "--gloo", *TRAIN, "--data", "cats")
     assert code == 2, printed
     assert printed.count("error: ") == printed.count("HINT: ") == 1, printed

@@ -132,7 +132,7 @@ def pretend(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
-def test_no_horovod_is_told(monkeypatch):
+def test_no_horovod_is_reported(monkeypatch):
     from collective.backends.horovod.backend import HorovodBackend
 
     monkeypatch.setattr(installed, "version", lambda: None)
@@ -141,11 +141,11 @@ def test_no_horovod_is_told(monkeypatch):
     assert found.reason == "Horovod is not installed"
 
 
-def test_a_horovod_without_tensorflow_is_told(pretend):
+def test_a_horovod_without_tensorflow_is_reported(pretend):
     assert pretend(None) == "Horovod is installed, but was built without TensorFlow"
 
 
-def test_a_horovod_for_another_tensorflow_is_told(pretend, monkeypatch):
+def test_a_horovod_for_another_tensorflow_is_reported(pretend, monkeypatch):
     monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
     mismatch = pretend("2.16.2")
     assert (
@@ -153,7 +153,7 @@ def test_a_horovod_for_another_tensorflow_is_told(pretend, monkeypatch):
     )
 
 
-def test_a_horovod_for_another_python_is_told(pretend):
+def test_a_horovod_for_another_python_is_reported(pretend):
     assert "another Python (mpi_lib.cpython-39-x.so)" in pretend(
         "2.21.0", ".cpython-39-x.so"
     )
@@ -170,7 +170,7 @@ def test_a_horovod_that_fits_needs_a_launcher(pretend, monkeypatch):
         assert not found.usable and found.hint.startswith("horovodrun -np 4")
 
 
-def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
+def test_only_horovods_own_words_report_another_rank(monkeypatch, capsys):
     """A data set's connection may be reset, too: that is an error of this rank."""
     from collective.backends.horovod import backend
 

@@ -123,12 +123,12 @@ def test_an_option_of_another_backend_is_refused(option):
     )
 
 
-def test_an_algorithm_that_is_not_there_is_told_at_once():
+def test_an_algorithm_that_is_not_there_is_reported_at_once():
     with pytest.raises(UsageError, match="no algorithm 'butterfly'"):
         backends.get("native", Options(algorithm="butterfly"))
 
 
-def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
+def test_where_there_is_no_tpu_it_is_reported_at_once(monkeypatch):
     from collective.backends import tf_strategy
 
     monkeypatch.delenv("TPU_NAME", raising=False)
@@ -174,7 +174,7 @@ def test_listing_imports_neither_tensorflow_nor_mpi():
 
 
 @pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
-def test_mpirun_of_another_mpi_is_told(name):
+def test_mpirun_of_another_mpi_is_reported(name):
     """Hydra says rank 2 of 4; the MPI that mpi4py loads does not hear it: 0 of 1."""
     pytest.importorskip("mpi4py")
     code, printed = python(

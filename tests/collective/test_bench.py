@@ -55,6 +55,6 @@ def test_wrong_use_ends_with_2(arguments):
 
 
 @pytest.mark.parametrize("file", ["/no/such/folder/file", "/"])
-def test_a_file_that_cannot_be_written_is_told_before_it_measures(file, capsys):
+def test_a_file_that_cannot_be_written_is_reported_before_it_measures(file, capsys):
     assert main(["--json", file]) == 2
     assert f"error: --json: {file} cannot be written\nHINT: " in capsys.readouterr().err

@@ -180,7 +180,7 @@ def test_half_of_the_variables_is_no_launch(variables):
         (tf_config("worker", 3), "no worker 3"),
     ],
 )
-def test_what_makes_no_sense_is_told(variables, message):
+def test_what_makes_no_sense_is_reported(variables, message):
     with pytest.raises(UsageError) as caught:
         detect(variables)
     assert message in caught.value.message and caught.value.hint

@@ -74,7 +74,7 @@ def test_kills_at_random_moments(request):
 
 
 @pytest.mark.matrix
-def test_a_program_that_closes_all_descriptors_is_told_so(tmp_path):
+def test_a_program_that_closes_all_descriptors_gets_an_error(tmp_path):
     """Also where another file has got the number of the memory: it is not written."""
     code = (
         PRELUDE

@@ -279,7 +279,7 @@ def test_run_on_hosts_that_are_named(tmp_path, monkeypatch):
     assert (tmp_path / "out").is_dir()
 
 
-def test_run_tells_what_a_rank_raised():
+def test_run_reports_what_a_rank_raised():
     def fails():
         collective.init()
         if collective.rank() == 1:

@@ -62,7 +62,7 @@ def test_the_other_tests_on_several_ranks(size, settings):
     assert result.stdout.count(" passed") == size
 
 
-def test_tells_each_rank_its_place_and_prefixes_its_lines():
+def test_gives_each_rank_its_number_and_prefixes_its_lines():
     code = (
         "import os; print(os.environ['COLLECTIVE_RANK'], os.environ['COLLECTIVE_SIZE'])"
     )

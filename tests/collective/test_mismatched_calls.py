@@ -41,7 +41,7 @@ BY_NAME = (
         ("plan('step', *(['weights', 'biases'] if rank else ['biases']))", "60"),
     ],
 )
-def test_names_that_never_meet_are_told_on_every_rank(plans, stall_seconds):
+def test_names_that_never_meet_are_reported_on_every_rank(plans, stall_seconds):
     """At once where the functions' plans differ; else after a while."""
     code = (
         BY_NAME
@@ -62,7 +62,7 @@ def test_names_that_never_meet_are_told_on_every_rank(plans, stall_seconds):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_a_process_set_that_a_function_lacks_is_told_on_every_rank(wrong):
+def test_a_process_set_that_a_function_lacks_is_reported_on_every_rank(wrong):
     """One rank takes another one; its peers go on until they need it."""
     code = (
         BY_NAME
@@ -95,7 +95,7 @@ def test_a_process_set_that_a_function_lacks_is_told_on_every_rank(wrong):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
-def test_tensorflow_tells_of_different_process_sets(decorator):
+def test_tensorflow_reports_different_process_sets(decorator):
     code = f"""
     import tensorflow as tf
     import collective.tensorflow as hvd
@@ -158,7 +158,7 @@ def test_a_collective_that_is_long_in_coming_is_waited_for():
     ],
     ids=["blocking", "handle", "both"],
 )
-def test_different_process_sets_are_told_on_every_rank(call):
+def test_different_process_sets_are_reported_on_every_rank(call):
     code = (
         PRELUDE
         + f"""

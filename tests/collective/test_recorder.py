@@ -104,7 +104,7 @@ def incident(tmp_path, how, **variables):
     return done, text, parse(text, files[0].name), files
 
 
-def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
+def test_a_killed_rank_is_reported_by_those_it_leaves(tmp_path):
     done, text, dump, files = incident(tmp_path, "kill")
     assert done.returncode == 128 + signal.SIGKILL
     assert dump.reason.startswith("rank 1 (process") and "died" in dump.reason
@@ -154,7 +154,7 @@ def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path, how)
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
 
 
-def test_a_mismatch_tells_what_each_rank_has_and_steers_no_terminal(tmp_path):
+def test_a_mismatch_says_what_each_rank_has_and_steers_no_terminal(tmp_path):
     done, text, dump, files = incident(tmp_path, "differ")
     assert done.returncode == 0  # it was caught, and the job went on
     assert dump.reason.startswith("ranks do not agree on a collective")
@@ -164,14 +164,14 @@ def test_a_mismatch_tells_what_each_rank_has_and_steers_no_terminal(tmp_path):
     assert len(files) == 1  # three ranks saw it, one wrote
 
 
-def test_what_the_core_does_not_run_is_told_too(tmp_path):
+def test_what_the_core_does_not_run_is_reported_too(tmp_path):
     _, text, dump, _ = incident(tmp_path, "mpi", COLLECTIVE_STALL_SECONDS="1")
     assert dump.reason.startswith("no progress for ")
     assert " s in by MPI of rank" in dump.reason
     assert "waits in all-reduce 'by MPI' 40 B since " in text
 
 
-def test_nothing_is_told_of_a_rank_that_leaves_in_good_order(tmp_path):
+def test_nothing_is_reported_of_a_rank_that_leaves_in_good_order(tmp_path):
     """Here the others still need it; that is the incident, and no death."""
     _, _, dump, files = incident(tmp_path, "leave")
     assert "rank 1 has shut down while others still wait" in dump.reason
@@ -224,7 +224,7 @@ COMES_AND_GOES = (
 
 
 @pytest.mark.parametrize("late", [{}, {"HELD_SECONDS": "2"}], ids=["", "held"])
-def test_those_who_joined_are_told_of_by_their_number_now(late, tmp_path):
+def test_those_who_joined_are_reported_by_their_present_number(late, tmp_path):
     variables = {"COLLECTIVE_MAX_NP": "3", "COLLECTIVE_RECORDER": str(tmp_path), **late}
     ranks = Ranks(2, COMES_AND_GOES, **variables)
     ranks.add([7], 8, COMES_AND_GOES, COLLECTIVE_JOINS="1", **variables)

@@ -99,7 +99,7 @@ def test_a_silent_stranger_is_not_waited_for(monkeypatch):
         shared_secret.verify_caller(here, "known")
 
 
-def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
+def test_the_launcher_listens_only_where_it_should(monkeypatch):
     mine = [interfaces.Interface(f"eth{i}", f"127.0.0.{i}/24") for i in (2, 3)]
     monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
     with reachability.listening(["eth1"], "s") as none_of_that_name:

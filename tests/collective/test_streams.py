@@ -39,7 +39,7 @@ def test_what_is_printed_is_dropped_where_there_is_no_output():
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]])
-def test_a_full_disk_is_told_once_and_ends_nothing(options):
+def test_a_full_disk_is_reported_once_and_ends_nothing(options):
     code, out, err = run("3>&1 >/dev/full", *options)
     assert (code, out) == (0, "to its end")
     assert err.count("warning: ") == 1 and "No space left on device" in err

@@ -86,7 +86,7 @@ def test_catches_what_is_wrong_and_names_it(backend, way, tmp_path):
         assert verdict["first_tensor"]
 
 
-def test_a_backend_that_dies_is_told_and_the_others_go_on(tmp_path):
+def test_a_backend_that_dies_is_reported_and_the_others_go_on(tmp_path):
     options = ["--model", "tests.own:dies_under_native", "--precision", "float64"]
     code, printed, found = compare(
         tmp_path, *options, "--backends", "native,tf-mirrored", "--only", "equal"

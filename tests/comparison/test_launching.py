@@ -20,7 +20,7 @@ def run(program: str, seconds: float = 120) -> launching.CompletedRun:
     return launching.run([sys.executable, "-c", program], seconds)
 
 
-def test_tells_how_it_ended_and_its_last_lines():
+def test_reports_how_it_ended_and_its_last_lines():
     many = f"for i in range({launching.TAIL + 9}): print('line', i)"
     ended = run(f"{many}\nraise SystemExit(3)")
     assert ended.code == 3 and ended.failure == "ended with exit code 3"

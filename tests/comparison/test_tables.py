@@ -45,12 +45,12 @@ def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):
     found = results()
     found.equal["float64"].losses["mpi"][1] = float("nan")
     found.write(str(tmp_path / "results.json"))
-    told_ = json.loads((tmp_path / "results.json").read_text())
-    jsonschema.validate(told_, json.loads(SCHEMA.read_text()))
-    assert told_["equal"]["float64"]["losses"]["mpi"][1] is None
+    table = json.loads((tmp_path / "results.json").read_text())
+    jsonschema.validate(table, json.loads(SCHEMA.read_text()))
+    assert table["equal"]["float64"]["losses"]["mpi"][1] is None
 
 
-def test_tables_tell_all_backends():
+def test_tables_list_all_backends():
     shown = tables.tables(results(wrong=True))
     titles = [t.title for t in shown]
     assert titles[0] == "Equal? float64, against single"

@@ -65,7 +65,7 @@ except tf.errors.FailedPreconditionError as error:
     ],
     ids=["blocking", "handle"],
 )
-def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts, tmp_path):
+def test_a_circle_of_process_sets_is_reported_on_every_rank(call, hosts, tmp_path):
     printed = ended(hosts, CIRCLE.format(call=call), tmp_path)
     # The dump of a stall names waits, too: only the errors count.
     errors = printed.split("ranks wait for each other in different collectives:")[1:]
@@ -76,7 +76,7 @@ def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts, tmp_path):
 
 
 @pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
-def test_tensorflow_tells_of_different_process_sets(decorator, hosts, tmp_path):
+def test_tensorflow_reports_different_process_sets(decorator, hosts, tmp_path):
     """Rank 0 waits for rank 2, of the other host, which takes another set."""
     printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator), tmp_path)
     waits = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"

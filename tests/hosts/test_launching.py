@@ -62,7 +62,7 @@ def test_ranks_on_two_hosts_sum(hosts):
     assert code == 0 and printed.count("sum 111.0") == 3, printed
 
 
-def test_hosts_of_one_name_are_told_apart_or_refused(hosts):
+def test_hosts_of_one_name_are_distinguished_or_refused(hosts):
     sums = launcher(hosts, sys.executable, "-c", SUMS)
     with hosts.names("rack-$host.example.com"):  # MPI would see "rack-1" and "rack-2"
         assert run(sums)[0] == 0

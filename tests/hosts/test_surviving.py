@@ -35,7 +35,7 @@ def test_those_that_are_left_go_on(slots, deaths, left, hosts):
         assert f"{left} {number} {len(left)} True" in printed, printed
 
 
-def test_those_that_are_told_to_end_leave(hosts):
+def test_those_that_must_end_leave(hosts):
     """Trainings whose ranks leave are in tests/faults, too."""
     words = ["--with-ft", "ulfm", "-x", "COLLECTIVE_MIN_NP"]
     program = [sys.executable, "tests/hosts/ranks_elastic.py", "leave", "0", "3"]

@@ -369,7 +369,7 @@ def test_single_rows_need_the_size_of_a_batch(backend):
     assert "ensure_shape" not in str(error.value)
 
 
-def test_ranks_with_other_batches_are_told_apart(backend):
+def test_ranks_with_other_batches_are_named(backend):
     if backend.size == 1:
         pytest.skip("one process")
 

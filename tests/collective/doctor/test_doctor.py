@@ -167,7 +167,7 @@ def test_a_host_examines_itself_and_connects_back(other_host, monkeypatch):
     assert least <= 0 <= most and not [*multi_host.compare([found])]
 
 
-def test_a_host_that_cannot_connect_back_is_told(other_host, monkeypatch):
+def test_a_host_that_cannot_connect_back_is_reported(other_host, monkeypatch):
     host, shell = other_host
     closed = contextlib.nullcontext(["127.0.0.1:1"])  # a port where nobody listens
     monkeypatch.setattr(multi_host.reachability, "listening", lambda *_: closed)

@@ -73,7 +73,7 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
         ("true", None, 0),
     ],
 )
-def test_what_a_script_tells(script, slots, wanted):
+def test_what_a_script_reports(script, slots, wanted):
     with Discovery(script, slots) as discovery:
         pass
     assert sum(host.slots for host in discovery.hosts) == wanted

@@ -134,7 +134,7 @@ def test_line(kind, wanted, line, monkeypatch):
     assert shell_line(compose(kind, *wanted)) == line
 
 
-def test_how_long_a_host_may_be_silent_can_be_told():
+def test_how_long_a_host_may_be_silent_is_an_option():
     more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
     words = compose(OPEN_5, *job(TWO, mpi_args=more))
     assert words.count("oob_tcp_keepalive_time") == 1
@@ -156,7 +156,7 @@ def test_ipv6_is_refused_where_the_mpi_does_not_take_it(kind):
         compose(kind, *job(JOE))
 
 
-def test_exported_are_those_that_programs_are_told_by():
+def test_exported_are_those_that_programs_read():
     given = ("PATH", "TF_X", "TF_CONFIG", "HOME", "COLLECTIVE_RANK", "NCCL_DEBUG")
     assert mpi.exported(dict.fromkeys(given, "x")) == ["NCCL_DEBUG", "PATH", "TF_X"]
 
@@ -198,7 +198,7 @@ def test_the_printed_line_is_what_runs():
 
 
 @needs_mpirun
-def test_verbose_tells_of_every_rank_and_of_no_failure():
+def test_verbose_lists_every_rank_and_no_failure():
     done = run(*LAUNCH, "--verbose", "-np", "2", "true")
     assert done.returncode == 0, done.stderr
     for rank in range(2):

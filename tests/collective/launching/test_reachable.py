@@ -32,7 +32,7 @@ def test_an_answer_or_why_there_is_none():
     )
 
 
-def test_what_differs_is_told_with_who_has_it():
+def test_what_differs_is_reported_with_who_has_it():
     found = {
         "a": {"python": "3.11", "keras": "3.15", "horovod": "0.28"},
         "b": {"python": "3.11", "keras": "3.14"},

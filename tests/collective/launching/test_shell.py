@@ -110,8 +110,8 @@ def test_a_full_disk_that_loses_what_ranks_print(stream, code):
         printed = "".join(text or "" for text in job.communicate(timeout=SECONDS))
     assert job.returncode == code and printed.count("line\n") == 1, printed
     if stream == "stdout":
-        told = "what ranks print is lost: /dev/full: No space left on device; "
-        assert printed.count(told) == 1 and "HINT: free some space" in printed
+        message = "what ranks print is lost: /dev/full: No space left on device; "
+        assert printed.count(message) == 1 and "HINT: free some space" in printed
 
 
 def test_a_working_directory_that_was_removed(tmp_path):

@@ -130,7 +130,7 @@ PLACE = (
         ),
     ],
 )
-def test_srun_tells_every_task_its_place(slurm, arguments, wanted):
+def test_srun_gives_every_task_its_rank(slurm, arguments, wanted):
     done = run(["srun", *arguments, sys.executable, "-c", PLACE], slurm)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == wanted

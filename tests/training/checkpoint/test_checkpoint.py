@@ -183,7 +183,7 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
 
 
 @PLAIN
-def test_a_layer_that_cannot_be_saved_is_told(alone, tmp_path, capsys):
+def test_a_layer_that_cannot_be_saved_is_reported(alone, tmp_path, capsys):
     class Unsaved(keras.layers.Dense):
         def save_own_variables(self, store):
             raise TypeError("no, never")
@@ -304,7 +304,7 @@ def trained(backends_by_name):
 
 @PLAIN
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsys):
+def test_a_bad_one_is_passed_over_and_reported(what, three, trained, tmp_path, capsys):
     harm, file, message = BAD[what]
     folder = shutil.copytree(three, tmp_path / "all")
     first, second, third = names(folder)

@@ -101,7 +101,7 @@ def goes_on_without_the_disk(backend, folder, free, capsys) -> str:
     return printed
 
 
-def test_a_full_disk_is_told_and_the_training_goes_on(alone, small_disk, capsys):
+def test_a_full_disk_is_reported_and_the_training_goes_on(alone, small_disk, capsys):
     filler = small_disk / ".filler"
 
     def free(there: bool) -> None:
@@ -115,7 +115,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(alone, small_disk, capsys)
     goes_on_without_the_disk(alone, small_disk, free, capsys)
 
 
-def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
+def test_a_write_that_fails_is_reported_and_leaves_nothing(alone, tmp_path, capsys):
     """By a limit on the size of files, which is never seen coming."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -128,7 +128,7 @@ def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def test_a_folder_that_was_removed_is_told(alone, tmp_path, capsys):
+def test_a_folder_that_was_removed_is_reported(alone, tmp_path, capsys):
     folder = tmp_path / "c"
     removed = Frees(3, lambda: shutil.rmtree(folder))
     checkpoint = Waiting(folder, every=1, keep=2)

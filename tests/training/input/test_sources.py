@@ -91,7 +91,7 @@ def test_label_range():
     assert Arrays(X, {"a": Y}).label_range() is None
 
 
-def test_fingerprints_tell_data_apart():
+def test_fingerprints_distinguish_data():
     assert Arrays(X, Y).fingerprint() == Arrays(X.copy(), Y).fingerprint()
     assert Arrays(X, Y).fingerprint() != Arrays(X[::-1], Y).fingerprint()
     assert Arrays(X, Y).fingerprint() != Arrays(X, Y.astype(np.int64)).fingerprint()

@@ -199,7 +199,7 @@ def test_a_step_made_twice_or_left_out_is_named(tmp_path, capsys):
 
 
 @PLAIN
-def test_what_is_no_ledger_is_told(tmp_path, capsys):
+def test_what_is_no_ledger_is_reported(tmp_path, capsys):
     good = tmp_path / "good"
     write(good)
     lines = good.read_text().splitlines(keepends=True)

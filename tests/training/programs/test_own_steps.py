@@ -198,7 +198,7 @@ def test_noise_leaves_ranks_alike(backend):
 
 
 @pytest.mark.on_ranks
-def test_not_finite_is_told_on_every_rank(backend):
+def test_not_finite_is_reported_on_every_rank(backend):
     """Of the last replica; the discriminator keeps the step before."""
     model, ((x, noise), y) = made(PROGRAMS["gan"])
     last = backend.replicas - 1

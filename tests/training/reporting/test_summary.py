@@ -21,7 +21,7 @@ def summary(**more):
     return Summary(**({name: None for name in names} | known | more))
 
 
-def test_a_metric_may_tell_one_number_for_each_class(tmp_path):
+def test_a_metric_may_give_one_number_for_each_class(tmp_path):
     each = np.array([0.25, np.nan], np.float32)
     test = {"loss": 1.5, "recall": each}
     run = summary(test=test, history={"recall": [each]}, options={})
@@ -48,7 +48,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
