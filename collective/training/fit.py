@@ -210,6 +210,7 @@ def fit(
             "steps_per_epoch": steps_per_epoch,
             "class_weight": class_weight,
             "hook": chosen.hook,
+            "check_every": check_every,
         }
         micro_batch_rows = read.check(accumulate, must_agree)
         contexts.enter_context(as_compiled(model, backend))

@@ -238,9 +238,6 @@ class PartitionedStep:
             start, stop = exchange.span()
             exchange.finish()
         attached = tf.nest.pack_sequence_as(attached, sums)
-        group = self.backend.tensor
-        if group is not None:
-            attached = self.attachments.of_ranks(attached, group)
         return self.layout.pack(
             [loss, batch.global_rows, start, stop],
             [*metrics, *logs.values(), *self.attachments.flat(attached)],

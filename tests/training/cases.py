@@ -395,13 +395,6 @@ def built(
     return prepare(model, backend, spec, **options).model
 
 
-def alarm(model: keras.Model, backend: Any, every: int) -> list[DesyncAlarm]:
-    """The attachment that compares replicas, where there is anything to compare."""
-    if not DesyncAlarm.is_needed(backend, every):
-        return []
-    return [DesyncAlarm(model, backend, every)]
-
-
 def train(
     case: Case,
     backend: Any,
@@ -434,9 +427,12 @@ def train(
         backend,
         spec,
         FitOptions(**words),
-        attachments=alarm(model, backend, check_every),
     )
-    reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]
+    reports = []
+    for number in range(STEPS):
+        if DesyncAlarm.is_needed(backend, check_every) and number % check_every == 0:
+            DesyncAlarm(model, backend, check_every).compare(number)
+        reports.append(step(own_part(case.batch(number), backend), number))
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
     for name, value in step.layout.logs(reports[-1].numpy()).items():
         result[f"log {name}"] = np.array(value)

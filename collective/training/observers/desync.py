@@ -2,17 +2,16 @@
 
 Every replica applies the same update to the same values, so all hold the same bits. A
 callback that changes one rank's weights, faulty memory or a layer that writes variables
-breaks that, and nothing else would notice. So, every so many steps, the step's
-all-reduce includes a 64-bit checksum of each replica's parameters and optimizer state.
-If they differ, the ranks exchange a checksum of each tensor, and the error names
-replica, tensor and step.
+breaks that, and nothing else would notice. So, every so many steps, the replicas compare
+a 64-bit checksum of their parameters and optimizer state. If they differ, the ranks
+exchange a checksum of each tensor, and the error names replica, tensor and step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -24,56 +23,41 @@ from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
-from collective.training.step.attachments import Attachment, ReplicaStep, Total
 from collective.training.traced import traced
 from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
 BYTES = 8
+# An attribute of a model: its graphs of checksums, traced once, as are its steps.
+_KEPT = "_collective_checksums"
 
 
-class DesyncAlarm(Attachment):
-    """Compares the replicas' parameters and optimizer state every so many steps.
+class DesyncAlarm:
+    """Compares the replicas' parameters and optimizer state.
 
     The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
     memory about as fast as it can be read.
-    """
 
-    per_rank: ClassVar[bool] = True
+    Args:
+        every: Steps from one comparison to the next, for the error.
+    """
 
     def __init__(self, model: keras.Model, backend: Backend, every: int):
         self.variables = replicated_variables(model)
         self.backend = backend
         self.every = every
+        of = backend, *(id(v) for v in self.variables)
+        kept = vars(model).get(_KEPT)
+        if kept is None or kept.of != of:  # no container, which Keras would save
+            kept = vars(model)[_KEPT] = SimpleNamespace(of=of, graphs={})
         # By what makes the checksums: the graph of ``_of_all``.
-        self._graphs: dict[str, Callable[[], tf.Tensor]] = {}
+        self._graphs: dict[str, Callable[[], tf.Tensor]] = kept.graphs
 
     @staticmethod
     def is_needed(backend: Backend, every: int) -> bool:
-        """Whether there is, or may be, anything to compare with."""
-        return bool(every) and max(backend.most_replicas, backend.size) > 1
-
-    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``run``: this replica's checksum, in every ``every``th step.
-
-        Returns:
-            float32 ``[most_replicas, BYTES]``, zero in all rows but this replica's.
-        """
-        mine = tf.cond(
-            step.number % self.every == 0,
-            lambda: self._checksum()[0],
-            lambda: tf.zeros([BYTES], tf.uint8),
-        )
-        return [self._in_own_row(mine)]
-
-    def continues(self, before: Attachment) -> bool:
-        """Whether two alarms compare the same variables in the same steps."""
-        assert isinstance(before, DesyncAlarm)
-        same = [id(v) for v in self.variables] == [id(v) for v in before.variables]
-        if not (same and self.every == before.every and self.backend is before.backend):
-            return False
-        self._graphs = before._graphs
-        return True
+        """Whether there are, or may be, others at the same step to compare with."""
+        others = max(backend.most_replicas, backend.size) > 1
+        return bool(every) and backend.synchronous and others
 
     def _checksum(self) -> tf.Tensor:
         """The checksum of this replica: uint8 ``[1, BYTES]``."""
@@ -89,14 +73,28 @@ class DesyncAlarm(Attachment):
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
-    def receive(self, total: Total, number: int) -> None:
-        """After a step: compares, where the step carried checksums."""
-        if number % self.every == 0:
-            self.compare(total.numpy().reshape(-1, BYTES), number)
+    def compare(self, number: int) -> None:
+        """Compares what the replicas hold before a step; every rank calls it.
 
-    def compare_now(self, number: int) -> None:
-        """Compares what the replicas hold now; every rank calls it."""
-        self.compare(self._of_all(self._checksum), number)
+        Raises:
+            CollectiveError: Naming replica, tensor and step, on every rank.
+        """
+        backend, checksums = self.backend, self._of_all(self._checksum)
+        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
+        if np.all(checksums == checksums[0]):
+            return
+
+        paths = [v.path for v in self.variables]
+        try:
+            of_tensors = self._of_all(self._of_tensors)
+        except tf.errors.OpError as failure:
+            if not (isinstance(backend, Elastic) and backend.lost(failure)):
+                raise
+            of_tensors = np.zeros([len(checksums), len(paths) * BYTES])  # unknown
+        of_tensors = of_tensors.reshape(len(of_tensors), -1, BYTES)
+        error = self._error(checksums, of_tensors, paths, number)
+        recorder.request_dump(error.message)
+        raise error
 
     def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
         """The checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
@@ -114,34 +112,6 @@ class DesyncAlarm(Attachment):
         if name not in self._graphs:
             self._graphs[name] = traced(lambda: self.backend.run(reduced, ()))
         return self._graphs[name]().numpy()
-
-    def compare(self, checksums: np.ndarray, number: int) -> None:
-        """Raises, on every rank, when the replicas differ; every rank calls it.
-
-        Args:
-            checksums: ``[most_replicas, BYTES]``, the sum of all contributions; where
-                several ranks hold a replica, ``[ranks, BYTES]``.
-            number: The step whose all-reduce had them.
-
-        Raises:
-            CollectiveError: Naming replica, tensor and step.
-        """
-        backend = self.backend
-        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
-        if np.all(checksums == checksums[0]):
-            return
-
-        paths = [v.path for v in self.variables]
-        try:
-            of_tensors = self._of_all(self._of_tensors)
-        except tf.errors.OpError as failure:
-            if not (isinstance(backend, Elastic) and backend.lost(failure)):
-                raise
-            of_tensors = np.zeros([len(checksums), len(paths) * BYTES])  # unknown
-        of_tensors = of_tensors.reshape(len(of_tensors), -1, BYTES)
-        error = self._error(checksums, of_tensors, paths, number)
-        recorder.request_dump(error.message)
-        raise error
 
     def _error(
         self,
@@ -183,14 +153,17 @@ class DesyncAlarm(Attachment):
 
 
 class DesyncCheck(Observer):
-    """Has the alarm in a training's steps, and compares after the last one, too."""
+    """Compares before every so many steps of a training, and after the last one."""
 
     def __init__(self, position: Position, every: int):
         self.position = position
         self.alarm = DesyncAlarm(position.model, position.backend, every)
-        self.attachments = [self.alarm]
+
+    def before_input(self, number: int) -> None:
+        """Before each ``every``th step, the first one included."""
+        if number % self.alarm.every == 0:
+            self.alarm.compare(number)
 
     def end_epochs(self) -> None:
-        """Like ``DesyncAlarm.compare_now``, for replicas that are at the same step."""
-        if self.position.backend.synchronous:
-            self.alarm.compare_now(self.position.step)
+        """After the last step."""
+        self.alarm.compare(self.position.step)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -50,11 +50,6 @@ class Attachment(ABC):
     both). For numbers of each single replica, a contribution is zero in all rows but
     its own (``one_hot(replica, most_replicas)``).
     """
-
-    # Whether the ranks that hold one replica together contribute different rows. All
-    # contributions then are ``[most_replicas, n]``, and the total has a row for each
-    # rank.
-    per_rank: ClassVar[bool] = False
 
     def prepare(self) -> None:
         """Before each step, outside the graph."""
@@ -105,19 +100,6 @@ class Attachments(list[Attachment]):
     def contributions(self, step: ReplicaStep) -> list[list[tf.Tensor]]:
         """Inside ``Backend.run``: the tensors of each."""
         return [attachment.contribution(step) for attachment in self]
-
-    def of_ranks(
-        self, totals: list[list[tf.Tensor]], group: Any
-    ) -> list[list[tf.Tensor]]:
-        """The totals, of those that are ``per_rank`` with a row for each rank.
-
-        Args:
-            group: The ranks that hold this replica together.
-        """
-        return [
-            [group.by_rank(t) for t in total] if attachment.per_rank else total
-            for attachment, total in zip(self, totals, strict=True)
-        ]
 
     def flat(self, totals: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         """Inside ``Backend.run``: the sums of ``contributions``, for the report."""
