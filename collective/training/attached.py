@@ -16,7 +16,7 @@ from collective.training.observers.checkpoint.identity import (
     describe as describe_identity,
 )
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.desync import DesyncAlarm, DesyncCheck
+from collective.training.observers.desync import DesyncAlarm
 from collective.training.observers.elastic.membership import CallbackMemory, Membership
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
@@ -86,5 +86,5 @@ def attach_observers(
         # Innermost: it compares the weights before callbacks change them.
         observers.insert(0, StockRun(prepared, backend, beside))
     if DesyncAlarm.is_needed(backend, options.check_every):
-        observers.append(DesyncCheck(position, options.check_every))
+        observers.append(DesyncAlarm(position, options.check_every))
     return observers, membership

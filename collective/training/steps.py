@@ -14,6 +14,7 @@ from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment
+from collective.training.traced import kept_with
 from collective.training.variables import optimizers_of
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.whole_step import WholeStep
@@ -86,11 +87,7 @@ def make_step(
 
 
 def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedStep]:
-    """The steps that were traced for a model as it is now compiled, by what they are for.
-
-    As Keras keeps ``train_function``, until the model is compiled again. They are an
-    attribute of the model, which they hold: both end together.
-    """
+    """The steps that were traced for a model as it is now compiled, by what they are for."""
     is_plain = not (prepared.partition or prepared.placement or prepared.hook)
     if not is_plain or backend.tensor is not None:
         return {}
@@ -103,28 +100,4 @@ def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedSte
         *(v for o in optimizers_of(model) for v in o.variables),
     ]
     flags = [layer.trainable for layer in keras_compat.model.layers_of(model)]
-    kept = vars(model).get(_KEPT)
-    if kept is None or not kept.is_of(compiled, flags):
-        kept = vars(model)[_KEPT] = _Kept(compiled, flags)
-    return kept.steps
-
-
-class _Kept:
-    """Steps of a model; not a container that Keras looks into.
-
-    Args:
-        compiled: What the steps were traced with.
-        flags: ``trainable`` of each layer.
-    """
-
-    def __init__(self, compiled: Sequence[Any], flags: Sequence[bool]):
-        self._compiled, self._flags = list(compiled), list(flags)
-        self.steps: dict[Any, PartitionedStep] = {}
-
-    def is_of(self, compiled: Sequence[Any], flags: Sequence[bool]) -> bool:
-        """Whether nothing was compiled, built or frozen since."""
-        same = [id(a) for a in compiled] == [id(b) for b in self._compiled]
-        return same and flags == self._flags
-
-
-_KEPT = "_collective_steps"
+    return kept_with(model, "steps", compiled, flags)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 
@@ -17,6 +18,33 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
     made = tf.function(function, autograph=False, **options)
     made._omit_frequent_tracing_warning = True  # no argument sets it
     return made
+
+
+def kept_with(
+    model: keras.Model, what: str, of: Sequence[Any], flags: Sequence[bool] = ()
+) -> dict[Any, Any]:
+    """What was traced for a model, by what it is for; empty where something has changed.
+
+    As Keras keeps ``train_function``. It is an attribute of the model: both end together.
+
+    Args:
+        what: Part of the attribute's name.
+        of: Objects that are in the graphs: others, and nothing serves any more.
+        flags: Values that are, likewise.
+    """
+    name, key = f"_collective_{what}", ([id(one) for one in of], list(flags))
+    kept = vars(model).get(name)
+    if kept is None or kept.key != key:
+        kept = vars(model)[name] = _Kept(key, list(of))
+    return kept.made
+
+
+class _Kept:
+    """Not a container that Keras looks into; it holds the objects whose ids are its key."""
+
+    def __init__(self, key: Any, of: list[Any]):
+        self.key, self._of = key, of
+        self.made: dict[Any, Any] = {}
 
 
 def nodes_of(graph: Any) -> list[Any]:

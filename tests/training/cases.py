@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -428,10 +429,13 @@ def train(
         spec,
         FitOptions(**words),
     )
+    alarm = None
+    if DesyncAlarm.is_needed(backend, check_every):
+        alarm = DesyncAlarm(SimpleNamespace(model=model, backend=backend), check_every)
     reports = []
     for number in range(STEPS):
-        if DesyncAlarm.is_needed(backend, check_every) and number % check_every == 0:
-            DesyncAlarm(model, backend, check_every).compare(number)
+        if alarm is not None:
+            alarm.before_input(number)
         reports.append(step(own_part(case.batch(number), backend), number))
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
     for name, value in step.layout.logs(reports[-1].numpy()).items():

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,35 +21,40 @@ from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
-from collective.training.traced import traced
+from collective.training.traced import kept_with, traced
 from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
 BYTES = 8
-# An attribute of a model: its graphs of checksums, traced once, as are its steps.
-_KEPT = "_collective_checksums"
 
 
-class DesyncAlarm:
-    """Compares the replicas' parameters and optimizer state.
+class DesyncAlarm(Observer):
+    """Compares the replicas' parameters and optimizer state: before steps, and at the end.
 
     The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
     memory about as fast as it can be read.
 
     Args:
-        every: Steps from one comparison to the next, for the error.
+        every: Steps from one comparison to the next.
     """
 
-    def __init__(self, model: keras.Model, backend: Backend, every: int):
-        self.variables = replicated_variables(model)
-        self.backend = backend
-        self.every = every
-        of = backend, *(id(v) for v in self.variables)
-        kept = vars(model).get(_KEPT)
-        if kept is None or kept.of != of:  # no container, which Keras would save
-            kept = vars(model)[_KEPT] = SimpleNamespace(of=of, graphs={})
+    def __init__(self, position: Position, every: int):
+        self.position, self.every = position, every
+        self.variables = replicated_variables(position.model)
+        self.backend = position.backend
         # By what makes the checksums: the graph of ``_of_all``.
-        self._graphs: dict[str, Callable[[], tf.Tensor]] = kept.graphs
+        self._graphs: dict[str, Callable[[], tf.Tensor]] = kept_with(
+            position.model, "checksums", [self.backend, *self.variables]
+        )
+
+    def before_input(self, number: int) -> None:
+        """Before each ``every``th step, the first one included."""
+        if number % self.every == 0:
+            self.compare(number)
+
+    def end_epochs(self) -> None:
+        """After the last step."""
+        self.compare(self.position.step)
 
     @staticmethod
     def is_needed(backend: Backend, every: int) -> bool:
@@ -150,20 +153,3 @@ class DesyncAlarm:
             return f"{kind} {replicas[0]}"
         *first, last = map(str, replicas)
         return f"{kind}s {', '.join(first)} and {last}"
-
-
-class DesyncCheck(Observer):
-    """Compares before every so many steps of a training, and after the last one."""
-
-    def __init__(self, position: Position, every: int):
-        self.position = position
-        self.alarm = DesyncAlarm(position.model, position.backend, every)
-
-    def before_input(self, number: int) -> None:
-        """Before each ``every``th step, the first one included."""
-        if number % self.alarm.every == 0:
-            self.alarm.compare(number)
-
-    def end_epochs(self) -> None:
-        """After the last step."""
-        self.alarm.compare(self.position.step)

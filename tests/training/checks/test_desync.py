@@ -5,6 +5,8 @@ Plain, on three devices of one process; ``test_fit`` starts this file on ranks.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -44,15 +46,14 @@ def made(backend):
 
 def take(step, alarm, numbers) -> None:
     for number in numbers:
-        if number % EVERY == 0:
-            alarm.compare(number)
+        alarm.before_input(number)
         step(cases.own_part(CASE.batch(number), alarm.backend), number)
 
 
 @pytest.mark.parametrize("pick", ["weight", "optimizer's state"])
 def test_names_replica_tensor_and_step(pick, backend):
     model, step = made(backend)
-    alarm = DesyncAlarm(model, backend, EVERY)
+    alarm = DesyncAlarm(SimpleNamespace(model=model, backend=backend), EVERY)
     odd = backend.replicas - 1
     take(step, alarm, range(FLIPPED_AFTER))
     kernel = model.trainable_variables[-2]
@@ -100,3 +101,7 @@ def test_one_replica_has_nothing_to_compare(backends_by_name):
     if NAMES[0] != "single":
         pytest.skip("several ranks")
     assert not DesyncAlarm.is_needed(backends_by_name("single"), EVERY)
+    _, step = made(backends_by_name("single"))
+    assert step.attachments == []
+    graph = step._run.get_concrete_function().graph
+    assert not [op for op in graph.get_operations() if op.type == "Fingerprint"]
