@@ -83,7 +83,7 @@ def refuse_a_stale_core() -> None:
 # In the names of tests that run on several replicas of one process.
 SEVERAL = "tf-mirrored"
 # Who asks for one of these trains a model.
-TRAINING = {"clean_keras", "backends_by_name", "reference"}
+TRAINING = {"clean_keras", "backends_by_name", "reference", "graphs_as_made"}
 
 
 def proved_by_a_launch(item: pytest.Item) -> bool:

@@ -175,7 +175,7 @@ def check(
     if FLOAT == "float32" and tolerance:
         tolerance = max(tolerance, 1e-3)
     rng = operands.rng
-    is_static, replicas = bool(rng.random() < 0.3), int(rng.integers(1, 4))
+    is_static, replicas = bool(rng.random() < 0.3), int(rng.integers(1, 5))
     names: list[str] = []
 
     def traced(*arguments: tf.Tensor) -> list[tf.Tensor]:

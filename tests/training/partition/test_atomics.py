@@ -14,7 +14,7 @@ from collective.environment import Environment
 from collective.training.partition import atomics
 from collective.training.partition.exchange import BackendExchange, TimedExchange
 
-pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
+pytestmark = pytest.mark.usefixtures("clean_keras")
 ROWS, COLUMNS, WORDS = 14, 3, 5  # each word is looked up several times
 
 

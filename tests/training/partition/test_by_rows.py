@@ -17,8 +17,6 @@ from tests.training.partition.operands import (
     unit,
 )
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 def test_distributions() -> None:
     functions = {

@@ -18,8 +18,6 @@ from tests.training.partition.operands import (
     unit,
 )
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 def _repeated(body: Any, times: Any = 3) -> Any:
     """A function that applies a body several times, in a loop of the graph."""

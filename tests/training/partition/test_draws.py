@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from tests.training.partition.operands import Operands, check, generator, left_out, unit
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 _SEED = [5, 7]
 _FLOATS = ["float16", "bfloat16", "float32", "float64"]
 

@@ -15,7 +15,6 @@ from tests.training.partition.partitioned import Partitioned
 
 pytestmark = [
     pytest.mark.usefixtures("pretended_gpu"),
-    pytest.mark.trains,  # for seconds: not in make check
 ]
 ROWS = 6
 #: By type of operation: the inputs that its GPU kernel reads in the memory of the host.

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tests.training.partition.partitioned import Partitioned, assert_same
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
 SCALE = np.array([1.0, 2.0, 0.5], np.float32)
 NAMES = ["normal", "mean", "variance", "of x", "of scale"]
 

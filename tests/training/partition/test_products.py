@@ -13,8 +13,6 @@ from tests.training.partition.operands import (
     left_out,
 )
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 @pytest.mark.parametrize("seed", [0, left_out(1), left_out(2), 3])
 def test_products(seed: int) -> None:

@@ -13,7 +13,6 @@ import tensorflow as tf
 from collective.training.partition.emission import Emission
 from tests.training.partition.partitioned import Partitioned
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
 ROWS, TIME, WIDTH, UNITS = 5, 4, 3, 2
 
 

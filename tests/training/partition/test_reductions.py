@@ -17,8 +17,6 @@ from tests.training.partition.operands import (
     truth,
 )
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 @pytest.mark.parametrize("seed", [0, left_out(1), 2, left_out(3)])
 def test_reductions(seed: int) -> None:

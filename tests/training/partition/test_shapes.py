@@ -14,8 +14,6 @@ from tests.training.partition.operands import (
     left_out,
 )
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 @pytest.mark.parametrize("blocks", [(1,), (2,), left_out((1, 1)), (1, 2)])
 def test_reshapes(blocks: tuple[int, ...]) -> None:

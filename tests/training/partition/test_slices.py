@@ -7,8 +7,6 @@ import tensorflow as tf
 
 from tests.training.partition.operands import BLOCKS, Operands, below, check, generator
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 @pytest.mark.parametrize("seed", range(3))
 def test_slices(seed: int) -> None:

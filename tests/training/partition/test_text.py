@@ -10,8 +10,6 @@ from tests.training.partition.operands import Operands, check, generator, raw, u
 
 WORDS = ["", "a", "Bee", "über", "42", "two words", " three  more words ", "é\x00x"]
 
-pytestmark = pytest.mark.trains  # for seconds: not in make check
-
 
 def words(rng, shape):
     return rng.choice(np.array([w.encode() for w in WORDS], object), shape)
