@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ from collective.launch import mpi, reachability, slurm_job
 from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
 from collective.launch.options import words as typed
 from collective.launch.output import print_message, report_failure
-from collective.launch.relay import Relay
+from collective.launch.relay import AGAIN_SECONDS, Relay
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.net import interfaces
 from collective.running_time import Lasting, Stops
@@ -31,7 +32,35 @@ _AGAIN_SECONDS = 1.0  # until ranks are signalled again that have not reacted
 _STAY_SECONDS = 2.0
 # How long it may live after it has lost a host, and said that it ends the job.
 _LOST_SECONDS = 10.0
+# By then MPI has reported the end of a rank to all others.
+_REPORT_SECONDS = 10.0
 _ROOM = 1 << 20  # bytes that mpirun needs in the folder for temporary files, and more
+
+
+class Waits:
+    """Finds out that all ranks that are left wait for one that has ended.
+
+    MPI should end such a wait; Open MPI 5.0.11 has once been seen not to.
+    """
+
+    def __init__(self) -> None:
+        self._lost, self._lost_at = 0, math.inf
+        self._waits_at: dict[int, float] = {}  # when a rank last reported to wait
+
+    def count(self, lost: int) -> None:
+        """Notes how many ranks have ended before the others; called many times a second."""
+        if lost > self._lost:
+            self._lost, self._lost_at = lost, time.monotonic()
+            self._waits_at.clear()
+
+    def in_vain(self, rank: int, left: Sequence[int]) -> bool:
+        """Whether none of those that are left is at work, now that a rank waits too long."""
+        now = time.monotonic()
+        if now - self._lost_at < _REPORT_SECONDS:
+            return False
+        self._waits_at[rank] = now
+        recently = now - 2 * AGAIN_SECONDS
+        return all(self._waits_at.get(each, 0.0) > recently for each in left)
 
 
 class Mpirun:
@@ -86,6 +115,8 @@ class Mpirun:
         self.released, self.release_at = False, 0.0
         self.have_gpus: Sequence[str] = ()  # names of hosts
         self.silent: list[int] = []  # ranks whose hosts stand still
+        self.waits = Waits()
+        self.unreported = False  # MPI has left ranks waiting for one that has ended
         self.still_hosts: set[str] = set()  # names of those that were given up
 
     def commands(self) -> str:
@@ -149,9 +180,13 @@ class Mpirun:
     def look(self) -> None:
         """Reacts to what ranks report, and ends mpirun where it would wait for ever."""
         job = self.supervisor
+        self.waits.count(len(self.relay.lost_ranks))
         while self.relay.events:
             event = self.relay.events.popleft()
             if event.what == "waits":
+                if self.waits.in_vain(event.rank, self.relay.unfinished):
+                    self.lost_host = self.unreported = True
+                    job.end(signal.SIGTERM)
                 self._end_hanging()
             elif event.what == "answers":
                 self.asked.pop(event.rank, None)
@@ -264,6 +299,14 @@ class Mpirun:
         if self.interrupted:
             if job.signals:
                 print_message("interrupted")
+        elif self.unreported:
+            job.exit_code = 1
+            print_message(
+                f"rank {', '.join(map(str, sorted(self.relay.lost_ranks)))} of "
+                f"{self.size} has ended, and MPI has not reported it: every other rank "
+                "waits for it\n"
+                "HINT: with a checkpoint directory, little is computed again"
+            )
         elif self.lost_host:
             self._report_still_host()
         elif self.not_started and (self.cut_off or job.exit_code == NOT_STARTED):

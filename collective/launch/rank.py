@@ -30,7 +30,7 @@ from collective.launch.options import (
     from_parsed,
 )
 from collective.launch.output import last_error_lines, print_message, settled
-from collective.launch.relay import EARLY
+from collective.launch.relay import AGAIN_SECONDS, EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
@@ -129,7 +129,10 @@ class RankWatch:
         self.activity = sum(map(processes.activity, self.supervisor.processes))
         self.stands_still = self.still.since(self.activity == before)
         self.reported_wait = min(self.reported_wait, waits)
-        if waits - self.reported_wait > self.timeout and not self._is_stopped():
+        due = self.timeout
+        if self.reported_wait:
+            due = self.reported_wait + AGAIN_SECONDS
+        if waits > due and not self._is_stopped():
             self.report_state("waits")
             self.reported_wait = waits
 

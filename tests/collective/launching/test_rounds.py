@@ -268,6 +268,63 @@ def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
     assert job.silent == [1] and job.lost_host and job.supervisor.ending
 
 
+def test_a_job_whose_mpi_does_not_report_a_death_is_restarted(
+    launcher, monkeypatch, capfd
+):
+    """Only where every rank that is left waits, long after the death."""
+    job = Mpirun(launcher.options, [Host("localhost", 3)])
+    for rank in range(3):
+        hears(job, f"rank {rank} on a started")
+
+    def both_wait():
+        for rank in (0, 2):
+            hears(job, f"rank {rank} on a waits")
+            job.look()
+
+    both_wait()
+    hears(job, "rank 1 on a ended by SIGKILL")
+    both_wait()  # too early to tell
+    assert not job.supervisor.ending
+    monkeypatch.setattr("collective.launch.mpirun._REPORT_SECONDS", 0.0)
+    for _ in range(2):
+        hears(job, "rank 2 on a waits")  # for rank 0, which is at work
+        job.look()
+        assert not job.supervisor.ending
+    both_wait()
+    assert job.supervisor.ending
+    job.report()
+    assert job.lost_host and job.supervisor.exit_code == 1
+    assert "rank 1 of 3 has ended, and MPI has not" in capfd.readouterr().err
+
+
+FORGOTTEN = """
+import os, signal, time
+from collective.elastic import generations, membership_file, wait_report
+membership_file.write(membership_file.JOINED)
+if generations.number() == 0:
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with wait_report.waiting():
+        time.sleep(1000)
+print("done")
+"""
+
+
+@pytest.mark.launches
+@launch.NEEDS_CORE
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_ranks_that_wait_for_a_dead_one_are_started_again(tmp_path):
+    """As if MPI had not reported its death: here the ranks do not use MPI."""
+    command = [sys.executable, "-m", "collective.launch", "--mpi", "-np", "3"]
+    command += ["--min-np", "2", "--rank-timeout", "2"]
+    env = launch.environment(TMPDIR=str(tmp_path))
+    code, printed = launch.run([*command, sys.executable, "-c", FORGOTTEN], env, 120)
+    assert code == 0 and printed.count("] done\n") == 3, printed
+    assert "rank 1 of 3 has ended, and MPI has not reported it" in printed
+    assert "generation 1: 3 ranks, on localhost:3\n" in printed
+
+
 def test_a_generation_that_is_not_needed_any_more_ends_silently(launcher, capfd):
     job = Mpirun(launcher.options, HERE)
     job.cancel()
