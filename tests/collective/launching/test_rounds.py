@@ -306,7 +306,8 @@ if generations.number() == 0:
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
     with wait_report.waiting():
-        time.sleep(1000)
+        while True:  # as MPI waits
+            time.sleep(0.01)
 print("done")
 """
 
