@@ -141,7 +141,7 @@ test-compare: core
 # On hosts made of network namespaces: skipped where those are not permitted. Needs
 # iproute2 (apt-get install iproute2).
 test-hosts: core
-	$(PYTEST) $(PARALLEL) tests/hosts
+	$(PYTEST) --numprocesses 2 --dist worksteal tests/hosts
 
 # On nodes without ssh: Slurm, agents. Slurm's tests need apt-get install slurmctld slurmd
 # slurm-client (libpmix-dev for srun --mpi=pmix), and are skipped without.

@@ -276,7 +276,7 @@ def launch(
     """
     with tempfile.TemporaryDirectory() as results:
         env = environment(
-            forked=start is None,
+            forked=True,
             **{
                 BACKEND: backend,
                 REFERENCE: str(reference),

@@ -33,6 +33,7 @@ class Job:
         variables: Added to its environment.
         memory: What ``/dev/shm`` of it is; None: the machine's.
         hosts: Those of the lab, where it runs on them.
+        forked: As of ``launch.environment``.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Job:
         variables: Mapping[str, str],
         memory: Path | None,
         hosts: Lab | None,
+        forked: bool,
     ):
         self.command = command
         self.folder = folder
         self.memory = memory
         self.hosts = hosts
+        self.forked = forked
         self.struck_at: float | None = None
         self._undo = contextlib.ExitStack()
         self._mark = f"{MARK}={folder}".encode()
@@ -56,12 +59,13 @@ class Job:
         # sees fit, and faults count how often that is done.
         always = {MARK: str(folder), "FAULT_SECONDS": "3", "COLLECTIVE_VERIFY": "0"}
         self.variables = {**always, **variables}
-        environment = launch.environment(**self.variables)
+        environment = launch.environment(forked=forked, **self.variables)
         if memory is not None:
             inside = f'mount --bind {memory} /dev/shm && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", inside, "sh", *command]
             environment.pop(launch.SEGMENTS, None)
-        del environment["TF_CPP_MIN_LOG_LEVEL"]  # what is printed is looked at
+        if not forked:  # what is printed is looked at
+            del environment["TF_CPP_MIN_LOG_LEVEL"]
         with self._printed.open("w") as file:
             self.launcher = subprocess.Popen(
                 command,
@@ -77,7 +81,7 @@ class Job:
     def another(self, *options: str, **variables: str) -> Iterator[Job]:
         """The same once more, with more options, and the same ``/dev/shm``."""
         command, changed = [*self.command, *options], {**self.variables, **variables}
-        other = Job(command, self.folder, changed, self.memory, self.hosts)
+        other = Job(command, self.folder, changed, self.memory, self.hosts, self.forked)
         try:
             yield other
         finally:
@@ -191,6 +195,7 @@ def running(
     shm: str = "1g",
     disk: str = "",
     hosts: Lab | None = None,
+    forked: bool = False,
 ) -> Iterator[Job]:
     """Starts a job; at the end nothing of it is alive.
 
@@ -201,6 +206,7 @@ def running(
         shm: Size of its ``/dev/shm``.
         disk: Size of the disk in ``folder/disk``, if it has one.
         hosts: Those of the lab.
+        forked: As of ``launch.environment``.
     """
     with contextlib.ExitStack() as stack:
         memory = None
@@ -208,6 +214,6 @@ def running(
             memory = stack.enter_context(small_disk(folder / "shm", shm))
         if disk:
             stack.enter_context(small_disk(folder / "disk", disk))
-        job = Job(command, folder, variables, memory, hosts)
+        job = Job(command, folder, variables, memory, hosts, forked)
         stack.callback(job.end)
         yield job

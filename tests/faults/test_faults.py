@@ -14,7 +14,7 @@ import pytest
 from collective.backends.horovod import installed
 from tests import launch
 from tests.faults import table
-from tests.faults.catalogue import FAULTS
+from tests.faults.catalogue import FAULTS, OF_PROCESSES
 from tests.faults.fault import Fault
 from tests.faults.job import running
 from tests.faults.table import Measured
@@ -66,6 +66,7 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
         pytest.skip(why_not)
     hosts = request.getfixturevalue("hosts") if fault.on_hosts else None
     variables = {"FAULT": fault.inside} if fault.inside else {}
+    measures = request.config.getoption("--table") is not None
     fault.before(tmp_path, hosts)
     with running(
         fault.command(tmp_path, hosts),
@@ -74,6 +75,7 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
         shm=fault.shm,
         disk=fault.disk,
         hosts=hosts,
+        forked=not measures and fault not in OF_PROCESSES,
     ) as job:
         fault.strike(job)
         code, ended = job.wait()

@@ -97,6 +97,7 @@ def ended(lab, script: str, folder: Path) -> str:
     variable = "COLLECTIVE_STALL_SECONDS"
     program = [sys.executable, "-c", AWAITS + script, str(folder)]
     command = lab.mpirun([2, 1], program, "-x", variable)
-    code, printed = launch.run(command, launch.environment(**{variable: "5"}), 90)
+    env = launch.environment(forked="tensorflow" in script, **{variable: "5"})
+    code, printed = launch.run(command, env, 90)
     assert code == 1, printed
     return printed

@@ -37,7 +37,8 @@ def start(hosts, folder: Path, first: str, *command: str) -> str:
     words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
     whole = hosts.ours("collective.launch", *words, sys.executable, *command)
     with tempfile.TemporaryDirectory() as states:  # apart from other jobs' states
-        code, printed = launch.run(whole, launch.environment(TMPDIR=states), 150)
+        env = launch.environment(forked=True, TMPDIR=states)
+        code, printed = launch.run(whole, env, 150)
         assert code == 0, printed
         assert not list(Path(states).glob("collective-*")), printed
     return printed
@@ -49,7 +50,8 @@ def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
     program = [sys.executable, SCRIPT, "native", str(tmp_path), "cut"]
     command = hosts.ours("collective.launch", *words, *program)
     with ThreadPoolExecutor() as pool, ExitStack() as stack:
-        ended = pool.submit(launch.run, command, launch.environment(), 150)
+        env = launch.environment(forked=True)
+        ended = pool.submit(launch.run, command, env, 150)
         while not (tmp_path / "cut").exists() and not ended.done():
             time.sleep(0.05)
         stack.enter_context(hosts.cut(2))

@@ -40,7 +40,8 @@ def test_those_that_must_end_leave(hosts):
     words = ["--with-ft", "ulfm", "-x", "COLLECTIVE_MIN_NP"]
     program = [sys.executable, "tests/hosts/ranks_elastic.py", "leave", "0", "3"]
     command = hosts.mpirun([2, 2], program, *words)
-    code, printed = launch.run(command, launch.environment(COLLECTIVE_MIN_NP="2"), 60)
+    env = launch.environment(forked=True, COLLECTIVE_MIN_NP="2")
+    code, printed = launch.run(command, env, 60)
     assert code == 0, printed
     for rank in range(2):
         assert f"36.0 {[4, 4, 4, 2, 2, 2, 2, 2]} {rank}" in printed, printed

@@ -5,7 +5,8 @@ ranks. Run as a script, this file is the server: it imports them once, and forks
 every client. ``hand_over``, called by sitecustomize.py in a rank or a script that has
 only just started, sends the server this process' program, environment and open files,
 waits for the fork to end, and ends the same way; signals to the one reach the other.
-A fork ends soon, so it collects no garbage: graphs are millions of objects that live on.
+The fork enters the hosts and the file systems of its own that the process may have. It
+ends soon, so it collects no garbage: graphs are millions of objects that live on.
 
 There are two servers, for even and for odd ranks: ranks that share their seed for the
 order of sets would hide a program that depends on this order. Ranks of an unedited script
@@ -38,6 +39,10 @@ BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
 SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 FILES = 250  # a message takes 253 at most
+# Of a process: its network, the name of its host, and what is mounted.
+NAMESPACES = ("net", "uts", "mnt")
+# It only supervises the rank, which is what is to be forked.
+SUPERVISOR = "collective.launch.rank"
 
 
 def read_at_import(environment: dict[str, str]) -> dict[str, str]:
@@ -54,6 +59,8 @@ def hand_over(path: str) -> None:
 
     Returns only where the server does not take it: this process then runs it itself.
     """
+    if SUPERVISOR in sys.orig_argv:
+        return
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
     if rank is None:
         if not sys.orig_argv[1].endswith(".py"):  # a launcher
@@ -199,7 +206,17 @@ class Server:
             _signal(process, signal.SIGKILL)
 
     def _become(self, program: dict, files: list[int], connection) -> None:
-        """Takes over files, folder and environment of the process that has asked."""
+        """Takes over what the process that has asked has, runs on, and is in."""
+        asks, _, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
+        for kind in NAMESPACES:
+            theirs = f"/proc/{asks}/ns/{kind}"
+            if os.readlink(theirs) != os.readlink(f"/proc/self/ns/{kind}"):
+                file = os.open(theirs, os.O_RDONLY)
+                if ctypes.CDLL(None, use_errno=True).setns(file, 0):
+                    raise OSError(ctypes.get_errno(), f"setns({theirs})")
+                os.close(file)
         files = [fcntl.fcntl(number, fcntl.F_DUPFD, 500) for number in files]
         os.closerange(3, 500)
         for number, target in zip(files, program["files"], strict=True):
@@ -295,15 +312,19 @@ def end(run: Callable[[dict], None], program: dict) -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:  # the core finalizes MPI where C ends
+        ctypes.CDLL(None).exit(code & 255)
     os._exit(code & 255)
 
 
 if __name__ == "__main__":
     import atexit
     import builtins
+    import ctypes
     import gc
     import io
     import runpy
+    import struct
     import threading
     import types
 

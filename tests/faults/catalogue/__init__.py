@@ -30,3 +30,8 @@ _MODULES = (
 # By the title of the section: what the module's docstring says.
 SECTIONS = {str(m.__doc__).split(".\n")[0].rstrip("."): m.FAULTS for m in _MODULES}
 FAULTS = [fault for faults in SECTIONS.values() for fault in faults]
+# Of processes that stand still, or of a launcher that ends them: there each rank is to
+# be the very process that the launcher has started, as to a user.
+OF_PROCESSES = [
+    fault for module in (launchers, hanging, suspended, late) for fault in module.FAULTS
+]
