@@ -60,7 +60,7 @@ def test_the_script_of_the_home_page_runs(tmp_path):
     command = [sys.executable, "-m", "collective.launch", "-np", "2"]
     code, printed = launch.run(
         [*command, sys.executable, str(tmp_path / "my_script.py")],
-        launch.environment(),
+        launch.environment(forked=True),
         120,
     )
     assert code == 0, printed

@@ -268,8 +268,9 @@ def test_an_interrupt_is_reported_once_with_what_goes_on(command, monkeypatch):
 
 
 def script(*arguments: str, before=(), **more: str) -> tuple[int | None, str]:
-    env = launch.environment(**more)
-    del env["TF_CPP_MIN_LOG_LEVEL"]  # train.py silences TensorFlow by itself
+    env = launch.environment(forked=bool(before), **more)
+    if not before:  # train.py silences TensorFlow by itself
+        del env["TF_CPP_MIN_LOG_LEVEL"]
     program = [sys.executable, str(ROOT / "train.py"), *arguments]
     return launch.run([*before, *program], env, 110)
 

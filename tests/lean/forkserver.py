@@ -34,7 +34,7 @@ RANKS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 # What TensorFlow, Keras and NumPy read when they are imported: a process that sets one
 # otherwise than the server has it imports them itself.
 READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
-BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
+BUT = {"TF_CONFIG", "KERAS_HOME", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
 # Of the order of sets: that of collective.distribute, and of the server of even ranks.
 SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -254,6 +254,13 @@ def start(path: str, environment: dict[str, str]) -> None:
         )
 
 
+def configure_keras(folder: str) -> None:
+    """Has Keras use another home, as if it had been imported with it."""
+    keras.src.backend.config._KERAS_DIR = folder
+    with open(os.path.join(folder, "keras.json")) as file:
+        keras.config.set_floatx(json.load(file)["floatx"])
+
+
 def run(program: dict) -> None:
     """Runs what the words behind ``python`` say, in a fork, as ``python`` does."""
     words = program["arguments"]
@@ -268,6 +275,9 @@ def run(program: dict) -> None:
         text = io.TextIOWrapper(file, line_buffering=line, write_through=not buffered)
         setattr(sys, name, text)
     sys.stdin = os.fdopen(0, closefd=False)
+    tempfile.tempdir = None
+    if folder := os.environ.get("KERAS_HOME"):
+        configure_keras(folder)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if words[0] == "-m":
@@ -325,10 +335,11 @@ if __name__ == "__main__":
     import io
     import runpy
     import struct
+    import tempfile
     import threading
     import types
 
-    import keras  # noqa: F401
+    import keras
     import numpy as np
     import pytest  # noqa: F401
     import stacks

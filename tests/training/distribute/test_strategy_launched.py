@@ -230,6 +230,6 @@ def test_strategies_of_a_script(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(UNEDITED)
     words = [*launch.command("native", 2), sys.executable, str(program)]
-    env = launch.environment(TF_CONFIG="{}")
+    env = launch.environment(forked=True, TF_CONFIG="{}")
     code, output = launch.run(words, env, 120)
     assert code == 0, output

@@ -115,7 +115,8 @@ def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DIES_LAST)
     command = [*LAUNCHER, "-np", "3", "--min-np", "1", "--keras", str(script), rank]
-    code, printed = launch.run(command, launch.environment(forked=True), 100, tmp_path)
+    env = launch.environment(forked=True, PYTHONHASHSEED="0")
+    code, printed = launch.run(command, env, 100, tmp_path)
     assert code == expected, printed
     assert printed.count("RESULT") == 1 - expected
     assert ("rank 0 died at the end of the script" in printed) == bool(expected)

@@ -137,7 +137,9 @@ def run(command: list[str], folder: Path, precision: str, programs: int) -> str:
     """Runs a job that trains programs; returns what it printed, and how it ended."""
     settings = {"floatx": precision, "epsilon": 1e-7, "backend": "tensorflow"}
     (folder / "keras.json").write_text(json.dumps(settings))
-    env = launch.environment(KERAS_HOME=str(folder), TMPDIR=str(folder))
+    env = launch.environment(
+        forked=True, PYTHONHASHSEED="0", KERAS_HOME=str(folder), TMPDIR=str(folder)
+    )
     code, output = launch.run(command, env, 120 + 15 * programs + SECONDS)
     return f"exit code {code}\n{output[-4000:]}"
 

@@ -40,7 +40,7 @@ def test_every_program(tmp_path, stock, backend, ranks, precision):
 @launch.NEEDS_CORE
 def test_steps_that_couple_rows_are_those_of_one_process():
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
-    environment = launch.environment(forked=True)
+    environment = launch.environment(forked=True, PYTHONHASHSEED="0")
     code, printed = launch.run([*command, "--loops", HARD], environment, 200)
     assert code == 0, printed
     assert "has run all of it" not in printed  # for it was cut

@@ -70,7 +70,9 @@ def test_it_trains_what_python_trains(line, stock, tmp_path):
         pytest.skip("there is no mpirun")
     folder, wanted = stock
     code, printed = launch.run(
-        [*LINES[line], SCRIPT, str(tmp_path)], launch.environment(forked=True), 200
+        [*LINES[line], SCRIPT, str(tmp_path)],
+        launch.environment(forked=True, PYTHONHASHSEED="0"),
+        200,
     )
     assert code == 0, printed
     found = result(printed)  # printed once
@@ -211,7 +213,10 @@ if how in ("alone", "apart"):
     ],
 )
 def test_a_script_that_fails_ends_the_job(how, tmp_path):
-    code, printed = run(FAILS, tmp_path, KERAS, how, str(tmp_path / "m.keras"))
+    arguments = how, str(tmp_path / "m.keras")
+    code, printed = run(
+        FAILS, tmp_path, KERAS, *arguments, forked=True, PYTHONHASHSEED="0"
+    )
     errors = "".join(
         line[4:] + "\n"
         for line in printed.splitlines()
