@@ -153,7 +153,7 @@ SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses what is no option of ``collective.fit`` beside Keras' own arguments."""
+    """Refuses an option that ``collective.fit`` does not have beside Keras' own arguments."""
     for name in names:
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
@@ -167,7 +167,7 @@ def settings(given: Iterable[str]) -> dict[str, Any]:
     """Reads what ``--set NAME=VALUE`` was given.
 
     Raises:
-        UsageError: There is no such option, or the value is none of Python's.
+        UsageError: There is no such option, or the value is not a Python literal.
     """
     found = {}
     for text in given:

@@ -1,4 +1,4 @@
-"""Refuses Keras on another backend than TensorFlow, when it is imported: before Keras is.
+"""Refuses Keras on a backend other than TensorFlow; imported before Keras is.
 
 Raises:
     UsageError: With what names the other backend.

@@ -20,7 +20,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework is of another version than the one that was compiled against.
+    """A framework's version differs from the one that was compiled against.
 
     The native core names no TensorFlow that it was compiled for, so this is never
     raised here.

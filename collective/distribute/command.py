@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROGRAM = "python -m collective.distribute"
 EXAMPLE = f"{PROGRAM} script.py"
 _HASH_SEED = "PYTHONHASHSEED"
-_OWN_ERROR_SECONDS = 5.0  # after which another rank than 0 prints its error, too
+_OWN_ERROR_SECONDS = 5.0  # after which a rank other than 0 prints its error, too
 
 
 def parser() -> argparse.ArgumentParser:

@@ -124,7 +124,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no such process, or one that nobody has waited for."""
+    """Whether there is no such process, or only a zombie."""
     return _state(pid) in ("", "Z")
 
 

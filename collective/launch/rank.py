@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == generations.EXIT_CODE:
         return settled(0)
     if code and rank.elastic:
-        # mpirun ends all ranks where one exits with another code than 0, but lets the
+        # mpirun ends all ranks where one exits with a code other than 0, but lets the
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
     return settled(code)

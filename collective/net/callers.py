@@ -46,7 +46,7 @@ class Callers:
                 self._waiting.pop(caller, None)
 
     def drop_all(self) -> None:
-        """Shuts all of them down: nobody is awaited any more."""
+        """Shuts all of them down; no process is awaited any more."""
         with self._lock:
             for caller in list(self._waiting):
                 self._drop(caller)

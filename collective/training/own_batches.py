@@ -2,7 +2,7 @@
 
 What tf.distribute and Horovod do with any model: gradients, state and metrics are means
 over replicas, weighted by rows; a loss that couples rows and a BatchNormalization have
-those of one replica. N replicas then train another model than one, so it is asked for by
+those of one replica. N replicas then train a different model from one, so it is asked for by
 name, and said at the start, in the summary and in ``History``.
 """
 

@@ -40,7 +40,7 @@ class Run:
         what: In words.
         launch: What is typed before the program.
         program: A file of this folder, and its arguments.
-        why: It trains another model than one process.
+        why: It trains a different model from one process.
         workers: How many processes with ``TF_CONFIG`` run it.
         kills: Whether the second rank is killed on the way.
     """
@@ -191,7 +191,7 @@ def together(launch: str, runs: Sequence[Run]) -> dict[Run, Outcome]:
 
 
 def outcomes(runs: Sequence[Run]) -> dict[Run, Outcome]:
-    """Of all runs, two at a time; what is timed runs alone, at the end."""
+    """Makes all runs, two at a time; what is timed runs alone, at the end."""
     plain = {
         launch: [r for r in runs if r.is_plain and r.launch == launch]
         for launch in (ONE, OURS)

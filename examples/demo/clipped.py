@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def scope():
-    """Of a strategy with two processors as its devices, where one was asked for."""
+    """The scope of a strategy with two processors as its devices, where it was asked for."""
     if "mirrored" not in sys.argv:
         return contextlib.nullcontext()
     processor = tf.config.list_physical_devices("CPU")[0]

@@ -1,4 +1,4 @@
-"""A loss of the hardest rows of a batch, which is no mean over rows.
+"""A loss of the hardest rows of a batch: not a mean over rows.
 
 hard_examples.py            on one process, or on ranks of collectiverun -np 2 --keras
 hard_examples.py averaged   as Horovod does it: each rank a batch of its own, the

@@ -16,7 +16,7 @@ class Trainer:
         self.steps = 0
 
     def gradients(self, words, labels):
-        """Of one batch; the loss, too."""
+        """Returns the loss of a batch, and its gradients."""
         with tf.GradientTape() as tape:
             value = self.loss(labels, self.model(words, training=True))
         return value, tape.gradient(value, self.model.trainable_variables)

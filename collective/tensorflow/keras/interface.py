@@ -1,4 +1,4 @@
-"""What takes its arguments in another order than in ``collective.tensorflow``."""
+"""Functions whose arguments have a different order in ``collective.tensorflow``."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Symbol:
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is no zero: a batch has a row, and its other axes have a place.
+        """Whether it is not zero: a batch has a row, and its other axes an element.
 
         What is computed may have none, as the rows that a condition selects.
         """

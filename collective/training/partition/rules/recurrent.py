@@ -1,7 +1,7 @@
 """cuDNN's recurrent layers, which Keras takes on GPUs: each row is a sequence of its own.
 
 What cuDNN hands from a forward pass to its backward pass has no meaning, so no layout: it
-stays on the replica that made it, as a partial sum does that nobody asks for.
+stays on the replica that made it, as does a partial sum that nothing reads.
 """
 
 from __future__ import annotations
