@@ -65,6 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def pytest_unconfigure() -> None:
+    """Has pytest find nothing to collect at its end, where it does so.
+
+    Graphs are millions of objects: that took seconds in each worker and each rank.
+    """
+    gc.freeze()
+
+
 def refuse_a_stale_core() -> None:
     """Tests of a library that was built from other sources would show nothing."""
     if not library.path().exists():
