@@ -313,8 +313,10 @@ def end(run: Callable[[dict], None], program: dict) -> None:
         sys.excepthook(*sys.exc_info())
     threading._shutdown()
     atexit._run_exitfuncs()
-    mpi = sys.modules.get("mpi4py.MPI")  # it finalizes where Python itself ends
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    # It finalizes where Python itself ends, unless the program does so.
+    mpi = sys.modules.get("mpi4py.MPI")
+    finalizes = mpi is not None and sys.modules["mpi4py"].rc.finalize is not False
+    if finalizes and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
     for file in sys.stdout, sys.stderr:
         with contextlib.suppress(OSError, ValueError):
