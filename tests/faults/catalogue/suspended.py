@@ -51,9 +51,17 @@ def _stops_a_host(job: Job) -> None:
     job.wait_for("struck-2")
     assert job.hosts is not None
     for process in job.hosts.processes_of(2):
-        os.kill(process, signal.SIGSTOP)
+        with contextlib.suppress(ProcessLookupError):  # it was about to end
+            os.kill(process, signal.SIGSTOP)
     job.launcher.wait(PATIENCE)
     job.hosts.end_all()
+
+
+def _stops_a_host_early(job: Job) -> None:
+    """After the launcher has heard of its ranks, of which it waits longer for the start."""
+    job.wait_for("struck-3")
+    time.sleep(1.0)
+    _stops_a_host(job)
 
 
 # As a loader of data that starts its workers in the first epoch.
@@ -73,7 +81,7 @@ collective.fit(model, x, x[:, :1], batch_size=20, verbose=0, callbacks=[Loads()]
 # Ranks of the second host, which so never come to MPI_Init.
 LATE = (
     '[ "$OMPI_COMM_WORLD_RANK" -lt 2 ] || '
-    '{ touch "$FAULT_FOLDER/struck-$OMPI_COMM_WORLD_RANK"; sleep 1000; }; exec "$@"'
+    '{{ touch "$FAULT_FOLDER/struck-$OMPI_COMM_WORLD_RANK"; sleep 1000; }}; exec "$@"'
 )
 
 FAULTS = [
@@ -164,7 +172,7 @@ FAULTS = [
         code=0,
         seconds=None,
         messages=(r"lab2 stands still: nothing of rank 2, 3 of 4 has run",),
-        strike=_stops_a_host,
+        strike=_stops_a_host_early,
         holds=as_undisturbed,
         backend="mpi",
         leaves=OPEN_MPIS,
