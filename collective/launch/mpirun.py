@@ -19,7 +19,7 @@ from collective.launch import mpi, reachability, slurm_job
 from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
 from collective.launch.options import words as typed
 from collective.launch.output import print_message, report_failure
-from collective.launch.relay import AGAIN_SECONDS, Relay
+from collective.launch.relay import STILL_WAITS_SECONDS, Relay
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.net import interfaces
 from collective.running_time import Lasting, Stops
@@ -59,7 +59,7 @@ class Waits:
         if now - self._lost_at < _REPORT_SECONDS:
             return False
         self._waits_at[rank] = now
-        recently = now - 2 * AGAIN_SECONDS
+        recently = now - 2 * STILL_WAITS_SECONDS
         return all(self._waits_at.get(each, 0.0) > recently for each in left)
 
 

@@ -30,7 +30,7 @@ from collective.launch.options import (
     from_parsed,
 )
 from collective.launch.output import last_error_lines, print_message, settled
-from collective.launch.relay import AGAIN_SECONDS, EARLY
+from collective.launch.relay import EARLY, STILL_WAITS_SECONDS
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
@@ -131,7 +131,7 @@ class RankWatch:
         self.reported_wait = min(self.reported_wait, waits)
         due = self.timeout
         if self.reported_wait:
-            due = self.reported_wait + AGAIN_SECONDS
+            due = self.reported_wait + min(self.timeout, STILL_WAITS_SECONDS)
         if waits > due and not self._is_stopped():
             self.report_state("waits")
             self.reported_wait = waits

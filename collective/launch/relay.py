@@ -16,8 +16,8 @@ from collective.launch.output import (
     RankOutput,
 )
 
-# After so long a rank reports once more that it waits too long.
-AGAIN_SECONDS = 10.0
+# After so long at most a rank reports once more that it waits too long.
+STILL_WAITS_SECONDS = 10.0
 # What collective.launch.rank prints of the rank that it supervises, with a word that no
 # other job has: a rank may print the log of one.
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
