@@ -60,7 +60,8 @@ class Waits:
             return False
         self._waits_at[rank] = now
         recently = now - 2 * STILL_WAITS_SECONDS
-        return all(self._waits_at.get(each, 0.0) > recently for each in left)
+        waits = (self._waits_at.get(each, 0.0) > recently for each in left)
+        return bool(left) and all(waits)
 
 
 class Mpirun:

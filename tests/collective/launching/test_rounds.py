@@ -297,6 +297,20 @@ def test_a_job_whose_mpi_does_not_report_a_death_is_restarted(
     assert "rank 1 of 3 has ended, and MPI has not" in capfd.readouterr().err
 
 
+def test_a_job_that_has_ended_since_a_rank_waited_is_not_restarted(
+    launcher, monkeypatch
+):
+    monkeypatch.setattr("collective.launch.mpirun._REPORT_SECONDS", 0.0)
+    job = Mpirun(launcher.options, HERE)
+    for line in ("0 on a started", "1 on a started", "1 on a ended by SIGKILL"):
+        hears(job, f"rank {line}")
+    job.look()
+    hears(job, "rank 0 on a waits")
+    hears(job, "rank 0 on a ended with exit code 0")
+    job.look()
+    assert not job.lost_host and not job.supervisor.ending
+
+
 FORGOTTEN = """
 import os, signal, time
 from collective.elastic import generations, membership_file, wait_report
