@@ -18,7 +18,7 @@ from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
-from collective.training.steps import AnyStep, make_step
+from collective.training.choose_step import AnyStep, make_step
 from collective.training.training_data import TrainingData
 from collective.training.verification import compare_graphs, deterministic
 from collective.training.virtual import checks as virtual_checks

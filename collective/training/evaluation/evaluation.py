@@ -18,7 +18,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods
 from collective.training.loop.loop import TrainingStep
 from collective.training.prepared import PreparedModel
-from collective.training.steps import make_step
+from collective.training.choose_step import make_step
 
 
 class Evaluation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
     TFEpochIterator,
-    potentially_ragged_concat,
+    concat, potentially_ragged_concat,
 )
 from keras.src.trainers.data_adapters import (
     array_slicing,
@@ -174,3 +174,8 @@ def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
 def joined_outputs(batches: list[tf.Tensor]) -> Any:
     """What ``keras.Model.predict`` makes of its batches: ragged where shapes differ."""
     return potentially_ragged_concat(batches)
+
+
+def concatenated(batches: Sequence[Any]) -> Any:
+    """Return the outputs of ``predict`` for several batches, as Keras joins those of one execution."""
+    return keras.tree.map_structure(lambda *parts: concat(list(parts)), *batches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from collective.log import log
 from collective.training.partition.emission import Traffic
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import WHOLE, Sharded
@@ -13,6 +14,25 @@ from collective.training.partition.sizes import Size, product
 
 #: Gathered bytes of a step from which a line at the start says so.
 WORTH_A_LINE = 1 << 20
+
+
+def report(partition: Partition, traffic: Traffic, name: str) -> None:
+    """Log what a step gathers and computes whole; after its first call.
+
+    Args:
+        name: What the step is, for the lines.
+    """
+    wanted = os.environ.get("COLLECTIVE_EXPLAIN", "") not in ("", "0")
+    for line in explained(partition, traffic):
+        (log.info if wanted else log.debug)("%s: %s", name, line)
+    gathered = gathered_bytes(partition, traffic)
+    if gathered >= WORTH_A_LINE and not wanted:
+        log.info(
+            "%s gathers %.1f MB a step, for operations that need all rows "
+            "(--explain, or COLLECTIVE_EXPLAIN=1, says which)",
+            name,
+            gathered / 1e6,
+        )
 
 
 def explained(partition: Partition, traffic: Traffic) -> list[str]:

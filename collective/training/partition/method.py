@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices, ShardCollectives
-from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.partition import composites, explain
@@ -97,18 +95,7 @@ class PartitionedMethod:
         Args:
             name: What the method is, for the lines.
         """
-        lines = explain.explained(self.partition, self.traffic)
-        wanted = os.environ.get("COLLECTIVE_EXPLAIN", "") not in ("", "0")
-        for line in lines:
-            (log.info if wanted else log.debug)("%s: %s", name, line)
-        gathered = explain.gathered_bytes(self.partition, self.traffic)
-        if gathered >= explain.WORTH_A_LINE and not wanted:
-            log.info(
-                "%s gathers %.1f MB a step, for operations that need all rows "
-                "(--explain, or COLLECTIVE_EXPLAIN=1, says which)",
-                name,
-                gathered / 1e6,
-            )
+        explain.report(self.partition, self.traffic, name)
 
     def names_of_first_sum(self) -> list[str]:
         """For each tensor of the first sum whose gradient it becomes; empty: no variable's."""

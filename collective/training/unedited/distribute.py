@@ -16,6 +16,7 @@ from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.log import log
 from collective.training.unedited import notice, strategies
+from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.files import (
     replace_cache,
@@ -49,7 +50,10 @@ class Distribution:
         self.job = job = ScriptJob(backend)
         job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
-        replace_calls(job, options, loops=loops)
+        if os.environ.get("COLLECTIVE_LOOP") == "keras":
+            distribute_calls(job, options)
+        else:
+            replace_calls(job, options, loops=loops)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):

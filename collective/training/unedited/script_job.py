@@ -84,6 +84,10 @@ class ScriptJob:
         """Replaces an attribute of a class or module, until ``undo``."""
         self._replaced.enter_context(replacing(owner, name, value, new=True))
 
+    def enter(self, context: AbstractContextManager[Any]) -> None:
+        """Enters a context, which ``undo`` leaves."""
+        self._replaced.enter_context(context)
+
     def on_undo(self, action: Callable[[], None]) -> None:
         """Has ``undo`` do something more."""
         self._replaced.callback(action)

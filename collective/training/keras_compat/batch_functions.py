@@ -1,0 +1,54 @@
+"""Where Keras makes the functions that its loops call with each batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+from collective.replacements import replacing
+
+#: By the attribute that holds a function: the method of the model that it runs.
+FUNCTIONS = {
+    "train_function": "train_step",
+    "test_function": "test_step",
+    "predict_function": "predict_step",
+}
+Make = Callable[[keras.Model, str], Any]
+
+
+@contextlib.contextmanager
+def made_by(make: Make) -> Iterator[None]:
+    """Inside, models get their train, test and predict functions from ``make``.
+
+    A model keeps its functions until it is compiled again, as with Keras' own.
+
+    Args:
+        make: Called with a model and the name of a method; returns the function, or None
+            for Keras' own.
+    """
+    with contextlib.ExitStack() as stack:
+        for attribute, method in FUNCTIONS.items():
+            stack.enter_context(_made_by(make, attribute, method))
+        yield
+
+
+def _made_by(
+    make: Make, attribute: str, method: str
+) -> contextlib.AbstractContextManager[None]:
+    name = f"make_{attribute}"
+    stock = getattr(TensorFlowTrainer, name)
+
+    def made(self: keras.Model, force: bool = False) -> Any:
+        if getattr(self, attribute) is not None and not force:
+            return getattr(self, attribute)
+        function = make(self, method)
+        if function is None:
+            return stock(self, force)
+        setattr(self, attribute, function)
+        return function
+
+    return replacing(TensorFlowTrainer, name, made)

@@ -1,0 +1,158 @@
+"""The function that Keras' loops call with each batch: train, test or predict.
+
+Keras' ``fit``, ``evaluate``, ``predict``, ``train_on_batch`` and their like stay as they
+are: data adapters, epochs, the order of hooks, logs, history. Each of them calls a function
+that ``make_train_function`` and its sisters have made. This one shares the rows of the
+batch out over the replicas, and returns what Keras' own would return.
+
+The batch is read before the step, outside of the graph. So its shapes choose the program,
+and a step that the death of a rank interrupts is repeated with the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.training import keras_compat
+from collective.training.keras_compat.tensorflow_names import shape_of
+from collective.training.steps import leaves
+from collective.training.steps.leaves import Leaves
+from collective.training.steps.program import Kind, Program, Step
+from collective.training.steps.settings import StepSettings
+
+
+class BatchFunction:
+    """A train or test function of a model: takes an iterator, returns logs.
+
+    Args:
+        step: ``model.train_step`` or ``model.test_step``.
+        name: The name of the method, for messages.
+        settings: The backend and the options of the training.
+    """
+
+    def __init__(
+        self, model: keras.Model, step: Step, name: str, settings: StepSettings
+    ):
+        self._model, self._step, self._name = model, step, name
+        self.settings = settings
+        self.programs: list[Program] = []
+        self._by_kind: dict[Any, Program] = {}
+        self._last: Program | None = None
+        self._number = 0
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        """Run ``steps_per_execution`` steps.
+
+        Args:
+            iterator: Yields batches, which are the same on every rank.
+
+        Returns:
+            What the last step returns.
+
+        Raises:
+            StopIteration: The iterator has no batch left.
+        """
+        spec = getattr(iterator, "element_spec", None)
+        outputs = None
+        for done in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if done:
+                    break
+                self._overrun(spec)
+                raise StopIteration from None
+            outputs = self.run(data, spec)
+        return outputs
+
+    def run(self, data: Any, spec: Any = None) -> Any:
+        """Run the step on one batch.
+
+        Args:
+            data: The batch, which is the same on every rank.
+            spec: The specification of all batches, if the data have one.
+        """
+        batch = Leaves.of(data)
+        program = self._by_kind.get(batch.kind)
+        if program is None:
+            program = self._by_kind[batch.kind] = self._program(batch, spec)
+        self._last = program
+        number, self._number = self._number, self._number + 1
+        outputs = program(batch.tensors, number)
+        if not program.is_explained:
+            program.explain(f"{self._name} of {self._model.name!r}")
+        return outputs
+
+    def _overrun(self, spec: Any) -> None:
+        """Do what a step of Keras does before it finds that there is no batch."""
+        is_counted = spec is not None and self._model.steps_per_execution == 1
+        if is_counted and self._last is not None:
+            self._last.overrun()
+
+    def _program(self, batch: Leaves, spec: Any) -> Program:
+        """Return a program for a batch: an earlier one that fits it, or a new one."""
+        seen = leaves.spec_of(batch.data)
+        general = seen if spec is None else leaves.without_optionals(spec)
+        lengths = [(shape_of(t) or (None,))[0] for t in batch.tensors]
+        for program in self.programs:
+            if program.kind.fits(lengths) and _is_compatible(program, batch.tensors):
+                return program
+        can = leaves.dense(general)
+        cut = tuple(leaves.cut_by_rows(batch.tensors, can))
+        rows = next((n for n, is_cut in zip(lengths, cut, strict=True) if is_cut), None)
+        program = self._traced(Kind(general, cut), rows)
+        self.programs.append(program)
+        return program
+
+    def _traced(self, kind: Kind, rows: int | None) -> Program:
+        """Trace the step for batches of any length, or else for one.
+
+        Keras traces with the length of a batch if the data have only one. A step that
+        needs it, such as a stateful layer, fails with another.
+        """
+        fixed = Kind(kind.spec, kind.cut, rows)
+        static = keras_compat.model.fixed_rows(self._model)
+        if static is not None and static == rows:
+            return self._made(fixed, rows)
+        try:
+            return self._made(kind, rows)
+        except Exception:
+            if rows is None:
+                raise
+            try:
+                return self._made(fixed, rows)
+            except Exception as error:
+                raise error from None
+
+    def _made(self, kind: Kind, rows: int | None) -> Program:
+        return Program(
+            self._step,
+            self._model,
+            kind,
+            self.settings,
+            self._name == "train_step",
+            rows,
+        )
+
+
+class PredictFunction(BatchFunction):
+    """The predict function of a model: takes a list of batches, returns their outputs."""
+
+    def __call__(self, iterator: Sequence[Any]) -> Any:  # type: ignore[override]
+        """Return the outputs for some batches, one after the other."""
+        outputs = [self.run(data) for data in iterator]
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras_compat.data.concatenated(outputs)
+
+
+def _is_compatible(program: Program, tensors: Sequence[tf.Tensor]) -> bool:
+    specs = program.kind.specs()
+    return len(specs) == len(tensors) and all(
+        spec.dtype == tensor.dtype and spec.shape.is_compatible_with(tensor.shape)
+        for spec, tensor in zip(specs, tensors, strict=True)
+    )

@@ -1,0 +1,35 @@
+"""A context in which Keras' own loops share each batch out over the replicas of a backend."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from collective.training.keras_compat import batch_functions
+from collective.training.step import finite
+from collective.training.steps.batch_function import BatchFunction, PredictFunction
+from collective.training.steps.settings import StepSettings
+
+
+@contextlib.contextmanager
+def distributed(settings: StepSettings) -> Iterator[None]:
+    """Inside, models get functions that share the rows of each batch out.
+
+    Args:
+        settings: The backend and the options of the training.
+    """
+    watch = finite.Watch(
+        settings.backend, settings.options.terminate_on_nan, expected=False
+    )
+
+    def make(model: keras.Model, method: str) -> Any:
+        if model.run_eagerly or not settings.is_distributed:
+            return None
+        kind = PredictFunction if method == "predict_step" else BatchFunction
+        return kind(model, getattr(model, method), method, settings)
+
+    with watch.tracing(), batch_functions.made_by(make):
+        yield

@@ -1,0 +1,128 @@
+"""The tensors of a batch, and which of them have its rows.
+
+A batch is a tree as Keras' data adapters make it: tensors, ragged and sparse tensors, None.
+Each leaf has rows of its own. The leaves with as many rows as most of the batch has are cut
+by rows; every other leaf is whole on every rank. A cut never changes what is computed, since
+the partition is right for any of them: it decides how much each replica computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.training.keras_compat.tensorflow_names import shape_of
+
+#: Composite tensors that a batch may hold; their components are whole on every rank.
+COMPOSITES = tf.RaggedTensor, tf.SparseTensor
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves of one batch.
+
+    Attributes:
+        kind: A hashable description: the tree, and dtype and shape of each tensor.
+        tensors: All dense tensors, components of composite ones included.
+        data: The batch, with ``None`` for a ``tf.experimental.Optional``.
+    """
+
+    kind: Any
+    tensors: list[tf.Tensor]
+    data: Any
+
+    @classmethod
+    def of(cls, data: Any) -> Leaves:
+        """Read a batch; arrays become tensors of the same dtype."""
+        tensors: list[tf.Tensor] = []
+        kind, read = _read(data, tensors)
+        return cls(kind, tensors, read)
+
+
+def _read(node: Any, tensors: list[tf.Tensor]) -> tuple[Any, Any]:
+    """Return the description of a tree and the tree with tensors; collect its tensors."""
+    if isinstance(node, tf.Tensor):
+        tensors.append(node)
+        return (node.dtype, shape_of(node)), node
+    if node is None or isinstance(node, tf.experimental.Optional):
+        return None, None
+    if isinstance(node, dict):
+        keys = sorted(node)  # the order of tf.nest
+        found = {key: _read(node[key], tensors) for key in keys}
+        tree = type(node)((key, found[key][1]) for key in node)
+        return (dict, *((key, found[key][0]) for key in keys)), tree
+    if isinstance(node, tuple | list):
+        children = [_read(child, tensors) for child in node]
+        trees = [tree for _, tree in children]
+        is_named = hasattr(node, "_fields")
+        tree = type(node)(*trees) if is_named else type(node)(trees)
+        return (type(node), *(kind for kind, _ in children)), tree
+    if isinstance(node, COMPOSITES):
+        parts = tf.nest.flatten(node, expand_composites=True)
+        tensors += parts
+        return (type(node), *((p.dtype, shape_of(p)) for p in parts)), node
+    if isinstance(node, np.ndarray | np.generic):
+        return _read(tf.convert_to_tensor(node), tensors)
+    if hasattr(node, "__array__"):
+        return _read(tf.convert_to_tensor(np.asarray(node)), tensors)
+    return ("literal", repr(node)), node
+
+
+def spec_of(data: Any) -> Any:
+    """Return the tree of ``tf.TypeSpec`` of a batch; leaves without tensors stay."""
+    return tf.nest.map_structure(
+        lambda leaf: (
+            tf.type_spec_from_value(leaf)
+            if isinstance(leaf, (tf.Tensor, *COMPOSITES))
+            else leaf
+        ),
+        data,
+    )
+
+
+def without_optionals(spec: Any) -> Any:
+    """Return the specification of a data set with None for each ``Optional``."""
+    return tf.nest.map_structure(
+        lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, spec
+    )
+
+
+def dense(spec: Any) -> list[bool]:
+    """Return for each tensor of a tree of ``tf.TypeSpec`` whether it may be cut by rows."""
+    found = []
+    for leaf in tf.nest.flatten(spec):
+        if not isinstance(leaf, tf.TypeSpec):
+            continue
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        is_dense = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank not in (0, None)
+        found += [is_dense] * len(parts)
+    return found
+
+
+def cut_by_rows(tensors: Sequence[tf.Tensor], can: Sequence[bool]) -> list[bool]:
+    """Return which tensors have the rows of the batch.
+
+    These are the tensors whose common length has the most elements behind it, so that as
+    much as possible is computed by one replica only.
+
+    Args:
+        tensors: The tensors of a batch.
+        can: Which of them may be cut; see ``dense``.
+    """
+    elements: dict[int, int] = {}
+    for tensor, may in zip(tensors, can, strict=True):
+        if may:
+            shape = shape_of(tensor)
+            size = int(np.prod(shape, dtype=np.int64))
+            elements[shape[0]] = elements.get(shape[0], 0) + size + 1
+    if not elements:
+        return [False] * len(tensors)
+    rows = max(elements, key=lambda length: elements[length])
+    return [
+        may and shape_of(tensor)[0] == rows
+        for tensor, may in zip(tensors, can, strict=True)
+    ]
