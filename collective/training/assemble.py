@@ -11,6 +11,7 @@ from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, own_batches
+from collective.training.choose_step import AnyStep, make_step
 from collective.training.compression import named, savings
 from collective.training.input.batches import Batches
 from collective.training.loop.observer import Observer
@@ -18,7 +19,6 @@ from collective.training.partitioned_step import PartitionedStep
 from collective.training.prepare import features_of
 from collective.training.prepared import PreparedModel
 from collective.training.step.attachments import Attachment
-from collective.training.choose_step import AnyStep, make_step
 from collective.training.training_data import TrainingData
 from collective.training.verification import compare_graphs, deterministic
 from collective.training.virtual import checks as virtual_checks

@@ -12,13 +12,13 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training import interrupts, own_batches
+from collective.training.choose_step import make_step
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods
 from collective.training.loop.loop import TrainingStep
 from collective.training.prepared import PreparedModel
-from collective.training.choose_step import make_step
 
 
 class Evaluation:

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
     TFEpochIterator,
-    concat, potentially_ragged_concat,
+    concat,
+    potentially_ragged_concat,
 )
 from keras.src.trainers.data_adapters import (
     array_slicing,

@@ -6,14 +6,16 @@ that refers to it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import keras
 from keras.src import api_export
 from keras.src.backend.common import global_state
+from keras.src.callbacks import callback_list
 from keras.src.utils import file_utils
 from tensorflow.python.checkpoint import checkpoint_management, functional_saver
 
@@ -48,6 +50,20 @@ def checkpoint_deleter() -> tuple[ModuleType, str]:
 def get_file() -> Callable[..., Any]:
     """Keras' function that downloads a file."""
     return file_utils.get_file
+
+
+def is_of_keras(file: str) -> bool:
+    """Return whether a file is one of Keras."""
+    return file.startswith(os.path.join(os.path.dirname(keras.__file__), ""))
+
+
+def in_callback(frame: FrameType | None) -> bool:
+    """Return whether a method of a callback runs: Keras' list of callbacks called it."""
+    while frame is not None:
+        if frame.f_code.co_filename == callback_list.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:

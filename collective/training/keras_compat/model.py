@@ -181,6 +181,11 @@ def initial_epoch(model: keras.Model) -> int | None:
     return getattr(model, "_initial_epoch", None)
 
 
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Set what ``initial_epoch`` returns; 0 is none."""
+    model._initial_epoch = epoch or None
+
+
 def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
     """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))

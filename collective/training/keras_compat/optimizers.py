@@ -256,3 +256,9 @@ def applied_to(optimizer: Any, variables: Any) -> list[Any]:
     if variables is None:
         variables = core_optimizer(optimizer)._trainable_variables
     return list(variables)
+
+
+def has_plain_rate(optimizer: Any) -> bool:
+    """Return whether the learning rate is a variable, which a callback may set."""
+    rate = getattr(core_optimizer(optimizer), "_learning_rate", None)
+    return isinstance(rate, keras.Variable)

@@ -11,18 +11,40 @@ and a step that the death of a rank interrupts is repeated with the same batch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from collective.training import keras_compat
+from collective import recorder
+from collective.training import interrupts, keras_compat
 from collective.training.keras_compat.tensorflow_names import shape_of
 from collective.training.steps import leaves
 from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Kind, Program, Step
 from collective.training.steps.settings import StepSettings
+
+
+_running = 0
+
+
+def is_running() -> bool:
+    """Return whether a step of Keras runs, or is traced, that is shared out."""
+    return _running > 0
+
+
+class StepObserver:
+    """What may happen around each step; every method runs on every rank."""
+
+    def traced(self, function: BatchFunction, program: Program) -> None:
+        """Take a program that was traced, before it runs."""
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Look at a batch before its step."""
 
 
 class BatchFunction:
@@ -32,13 +54,19 @@ class BatchFunction:
         step: ``model.train_step`` or ``model.test_step``.
         name: The name of the method, for messages.
         settings: The backend and the options of the training.
+        observers: Called around each step, in this order.
     """
 
     def __init__(
-        self, model: keras.Model, step: Step, name: str, settings: StepSettings
+        self,
+        model: keras.Model,
+        step: Step,
+        name: str,
+        settings: StepSettings,
+        observers: Sequence[StepObserver] = (),
     ):
-        self._model, self._step, self._name = model, step, name
-        self.settings = settings
+        self.model, self._step, self.name = model, step, name
+        self.settings, self._observers = settings, observers
         self.programs: list[Program] = []
         self._by_kind: dict[Any, Program] = {}
         self._last: Program | None = None
@@ -58,7 +86,9 @@ class BatchFunction:
         """
         spec = getattr(iterator, "element_spec", None)
         outputs = None
-        for done in range(self._model.steps_per_execution):
+        for done in range(self.model.steps_per_execution):
+            interrupts.check()
+            recorder.waits_for_input(self._number, time.perf_counter())
             try:
                 data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -76,20 +106,34 @@ class BatchFunction:
             data: The batch, which is the same on every rank.
             spec: The specification of all batches, if the data have one.
         """
+        global _running
+        _running += 1
+        try:
+            return self._run(data, spec)
+        finally:
+            _running -= 1
+
+    def _run(self, data: Any, spec: Any) -> Any:
         batch = Leaves.of(data)
         program = self._by_kind.get(batch.kind)
         if program is None:
             program = self._by_kind[batch.kind] = self._program(batch, spec)
         self._last = program
         number, self._number = self._number, self._number + 1
-        outputs = program(batch.tensors, number)
+        for observer in self._observers:
+            observer.before_step(self, program, batch.tensors)
+        recorder.in_step(number, time.perf_counter())
+        try:
+            outputs = program(batch.tensors, number)
+        finally:
+            recorder.in_no_step()
         if not program.is_explained:
-            program.explain(f"{self._name} of {self._model.name!r}")
+            program.explain(f"{self.name} of {self.model.name!r}")
         return outputs
 
     def _overrun(self, spec: Any) -> None:
         """Do what a step of Keras does before it finds that there is no batch."""
-        is_counted = spec is not None and self._model.steps_per_execution == 1
+        is_counted = spec is not None and self.model.steps_per_execution == 1
         if is_counted and self._last is not None:
             self._last.overrun()
 
@@ -105,6 +149,8 @@ class BatchFunction:
         cut = tuple(leaves.cut_by_rows(batch.tensors, can))
         rows = next((n for n, is_cut in zip(lengths, cut, strict=True) if is_cut), None)
         program = self._traced(Kind(general, cut), rows)
+        for observer in self._observers:
+            observer.traced(self, program)
         self.programs.append(program)
         return program
 
@@ -115,7 +161,7 @@ class BatchFunction:
         needs it, such as a stateful layer, fails with another.
         """
         fixed = Kind(kind.spec, kind.cut, rows)
-        static = keras_compat.model.fixed_rows(self._model)
+        static = keras_compat.model.fixed_rows(self.model)
         if static is not None and static == rows:
             return self._made(fixed, rows)
         try:
@@ -131,10 +177,13 @@ class BatchFunction:
     def _made(self, kind: Kind, rows: int | None) -> Program:
         return Program(
             self._step,
-            self._model,
+            self.model,
             kind,
             self.settings,
-            self._name == "train_step",
+            self.name == "train_step"
+            and not keras_compat.optimizers.expects_overflow(
+                getattr(self.model, "optimizer", None)
+            ),
             rows,
         )
 

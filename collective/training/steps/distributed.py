@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
 from collective.training.keras_compat import batch_functions
 from collective.training.step import finite
-from collective.training.steps.batch_function import BatchFunction, PredictFunction
+from collective.training.steps.batch_function import (
+    BatchFunction,
+    PredictFunction,
+    StepObserver,
+)
 from collective.training.steps.settings import StepSettings
 
 
 @contextlib.contextmanager
-def distributed(settings: StepSettings) -> Iterator[None]:
+def distributed(
+    settings: StepSettings, observers: Sequence[StepObserver] = ()
+) -> Iterator[None]:
     """Inside, models get functions that share the rows of each batch out.
 
     Args:
         settings: The backend and the options of the training.
+        observers: Called around each step.
     """
     watch = finite.Watch(
         settings.backend, settings.options.terminate_on_nan, expected=False
@@ -29,7 +36,7 @@ def distributed(settings: StepSettings) -> Iterator[None]:
         if model.run_eagerly or not settings.is_distributed:
             return None
         kind = PredictFunction if method == "predict_step" else BatchFunction
-        return kind(model, getattr(model, method), method, settings)
+        return kind(model, getattr(model, method), method, settings, observers)
 
     with watch.tracing(), batch_functions.made_by(make):
         yield

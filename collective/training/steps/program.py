@@ -7,6 +7,7 @@ is then emitted for the rows of this process; see ``collective.training.partitio
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from collective.training.partition.propagation import Rows
 from collective.training.partition.shares import Share
 from collective.training.steps.settings import StepSettings
 from collective.training.traced import traced
+from collective.training.variables import captured_variables
 
 #: A step of Keras: takes the data of one batch and returns a tree of tensors.
 Step = Callable[[Any], Any]
@@ -109,9 +111,7 @@ class Program:
             if tensor.graph is self.source.graph
         }
         layouts = [ROWS if is_cut else WHOLE for is_cut in kind.cut]
-        self.partition = Partition(
-            self.source, layouts, self._rows(expected), by_name
-        )
+        self.partition = Partition(self.source, layouts, self._rows(expected), by_name)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
         self._run_overrun: Any = None
         self._run = traced(
@@ -159,6 +159,11 @@ class Program:
         self.is_explained = True
         if self.settings.backend.rank == 0:
             explain.report(self.partition, self.traffic, name)
+
+    @functools.cached_property
+    def variables(self) -> list[tf.Variable]:
+        """Return the variables that the step uses, in the order in which it met them."""
+        return captured_variables(self.source.graph)
 
     @property
     def structure(self) -> Any:

@@ -1,20 +1,42 @@
-"""Calls of ``keras.Model`` in an unedited script: Keras' own, made by all ranks together."""
+"""Calls of ``keras.Model`` in an unedited script: Keras' own, made by all ranks together.
+
+Each rank runs Keras' ``fit``, ``evaluate`` and ``predict`` with all their hooks; the step
+of each batch is shared out (``collective.training.steps``). Around each call the ranks
+compare what they were given.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 from collective.fit_options import FitOptions
+from collective.training import interrupts
+from collective.training.failure import guarded
+from collective.training.loop.agreement import agreeing
 from collective.training.steps.distributed import distributed
 from collective.training.steps.settings import StepSettings
+from collective.training.unedited.keras_calls import check_keras
+from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
+from collective.training.unedited.tracking import records
+from collective.training.verification.ranks import compare
+from collective.training.verification.same_calls import SameCalls
+from collective.training.verification.settings import describe_settings
 
 _CALLS = {"fit": FIT, "evaluate": EVALUATE, "predict": PREDICT}
+# Arguments that are not compared: data are, batch by batch.
+_NOT_COMPARED = {
+    *("self", "x", "y", "sample_weight", "validation_data", "callbacks"),
+    *("verbose", "kwargs"),
+}
+# Keras' fit validates by evaluate with this argument.
+_FROM_KERAS_FIT = "_use_cached_eval_dataset"
 
 
 def distribute_calls(job: ScriptJob, options: Mapping[str, Any]) -> None:
@@ -24,24 +46,68 @@ def distribute_calls(job: ScriptJob, options: Mapping[str, Any]) -> None:
         options: Of ``collective.fit``.
     """
     settings = StepSettings(job.backend, FitOptions(**options))
-    job.enter(distributed(settings))
+    same = SameCalls(job.backend)
+    job.enter(distributed(settings, [same] if job.backend.size > 1 else []))
     for name, call in _CALLS.items():
-        job.replace(keras.Model, name, _together(job, call, getattr(keras.Model, name)))
+        stock = getattr(keras.Model, name)
+        job.replace(keras.Model, name, _together(job, call, stock, same))
 
 
 def _together(
-    job: ScriptJob, call: str, stock: Callable[..., Any]
+    job: ScriptJob, call: str, stock: Callable[..., Any], same: SameCalls
 ) -> Callable[..., Any]:
     """Return a method of Keras that all ranks call together."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if job.inside:
+        if job.inside or _FROM_KERAS_FIT in kwargs:
             return stock(self, *args, **kwargs)
-        signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
-        with job.calling(call):
-            return stock(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
+        check_keras()
+        check_current(job)
+        with (
+            guarded(job.backend),
+            interrupts.between_steps(),
+            contextlib.ExitStack() as inside,
+        ):
+            job.meet(call)
+            if job.backend.size > 1:
+                _compare(job, bound.arguments)
+                inside.enter_context(same.call())
+                inside.enter_context(_agreeing(job, bound.arguments))
+            return stock(*bound.args, **bound.kwargs)
 
     method.stock = stock  # type: ignore[attr-defined]
     return method
+
+
+@contextlib.contextmanager
+def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
+    """Inside, the callbacks among the arguments agree with rank 0."""
+    given = arguments.get("callbacks")
+    if not given or isinstance(given, keras.callbacks.CallbackList):
+        yield
+        return
+    callbacks = keras.tree.flatten(given)
+    if job.backend.rank:
+        callbacks = [c for c in callbacks if not records(c)]
+    with agreeing(callbacks, job.backend) as followed:
+        arguments["callbacks"] = followed
+        yield
+
+
+def _compare(job: ScriptJob, arguments: Mapping[str, Any]) -> None:
+    """Refuse a call that other ranks make with other arguments or settings."""
+    plain = {
+        f"{name}=": repr(value)
+        for name, value in arguments.items()
+        if name not in _NOT_COMPARED and _is_plain(value)
+    }
+    compare(job.backend, describe_settings() | plain)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) < 100 and all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

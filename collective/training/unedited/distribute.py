@@ -29,6 +29,7 @@ from collective.training.unedited.keras_distribution.job_devices import (
 )
 from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
+from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.tracking import record_on_rank_zero
@@ -50,7 +51,8 @@ class Distribution:
         self.job = job = ScriptJob(backend)
         job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
-        if os.environ.get("COLLECTIVE_LOOP") == "keras":
+        by_keras = os.environ.get("COLLECTIVE_LOOP") == "keras"
+        if by_keras:
             distribute_calls(job, options)
         else:
             replace_calls(job, options, loops=loops)
@@ -68,6 +70,8 @@ class Distribution:
             replace_checkpoint_writer(job)
             replace_mkdir(job)
             replace_removals(job)
+            if by_keras:
+                keep_writes_private(job)
             replace_cache(job)
             replace_reading(job)
             notice.refuse_tuners(job)

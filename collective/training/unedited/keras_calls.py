@@ -22,6 +22,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
 from collective.training.prepare import ModelMisfit
+from collective.training.unedited.entropy import share_entropy
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
@@ -87,6 +88,7 @@ def seed_all_ranks(job: ScriptJob) -> None:
         return stock((shared, next(calls)) if seed is None else seed)
 
     job.replace(np.random, "default_rng", default_rng)
+    share_entropy(job, shared)
 
 
 def _is_unseeded(job: ScriptJob) -> bool:
@@ -147,7 +149,7 @@ def _together(
         if job.inside or _FROM_KERAS_FIT in kwargs or not_ours:
             return stock(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
-        _check_keras()
+        check_keras()
         check_current(job)
 
         def attempt() -> Any:
@@ -189,7 +191,7 @@ def _noted(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _check_keras() -> None:
+def check_keras() -> None:
     """Refuses a Keras backend that the script asked for when it was too late."""
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
     if wanted != keras.backend.backend() or wanted != "tensorflow":

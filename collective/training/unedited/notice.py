@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.steps.batch_function import is_running
 from collective.training.unedited.script import is_library
 from collective.training.unedited.script_job import ScriptJob
 
@@ -40,7 +41,7 @@ def warn_of_updates(job: ScriptJob) -> None:
 def _noted(job: ScriptJob, stock: Any) -> Any:
     @functools.wraps(stock)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (job.inside or _sums_itself()):
+        if not (job.inside or is_running() or _sums_itself()):
             job.used.add(LOOP)
             text = _TEXT + (_ELASTIC if job.backend.elastic else "")
             job.warn_once(f"the training loop at {_place()}", text, job.backend.size)
@@ -56,7 +57,7 @@ def warn_of_gradients(job: ScriptJob) -> None:
     """
 
     def warn() -> None:
-        if tf.executing_eagerly() and not _sums_itself():
+        if tf.executing_eagerly() and not (is_running() or _sums_itself()):
             job.warn_once(f"the training step at {_place()}", _EAGER, job.backend.size)
 
     _before_gradients(job, warn)

@@ -11,8 +11,10 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
+from collective.training.keras_compat.entry_points import in_callback, is_of_keras
 from collective.training.unedited.script import is_library
 from collective.training.unedited.script_job import ScriptJob
 
@@ -57,12 +59,17 @@ def _removal(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
             and not job.inside
             and os.getpid() == process
             and threading.current_thread() is threading.main_thread()
-            and not is_library(sys._getframe(1).f_code.co_filename)
+            and _asks(sys._getframe(1))
         )
         if not by_script:
             return stock(*args, **kwargs)
         whole = [os.path.abspath(os.fsdecode(path)) for path in paths]
-        result = job.remove(whole, lambda: stock(*args, **kwargs))
+        private = whole[0] in job.copies
+
+        def removed() -> Any:
+            return None if private else stock(*args, **kwargs)
+
+        result = job.remove(whole, removed)
         _forget(job, whole)
         if name in _RENAMINGS and isinstance(args[0], pathlib.Path):
             return type(args[0])(paths[1])
@@ -76,3 +83,12 @@ def _forget(job: ScriptJob, paths: Sequence[str]) -> None:
     below = os.path.join(paths[0], "")
     job.made -= {p for p in job.made if (p + os.sep).startswith(below)}
     job.made.update(paths[1:])
+    copy = job.copies.pop(paths[0], None)
+    if copy is not None and paths[1:]:
+        job.copies[paths[1]] = copy
+
+
+def _asks(frame: FrameType) -> bool:
+    """Return whether the script removes a file, or a callback of Keras' own."""
+    file = frame.f_code.co_filename
+    return not is_library(file) or (is_of_keras(file) and in_callback(frame))

@@ -117,6 +117,18 @@ def is_library(file: str) -> bool:
     return file.startswith((*_LIBRARIES, "<frozen "))
 
 
+def is_own(file: str) -> bool:
+    """Return whether code is of this package."""
+    return file.startswith(_OWN)
+
+
+def is_standard_library(file: str) -> bool:
+    """Return whether code is of Python itself, not of an installed package."""
+    if file.startswith("<frozen "):
+        return True
+    return file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
+
+
 def _folder(module: ModuleType) -> str:
     return os.path.join(os.path.dirname(module.__file__ or ""), "")
 
@@ -124,10 +136,11 @@ def _folder(module: ModuleType) -> str:
 # The folders whose lines say little about an error of the script: this package and others.
 _MACHINERY = *map(_folder, (collective, keras, tf)), _OWN
 _CONTEXTS = contextlib.__file__  # between our lines
-_LIBRARIES = (
-    _OWN,
-    *(
-        os.path.join(sysconfig.get_path(name), "")
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ),
-)
+
+
+def _paths(*names: str) -> tuple[str, ...]:
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in names)
+
+
+_STANDARD, _INSTALLED = _paths("stdlib", "platstdlib"), _paths("purelib", "platlib")
+_LIBRARIES = _OWN, *_STANDARD, *_INSTALLED

@@ -58,6 +58,8 @@ class ScriptJob:
         # What random generators were seeded with where the script had set no seed.
         self.seed: int | None = None
         self.made: set[str] = set()  # files that this rank, or another, has made
+        # Where this rank, not rank 0, keeps the files that it seems to have written.
+        self.copies: dict[str, str] = {}
         self.grouped: dict[int, Backend] = {}  # by how many ranks hold a replica
         # The layers of the script that are split over such ranks, and whether they are
         # whole now.
@@ -110,6 +112,17 @@ class ScriptJob:
         So are calls from callbacks, which run on rank 0 only.
         """
         return self._depth > 0
+
+    def meet(self, call: str) -> None:
+        """Begin one of ``CALLS``, which every rank makes, and which may make others.
+
+        Raises:
+            CollectiveError: Rank 0 makes another call. The job ends.
+        """
+        self.used.add(call)
+        if self.backend.size > 1:
+            with ends_the_job(self.backend):
+                self._meet(call, "")
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
+
 from collective.log import log
 
 # Each has its own way to do nothing.
@@ -51,3 +53,17 @@ def record_on_rank_zero(rank: int) -> Callable[[], None]:
                 os.environ.pop(name, None)
 
     return take_over
+
+
+# Callbacks of these packages open a connection or a file of their own in C.
+_PACKAGES = {
+    *("wandb", "mlflow", "comet_ml", "neptune", "clearml", "aim", "dvclive"),
+    *("swanlab", "tensorboardX"),
+}
+_KERAS_OWN = (keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
+
+
+def records(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback does nothing but record, which rank 0 alone does."""
+    packages = {kind.__module__.split(".")[0] for kind in type(callback).__mro__}
+    return bool(packages & _PACKAGES) or type(callback) in _KERAS_OWN

@@ -1,0 +1,112 @@
+"""Callbacks run on every rank; where they decide, every rank follows rank 0.
+
+A callback sees the same logs on every rank, so it mostly decides the same. A clock, a file
+or another random number may part the ranks. So after each method that a callback of the
+user's overrides, rank 0 sends its decisions: whether the call stops, the learning rate,
+with which epoch the training begins; and its weights if a callback has assigned some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.training import keras_compat
+from collective.training.verification.same_calls import share_weights
+
+_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+METHODS = tuple(
+    f"on_{what}_{when}"
+    for what in (
+        *("train", "epoch", "train_batch", "test", "test_batch"),
+        *("predict", "predict_batch"),
+    )
+    for when in ("begin", "end")
+)
+# Older names, which these methods call unless they are overridden themselves.
+_ALIASES = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+}
+# Callbacks of Keras decide by the logs alone, but for these.
+_READS_FILES = (keras.callbacks.BackupAndRestore,)
+
+
+@contextlib.contextmanager
+def agreeing(
+    callbacks: Sequence[keras.callbacks.Callback], backend: Backend
+) -> Iterator[list[keras.callbacks.Callback]]:
+    """Yield the callbacks of a call with one more, by which the ranks agree.
+
+    Args:
+        callbacks: Those of the user, each by itself, of the same kinds on every rank.
+    """
+    deciding = [c for c in callbacks if _may_decide_otherwise(c)]
+    used = [m for m in METHODS if any(_overrides(c, m) for c in deciding)]
+    if not used or backend.size == 1:
+        yield list(callbacks)
+        return
+    with keras_compat.model.assignments() as assigned:
+        yield [*callbacks, _callback(used, backend, assigned)]
+
+
+def _callback(
+    used: Sequence[str], backend: Backend, assigned: set[int]
+) -> keras.callbacks.Callback:
+    """Return a callback that has these methods alone: Keras calls no others."""
+
+    def agree(self: keras.callbacks.Callback, *args: Any, **more: Any) -> None:
+        _agree(self.model, backend, assigned)
+
+    kind = type("Agreement", (keras.callbacks.Callback,), dict.fromkeys(used, agree))
+    return kind()
+
+
+def _agree(model: keras.Model, backend: Backend, assigned: set[int]) -> None:
+    optimizer = getattr(model, "optimizer", None)
+    mine = _decisions(model, optimizer)
+    first = backend.broadcast_array(np.array([*mine, float(bool(assigned))]))
+    for name, is_set, value in zip(_STOPS, mine, first, strict=False):
+        if is_set != value:
+            setattr(model, name, bool(value))
+    epoch, rate, any_assigned = first[len(_STOPS) :]
+    if mine[len(_STOPS)] != epoch:
+        keras_compat.model.set_initial_epoch(model, int(epoch))
+    if not np.isnan(rate) and mine[len(_STOPS) + 1] != rate:
+        optimizer.learning_rate = rate  # type: ignore[union-attr]
+    assigned.clear()
+    if any_assigned:
+        share_weights(_variables(model, optimizer), backend)
+
+
+def _decisions(model: keras.Model, optimizer: Any) -> list[float]:
+    stops = [float(bool(getattr(model, name, False))) for name in _STOPS]
+    epoch = keras_compat.model.initial_epoch(model) or 0
+    rate = np.nan
+    if optimizer is not None and keras_compat.optimizers.has_plain_rate(optimizer):
+        rate = float(np.asarray(optimizer.learning_rate))
+    return [*stops, float(epoch), rate]
+
+
+def _variables(model: keras.Model, optimizer: Any) -> list[Any]:
+    found = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    return [keras_compat.model.tf_variable(v) for v in found]
+
+
+def _may_decide_otherwise(callback: keras.callbacks.Callback) -> bool:
+    of_keras = type(callback).__module__.split(".")[0] == "keras"
+    is_lambda = isinstance(callback, keras.callbacks.LambdaCallback)
+    return not of_keras or is_lambda or isinstance(callback, _READS_FILES)
+
+
+def _overrides(callback: keras.callbacks.Callback, method: str) -> bool:
+    for name in {method, _ALIASES.get(method, method)}:
+        base: Callable[..., Any] = getattr(keras.callbacks.Callback, name)
+        if getattr(getattr(callback, name), "__func__", None) is not base:
+            return True
+    return False

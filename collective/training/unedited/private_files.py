@@ -1,0 +1,129 @@
+"""Logs that callbacks and scripts write: rank 0's are the real ones.
+
+Every rank runs the script and its callbacks, so every rank would write each log. Here the
+other ranks write to private copies, in a folder of their own: what callbacks write, and
+what anything appends. What a rank has written it also reads there. Other files of a script
+are written by every rank, which soon reads them, maybe not by Python. If rank 0 dies, the next rank 0 puts its copies in their place: it ran the
+same program, so they have the same content. Files that Keras saves are written by rank 0
+while the others wait (``files``); what libraries in C write is left as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import functools
+import io
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.keras_compat.entry_points import in_callback
+from collective.training.unedited.script import is_own, is_standard_library
+from collective.training.unedited.script_job import ScriptJob
+
+
+def keep_writes_private(job: ScriptJob) -> None:
+    """Have every rank but 0 write files of the script to copies of its own."""
+    if job.backend.rank == 0:
+        return
+    folder = tempfile.mkdtemp(prefix="collective-files-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    files = _PrivateFiles(job, folder)
+    for module in (builtins, io):
+        job.replace(module, "open", files.replacing(module.open))
+    job.replace(
+        tf.summary,
+        "create_file_writer",
+        lambda *_, **__: tf.summary.create_noop_writer(),
+    )
+    job.takes_over.append(files.publish)
+
+
+class _PrivateFiles:
+    """The copies of one rank."""
+
+    def __init__(self, job: ScriptJob, folder: str):
+        self._job, self._folder = job, folder
+        self._copies = job.copies
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._published = False
+
+    def replacing(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an ``open`` that opens copies."""
+
+        @functools.wraps(stock)
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            path = self._copy(file, mode)
+            found = stock(file if path is None else path, mode, *args, **kwargs)
+            if path is not None:
+                with contextlib.suppress(TypeError):
+                    self._open.add(found)
+            return found
+
+        return opened
+
+    def _copy(self, file: Any, mode: str) -> str | None:
+        """Return the copy to open in place of a file, or None for the file itself."""
+        if self._published or self._job.undone:
+            return None
+        if not isinstance(file, str | os.PathLike) or not isinstance(mode, str):
+            return None
+        path = os.path.abspath(os.fsdecode(file))
+        if not {*mode} & {*"wax+"}:
+            return self._copies.get(path)
+        if not _is_log(path, mode):
+            return None
+        self._job.made.add(path)
+        copy = self._copies.get(path)
+        if copy is None:
+            copy = os.path.join(self._folder, str(len(self._copies)))
+            if {*mode} & {*"a+"} and "w" not in mode and os.path.isfile(path):
+                shutil.copyfile(path, copy)
+            self._copies[path] = copy
+        if "x" in mode and os.path.exists(path) and not os.path.exists(copy):
+            return None  # it was there before: the same error as on rank 0
+        return copy
+
+    def publish(self) -> None:
+        """Put the copies in the place of the files, when this rank becomes rank 0."""
+        self._published = True
+        for file in list(self._open):
+            with contextlib.suppress(ValueError, OSError):
+                file.flush()
+        for path, copy in self._copies.items():
+            with contextlib.suppress(OSError):
+                shutil.copyfile(copy, path)
+        for file in list(self._open):
+            with contextlib.suppress(ValueError, OSError):
+                self._continue(file)
+
+    def _continue(self, file: Any) -> None:
+        """Have an open copy write to the file itself from now on."""
+        by_copy = {copy: path for path, copy in self._copies.items()}
+        if file.closed or not file.writable():
+            return
+        target = os.open(by_copy[file.name], os.O_RDWR)
+        os.lseek(target, 0, os.SEEK_END)
+        os.dup2(target, file.fileno())
+        os.close(target)
+
+
+def _is_log(path: str, mode: str) -> bool:
+    """Return whether a callback, or the script at the end of a file, writes."""
+    if path.startswith(("/dev/", "/proc/")):
+        return False
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and is_standard_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or is_own(frame.f_code.co_filename):
+        return False
+    return "a" in mode or in_callback(frame)

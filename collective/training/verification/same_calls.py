@@ -1,0 +1,116 @@
+"""Ranks that call Keras with other data or weights than rank 0: found at the batch.
+
+Every rank reads whole batches, which must be the same. Each hashes what it reads; the
+hashes are compared before the first batch of a call, before the 2nd, 4th, 8th and so on,
+and at its end. Weights that differ at the first batch become those of rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.object_collectives import gather_few
+from collective.training.steps.batch_function import BatchFunction, StepObserver
+from collective.training.steps.program import Program
+from collective.training.verification.ranks import (
+    compare,
+    compare_graphs,
+    compare_models,
+)
+
+#: What the rows of a call are named in an error.
+_ROWS = {
+    "train_step": "training rows",
+    "test_step": "evaluated rows",
+    "predict_step": "predicted rows",
+}
+# A tensor of more bytes is hashed in part: so many stretches of it, of so many bytes.
+_WHOLE_BYTES, _STRETCHES, _STRETCH_BYTES = 1 << 16, 64, 1 << 10
+_WEIGHT_BYTES = 1 << 12
+
+
+class SameCalls(StepObserver):
+    """Compares the batches, models and weights of the ranks."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self._mark, self._count, self._compared = 0, 0, 0
+        self._name = ""
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Compare what a call of Keras reads, at its end, too."""
+        self._count = self._compared = 0
+        yield
+        self._compare_rows()
+
+    def traced(self, function: BatchFunction, program: Program) -> None:
+        """Compare models and the constants of their graphs."""
+        if function.name != "predict_step":  # such a model may not be compiled
+            compare_models(self._backend, function.model)
+        compare_graphs(self._backend, program.source.graph)
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Hash the batch, and compare the hashes of all ranks now and then."""
+        for tensor in tensors:
+            self._mark = _hash(tensor, self._mark)
+        self._count += 1
+        self._name = _ROWS[function.name]
+        if self._count & (self._count - 1) == 0:
+            self._compare_rows()
+        if self._count == 1:
+            share_weights(program.variables, self._backend)
+
+    def _compare_rows(self) -> None:
+        if self._compared == self._count:
+            return
+        self._compared = self._count
+        marks = gather_few(self._backend, [self._mark, self._count])
+        if (marks != marks[0]).any():
+            compare(self._backend, {self._name: f"{self._mark} {self._count}"})
+
+
+def share_weights(variables: Sequence[Any], backend: Backend) -> None:
+    """Give every rank rank 0's variables if they differ; every rank calls it.
+
+    Args:
+        variables: TensorFlow variables, in the same order on every rank.
+    """
+    mark = 0
+    for variable in variables:
+        mark = _hash_array(np.asarray(variable.read_value()), mark, _WEIGHT_BYTES)
+    marks = gather_few(backend, [mark])
+    if (marks != marks[0]).any():
+        backend.broadcast(variables)
+
+
+def _hash(tensor: tf.Tensor, mark: int) -> int:
+    if tensor.dtype in (tf.resource, tf.variant):
+        return mark
+    return _hash_array(tensor.numpy(), mark, _WHOLE_BYTES)
+
+
+def _hash_array(value: Any, mark: int, most: int) -> int:
+    """Return a CRC-32 of an array, of parts of it where it is large."""
+    array = np.asarray(value)
+    if array.dtype == object:  # text
+        flat = array.reshape(-1)
+        some = flat[:: max(1, len(flat) // 1024)]
+        return zlib.crc32(b"\0".join(map(bytes, some)), mark)
+    mark = zlib.crc32(repr(array.shape).encode(), mark)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if data.size <= most:
+        return zlib.crc32(data, mark)
+    stretch = min(_STRETCH_BYTES, most // _STRETCHES)
+    for begin in np.linspace(0, data.size - stretch, _STRETCHES, dtype=np.int64):
+        mark = zlib.crc32(data[begin : begin + stretch], mark)
+    return mark
