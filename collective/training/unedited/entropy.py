@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from collective.training.keras_compat import random_modules
-from collective.training.unedited.script import is_own, is_standard_library
+from collective.training.unedited.script import is_library, is_own, is_standard_library
 from collective.training.unedited.script_job import ScriptJob
 
 # Modules that ask on behalf of their caller.
@@ -76,7 +76,8 @@ def share_entropy(job: ScriptJob, seed: int) -> None:
 
     def names() -> Iterator[str]:
         """Return names for files and folders that the script makes."""
-        if entropy.asking() is None:
+        place = entropy.asking()
+        if place is None or is_library(place[0]):
             return stock_names()  # type: ignore[no-any-return]
         return iter(lambda: entropy.name(), "")
 
@@ -100,7 +101,8 @@ class _Entropy:
             return None
         with self._lock:
             count = self._counts[place]()
-        text = f"{self._seed} {place} {count}".encode()
+        file, line = place
+        text = f"{self._seed} {os.path.basename(file)} {line} {count}".encode()
         return hashlib.shake_256(text).digest(size)
 
     def name(self) -> str:
@@ -120,6 +122,6 @@ class _Entropy:
             elif file not in _BETWEEN:
                 if is_standard_library(file):
                     return None
-                return os.path.basename(file), frame.f_lineno
+                return file, frame.f_lineno
             frame = frame.f_back
         return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
 import pathlib
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -23,6 +25,8 @@ _REMOVALS = (
     *((shutil, name) for name in ("rmtree", "move")),
     *((pathlib.Path, name) for name in ("unlink", "rmdir", "rename", "replace")),
 )
+# The end of a ``with tempfile.TemporaryDirectory()`` of the script.
+_BETWEEN = (tempfile.__file__, contextlib.__file__)
 _RENAMINGS = ("rename", "replace", "move")
 
 
@@ -88,7 +92,11 @@ def _forget(job: ScriptJob, paths: Sequence[str]) -> None:
         job.copies[paths[1]] = copy
 
 
-def _asks(frame: FrameType) -> bool:
+def _asks(frame: FrameType | None) -> bool:
     """Return whether the script removes a file, or a callback of Keras' own."""
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    if frame is None:
+        return False
     file = frame.f_code.co_filename
     return not is_library(file) or (is_of_keras(file) and in_callback(frame))
