@@ -293,7 +293,24 @@ def _fit_by_keras(given):
     from collective.training.steps.distributed import distributed
     from collective.training.steps.settings import StepSettings
 
-    names = ["x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split", "validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"]
+    names = [
+        "x",
+        "y",
+        "batch_size",
+        "epochs",
+        "verbose",
+        "callbacks",
+        "validation_split",
+        "validation_data",
+        "shuffle",
+        "class_weight",
+        "sample_weight",
+        "initial_epoch",
+        "steps_per_epoch",
+        "validation_steps",
+        "validation_batch_size",
+        "validation_freq",
+    ]
     model = given["model"]
     with (
         guarded(given["backend"]),

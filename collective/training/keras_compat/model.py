@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -206,6 +206,19 @@ def assignments() -> Iterator[set[int]]:
 
     with replacing(keras.Variable, "_direct_assign", noting):
         yield seen
+
+
+@contextlib.contextmanager
+def before_assignments(action: Callable[[keras.Variable], None]) -> Iterator[None]:
+    """Inside, call an action before a Keras variable is assigned."""
+    stock = keras.Variable._direct_assign
+
+    def noting(self: keras.Variable, *args: Any, **kwargs: Any) -> Any:
+        action(self)
+        return stock(self, *args, **kwargs)
+
+    with replacing(keras.Variable, "_direct_assign", noting):
+        yield
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:

@@ -39,12 +39,15 @@ _READS_FILES = (keras.callbacks.BackupAndRestore,)
 
 @contextlib.contextmanager
 def agreeing(
-    callbacks: Sequence[keras.callbacks.Callback], backend: Backend
+    callbacks: Sequence[keras.callbacks.Callback],
+    backend: Backend,
+    unit: Callable[[Callable[[], Any]], Any],
 ) -> Iterator[list[keras.callbacks.Callback]]:
     """Yield the callbacks of a call with one more, by which the ranks agree.
 
     Args:
         callbacks: Those of the user, each by itself, of the same kinds on every rank.
+        unit: Runs what all ranks do together, again where one of them has died.
     """
     deciding = [c for c in callbacks if _may_decide_otherwise(c)]
     used = [m for m in METHODS if any(_overrides(c, m) for c in deciding)]
@@ -52,16 +55,20 @@ def agreeing(
         yield list(callbacks)
         return
     with keras_compat.model.assignments() as assigned:
-        yield [*callbacks, _callback(used, backend, assigned)]
+        yield [*callbacks, _callback(used, backend, unit, assigned)]
 
 
 def _callback(
-    used: Sequence[str], backend: Backend, assigned: set[int]
+    used: Sequence[str],
+    backend: Backend,
+    unit: Callable[[Callable[[], Any]], Any],
+    assigned: set[int],
 ) -> keras.callbacks.Callback:
     """Return a callback that has these methods alone: Keras calls no others."""
 
     def agree(self: keras.callbacks.Callback, *args: Any, **more: Any) -> None:
-        _agree(self.model, backend, assigned)
+        unit(lambda: _agree(self.model, backend, assigned))
+        assigned.clear()
 
     kind = type("Agreement", (keras.callbacks.Callback,), dict.fromkeys(used, agree))
     return kind()
@@ -79,7 +86,6 @@ def _agree(model: keras.Model, backend: Backend, assigned: set[int]) -> None:
         keras_compat.model.set_initial_epoch(model, int(epoch))
     if not np.isnan(rate) and mine[len(_STOPS) + 1] != rate:
         optimizer.learning_rate = rate  # type: ignore[union-attr]
-    assigned.clear()
     if any_assigned:
         share_weights(_variables(model, optimizer), backend)
 

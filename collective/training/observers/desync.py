@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +24,8 @@ from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
+from collective.training.steps.batch_function import BatchFunction, StepObserver
+from collective.training.steps.program import Program
 from collective.training.traced import kept_with, traced
 from collective.training.variables import replicated_variables
 
@@ -153,3 +158,31 @@ class DesyncAlarm(Observer):
             return f"{kind} {replicas[0]}"
         *first, last = map(str, replicas)
         return f"{kind}s {', '.join(first)} and {last}"
+
+
+class DesyncWatch(StepObserver):
+    """Compares the replicas before every so many steps of a model's training.
+
+    Args:
+        every: Steps from one comparison to the next; 0 for never.
+        unit: Runs what all ranks do together, again where one of them has died.
+    """
+
+    def __init__(
+        self, backend: Backend, every: int, unit: Callable[[Callable[[], Any]], Any]
+    ):
+        self._backend, self._every, self._unit = backend, every, unit
+        self._steps: WeakKeyDictionary[BatchFunction, int] = WeakKeyDictionary()
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Compare the replicas if it is due."""
+        if not self._every or function.name != "train_step":
+            return
+        number = self._steps.get(function, 0)
+        self._steps[function] = number + 1
+        if number and number % self._every == 0:
+            place = SimpleNamespace(model=function.model, backend=self._backend)
+            alarm = DesyncAlarm(place, self._every)  # type: ignore[arg-type]
+            self._unit(lambda: alarm.compare(number))

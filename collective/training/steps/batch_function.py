@@ -12,7 +12,7 @@ and a step that the death of a rank interrupts is repeated with the same batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +26,8 @@ from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Kind, Program, Step
 from collective.training.steps.settings import StepSettings
 
-
+# Of a function, a program of it, the tensors of a batch, and the number of the step.
+RunStep = Callable[["BatchFunction", Program, Sequence[tf.Tensor], int], Any]
 _running = 0
 
 
@@ -55,6 +56,7 @@ class BatchFunction:
         name: The name of the method, for messages.
         settings: The backend and the options of the training.
         observers: Called around each step, in this order.
+        run_step: Runs a program on a batch; by default, calls it.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class BatchFunction:
         name: str,
         settings: StepSettings,
         observers: Sequence[StepObserver] = (),
+        run_step: RunStep | None = None,
     ):
+        self._run_step = run_step
         self.model, self._step, self.name = model, step, name
         self.settings, self._observers = settings, observers
         self.programs: list[Program] = []
@@ -124,7 +128,10 @@ class BatchFunction:
             observer.before_step(self, program, batch.tensors)
         recorder.in_step(number, time.perf_counter())
         try:
-            outputs = program(batch.tensors, number)
+            if self._run_step is None:
+                outputs = program(batch.tensors, number)
+            else:
+                outputs = self._run_step(self, program, batch.tensors, number)
         finally:
             recorder.in_no_step()
         if not program.is_explained:

@@ -13,6 +13,7 @@ from collective.training.step import finite
 from collective.training.steps.batch_function import (
     BatchFunction,
     PredictFunction,
+    RunStep,
     StepObserver,
 )
 from collective.training.steps.settings import StepSettings
@@ -20,13 +21,16 @@ from collective.training.steps.settings import StepSettings
 
 @contextlib.contextmanager
 def distributed(
-    settings: StepSettings, observers: Sequence[StepObserver] = ()
+    settings: StepSettings,
+    observers: Sequence[StepObserver] = (),
+    run_step: RunStep | None = None,
 ) -> Iterator[None]:
     """Inside, models get functions that share the rows of each batch out.
 
     Args:
         settings: The backend and the options of the training.
         observers: Called around each step.
+        run_step: See ``BatchFunction``.
     """
     watch = finite.Watch(
         settings.backend, settings.options.terminate_on_nan, expected=False
@@ -36,7 +40,8 @@ def distributed(
         if model.run_eagerly or not settings.is_distributed:
             return None
         kind = PredictFunction if method == "predict_step" else BatchFunction
-        return kind(model, getattr(model, method), method, settings, observers)
+        step = getattr(model, method)
+        return kind(model, step, method, settings, observers, run_step)
 
     with watch.tracing(), batch_functions.made_by(make):
         yield

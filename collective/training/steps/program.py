@@ -96,7 +96,8 @@ class Program:
     ):
         self.kind, self.settings, self._checks = kind, settings, checks
         self.traffic = Traffic()
-        self.is_explained = False
+        self.is_explained = self.has_run = False
+        self.attached: Sequence[tf.Tensor] = ()  # the sums of what the settings attach
         noted: list[tuple[Any, tf.Tensor]] = []
 
         def whole(*tensors: tf.Tensor) -> Any:
@@ -136,7 +137,8 @@ class Program:
             The tree that Keras' step returns, of the whole batch.
         """
         args = [*tensors, tf.constant(number, tf.int64)]
-        found = self.settings.backend.call(self._run, args)
+        found, self.attached = self.settings.backend.call(self._run, args)
+        self.has_run = True
         return self._packed(found)
 
     def overrun(self) -> None:
@@ -179,8 +181,14 @@ class Program:
             expand_composites=True,
         )
 
-    def _on_process(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Compute the step with the rows of this process, while it is traced."""
+    def _on_process(
+        self, *arguments: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Compute the step with the rows of this process, while it is traced.
+
+        Returns:
+            The tensors that the step returns, and the sums of what is attached.
+        """
         *tensors, number = arguments
         settings = self.settings
         exchange = devices.exchange_of(
@@ -196,11 +204,16 @@ class Program:
             (begin, end - begin, self._is_first() if not i else tf.constant(False))
             for i, (begin, end) in enumerate(cuts)
         ]
-        outputs, _ = self.partition.emit(
-            parts, Share.of(total, replicas), exchange, self.traffic
+        attached = [] if settings.attached is None else settings.attached()
+        outputs, sums = self.partition.emit(
+            parts,
+            Share.of(total, replicas),
+            exchange,
+            self.traffic,
+            attached=attached,
         )
         exchange.finish()
-        return [output[0] for output in outputs]
+        return [output[0] for output in outputs], list(sums)
 
     def _total(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the rows of the batch, int64; 1 if it has none that could be cut."""

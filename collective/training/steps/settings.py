@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,14 @@ class StepSettings:
         backend: Sums over ranks.
         options: The options of ``collective.fit`` that change a step.
         virtual: The virtual replicas that share a batch, or None.
+        attached: While a step is traced, returns more tensors of this process that its
+            first sum adds up over the ranks. If None, there are none.
     """
 
     backend: Backend
     options: FitOptions = field(default_factory=FitOptions)
     virtual: VirtualReplicas | None = None
+    attached: Callable[[], list[Any]] | None = None
 
     @property
     def is_distributed(self) -> bool:

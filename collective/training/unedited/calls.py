@@ -15,14 +15,20 @@ from typing import Any
 
 import keras
 
+import collective
+from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.training import interrupts
 from collective.training.failure import guarded
 from collective.training.loop.agreement import agreeing
+from collective.training.observers.desync import DesyncWatch
+from collective.training.partition.method import supports
+from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
 from collective.training.steps.settings import StepSettings
 from collective.training.unedited.keras_calls import check_keras
 from collective.training.unedited.keras_distribution.job_devices import check_current
+from collective.training.unedited.keras_distribution.model_parallel import backend_for
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 from collective.training.unedited.tracking import records
 from collective.training.verification.ranks import compare
@@ -39,15 +45,35 @@ _NOT_COMPARED = {
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
 
 
+# Options of ``collective.fit`` that the function of a batch knows.
+_KNOWN = {"accumulate", "jit_compile", "terminate_on_nan", "check_every"}
+
+
+def is_known(backend: Backend, options: Mapping[str, Any]) -> bool:
+    """Return whether Keras' own loops can run with these options on a backend."""
+    default = FitOptions()
+    asked = {name for name, v in options.items() if v != getattr(default, name, None)}
+    return asked <= _KNOWN and supports(backend) and not hasattr(backend, "strategy")
+
+
 def distribute_calls(job: ScriptJob, options: Mapping[str, Any]) -> None:
     """Have Keras' own loops share the rows of each batch out over the ranks.
 
     Args:
         options: Of ``collective.fit``.
     """
-    settings = StepSettings(job.backend, FitOptions(**options))
-    same = SameCalls(job.backend)
-    job.enter(distributed(settings, [same] if job.backend.size > 1 else []))
+    backend, units = job.backend, job.recovery
+    attached = units.announcement if backend.elastic else None
+    settings = StepSettings(backend, FitOptions(**options), attached=attached)
+    same = SameCalls(backend, units.run)
+    run_step = units.run_step if backend.elastic else None
+    observers: list[StepObserver] = []
+    if backend.size > 1:
+        observers = [
+            same,
+            DesyncWatch(backend, settings.options.check_every, units.run),
+        ]
+    job.enter(distributed(settings, observers, run_step))
     for name, call in _CALLS.items():
         stock = getattr(keras.Model, name)
         job.replace(keras.Model, name, _together(job, call, stock, same))
@@ -64,6 +90,11 @@ def _together(
         if job.inside or _FROM_KERAS_FIT in kwargs:
             return stock(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
+        backend = backend_for(job, self)
+        if backend is not job.backend:  # ranks hold parts of its layers
+            ours = getattr(collective, stock.__name__)
+            with job.calling(call):
+                return ours(self, *args, **kwargs, backend=backend)
         check_keras()
         check_current(job)
         with (
@@ -92,7 +123,7 @@ def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
     callbacks = keras.tree.flatten(given)
     if job.backend.rank:
         callbacks = [c for c in callbacks if not records(c)]
-    with agreeing(callbacks, job.backend) as followed:
+    with agreeing(callbacks, job.backend, job.recovery.run) as followed:
         arguments["callbacks"] = followed
         yield
 
@@ -104,7 +135,8 @@ def _compare(job: ScriptJob, arguments: Mapping[str, Any]) -> None:
         for name, value in arguments.items()
         if name not in _NOT_COMPARED and _is_plain(value)
     }
-    compare(job.backend, describe_settings() | plain)
+    mine = describe_settings() | plain
+    job.recovery.run(lambda: compare(job.backend, mine))
 
 
 def _is_plain(value: Any) -> bool:

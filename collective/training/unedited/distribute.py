@@ -16,7 +16,7 @@ from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.log import log
 from collective.training.unedited import notice, strategies
-from collective.training.unedited.calls import distribute_calls
+from collective.training.unedited.calls import distribute_calls, is_known
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.files import (
     replace_cache,
@@ -48,10 +48,10 @@ class Distribution:
         loops: bool = False,
         takes_over: Sequence[Callable[[], None]] = (),
     ):
-        self.job = job = ScriptJob(backend)
+        by_keras = is_known(backend, options)
+        self.job = job = ScriptJob(backend, by_keras)
         job.takes_over += takes_over
         seed_all_ranks(job)  # may refuse; nothing is replaced then
-        by_keras = os.environ.get("COLLECTIVE_LOOP") == "keras"
         if by_keras:
             distribute_calls(job, options)
         else:

@@ -25,6 +25,7 @@ from collective.replacements import replacing
 from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object
 from collective.training.unedited.recovery import Recovery
+from collective.training.unedited.units import Units
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
 CALLS = (
@@ -44,9 +45,10 @@ _REMOVAL = CALLS.index(REMOVE)
 class ScriptJob:
     """The state that the replaced functions share; it also restores the originals."""
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, by_keras: bool = True):
         self.backend = backend
-        self.recovery = Recovery(backend)  # repeats calls that a death interrupts
+        # Repeats what a death interrupts.
+        self.recovery: Any = (Units if by_keras else Recovery)(backend)
         self.recovery.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []
@@ -122,7 +124,7 @@ class ScriptJob:
         self.used.add(call)
         if self.backend.size > 1:
             with ends_the_job(self.backend):
-                self._meet(call, "")
+                self.recovery.run(lambda: self._meet(call, ""), call)
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,14 @@ _WEIGHT_BYTES = 1 << 12
 
 
 class SameCalls(StepObserver):
-    """Compares the batches, models and weights of the ranks."""
+    """Compares the batches, models and weights of the ranks.
 
-    def __init__(self, backend: Backend):
-        self._backend = backend
+    Args:
+        unit: Runs what all ranks do together, again where one of them has died.
+    """
+
+    def __init__(self, backend: Backend, unit: Callable[[Callable[[], Any]], Any]):
+        self._backend, self._unit = backend, unit
         self._mark, self._count, self._compared = 0, 0, 0
         self._name = ""
 
@@ -53,6 +57,9 @@ class SameCalls(StepObserver):
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Compare models and the constants of their graphs."""
+        self._unit(lambda: self._compare_programs(function, program))
+
+    def _compare_programs(self, function: BatchFunction, program: Program) -> None:
         if function.name != "predict_step":  # such a model may not be compiled
             compare_models(self._backend, function.model)
         compare_graphs(self._backend, program.source.graph)
@@ -68,12 +75,14 @@ class SameCalls(StepObserver):
         if self._count & (self._count - 1) == 0:
             self._compare_rows()
         if self._count == 1:
-            share_weights(program.variables, self._backend)
+            self._unit(lambda: share_weights(program.variables, self._backend))
 
     def _compare_rows(self) -> None:
-        if self._compared == self._count:
-            return
-        self._compared = self._count
+        if self._compared != self._count:
+            self._compared = self._count
+            self._unit(self._compare_marks)
+
+    def _compare_marks(self) -> None:
         marks = gather_few(self._backend, [self._mark, self._count])
         if (marks != marks[0]).any():
             compare(self._backend, {self._name: f"{self._mark} {self._count}"})

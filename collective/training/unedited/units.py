@@ -1,0 +1,330 @@
+"""What the ranks of an elastic job (``--min-np``) do together, one unit after the other.
+
+A unit is a step, a save, a comparison: it ends on a rank only when every rank has taken
+part. So when a rank dies, those that are left are in the same unit, or some are in it and
+some have just ended it. The former get what it gave from one of the latter; then all make
+the unit that they are in, again or for the first time. No loop has to know: a step is
+repeated with the batch that every rank holds, and Keras' loop continues.
+
+A step writes variables. What a rank that is behind gets are their values right after the
+step, though hooks of the other rank may have assigned some since: these it has kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
+from collective.elastic.preemption import LEAVES, Preemption
+from collective.errors import CollectiveError, LeaveJob, ProcessExit
+from collective.training import keras_compat
+from collective.training.failure import ends_the_job
+from collective.training.object_collectives import broadcast_object, gather_few
+from collective.training.observers.elastic.membership import Change
+from collective.training.partition.undo import whole_or_absent
+from collective.training.steps.batch_function import BatchFunction
+from collective.training.steps.program import Program
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _Ended:
+    """The last unit that this rank has ended.
+
+    Attributes:
+        result: What it gave, in a form that another rank can read.
+        variables: Those that a step uses; none of another unit.
+        before: By the id of a variable: its value before it was assigned since.
+    """
+
+    result: Any = None
+    variables: Sequence[tf.Variable] = ()
+    before: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+
+class Units:
+    """Runs the units of a rank, again after ranks have died.
+
+    Attributes:
+        on_change: Called after each change of the ranks.
+    """
+
+    def __init__(self, backend: Backend):
+        self.on_change: list[Callable[[], None]] = []
+        self._backend = backend
+        self._count, self._ended = 0, _Ended()
+        self._elastic: Elastic | None = None
+        self._step = 0
+        self._contexts = contextlib.ExitStack()
+        if isinstance(backend, Elastic) and backend.elastic:
+            self._elastic = backend
+            backend.on_change = self._changed
+            with tf.device("CPU"):
+                self._leaves = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._asked = False
+            self._preemption = self._contexts.enter_context(Preemption())
+            self._contexts.enter_context(
+                keras_compat.model.before_assignments(self._note)
+            )
+
+    def close(self) -> None:
+        """End the repetition of units."""
+        if self._elastic is not None:
+            self._elastic.on_change = None
+            self._elastic = None
+        self._contexts.close()
+
+    def _changed(self) -> None:
+        for action in self.on_change:
+            action()
+
+    def _note(self, variable: Any) -> None:
+        """Keep the value of a variable that is assigned between two steps."""
+        if tf.executing_eagerly():
+            found = keras_compat.model.tf_variable(variable)
+            self._ended.before.setdefault(id(found), tf.identity(found))
+
+    def run(self, attempt: Callable[[], T], what: str = "", *_: Any) -> T:
+        """Run a unit until every rank that is left has its result.
+
+        Args:
+            attempt: Uses collectives; returns the same on every rank, or nothing.
+            what: Names it when it is repeated.
+
+        Raises:
+            CollectiveError: Too few ranks are left. The job ends.
+        """
+        if self._elastic is None:
+            return attempt()
+        sys.stdout.flush()  # what rank 0 has printed outlives it
+        return self._run(attempt, (), what)  # type: ignore[no-any-return]
+
+    def run_step(
+        self,
+        function: BatchFunction,
+        program: Program,
+        tensors: Sequence[tf.Tensor],
+        number: int,
+    ) -> Any:
+        """Run a step as a unit; a rank that was asked to leave does so after it."""
+        if self._elastic is None:
+            return program(tensors, number)
+        self._step = number
+
+        def attempt() -> Any:
+            undone: Any = contextlib.nullcontext()
+            if program.traffic.writes_early or not program.has_run:
+                undone = whole_or_absent(program.variables)
+            with undone:
+                return program(tensors, number)
+
+        result = self._run(attempt, program.variables, "")
+        self._step = number + 1
+        self._let_go(program.attached)
+        return result
+
+    def _run(
+        self, attempt: Callable[[], Any], variables: Sequence[tf.Variable], what: str
+    ) -> Any:
+        while True:
+            try:
+                result = attempt()
+                self._end(result, variables)
+                return result
+            except Exception as error:
+                elastic = self._elastic
+                if elastic is None or not elastic.is_repeated(error):
+                    raise
+            is_behind, result = self._regroup(variables, what)
+            if is_behind:
+                self._end(result, variables)
+                return result
+
+    def _end(self, result: Any, variables: Sequence[tf.Variable]) -> None:
+        self._count += 1
+        self._ended = _Ended(_portable(result), variables)
+
+    def _regroup(
+        self, variables: Sequence[tf.Variable], what: str, left: Sequence[int] = ()
+    ) -> tuple[bool, Any]:
+        """Form the job again; return whether others have ended this unit, and its result."""
+        backend = self._elastic
+        assert backend is not None
+        noticed, size = time.perf_counter(), backend.size
+        while True:
+            former = backend.regroup()
+            change = Change(former, size, noticed, left)
+            try:
+                return self._agree(variables, what, change)
+            except Exception as error:
+                if not backend.lost(error):
+                    raise
+
+    def _agree(
+        self, variables: Sequence[tf.Variable], what: str, change: Change
+    ) -> tuple[bool, Any]:
+        backend = self._backend
+        counts = gather_few(backend, [self._count])[:, 0]
+        self._check_size(change.size)
+        ahead, behind = counts.argmax(), counts < counts.max()
+        result = None
+        if behind.any():
+            is_behind = bool(behind[backend.rank])
+            ended = _Ended(None, variables) if is_behind else self._ended
+            result = self._handed_on(ended, int(ahead), is_behind)
+        if backend.rank == 0:
+            if what:
+                self._print_repeated(change.size, what)
+            else:
+                change.print(self._step)
+        return bool(behind[backend.rank]), result
+
+    def _handed_on(self, ended: _Ended, root: int, is_behind: bool) -> Any:
+        """Give the ranks that are behind the result of the last unit, and its variables."""
+        backend = self._backend
+        result = broadcast_object(backend, ended.result, root)
+        for variable in ended.variables:
+            value = ended.before.get(id(variable))
+            mine = np.asarray(variable.read_value() if value is None else value)
+            sent = backend.broadcast_array(mine, root)
+            if is_behind:
+                variable.assign(sent)
+        return result._tree if isinstance(result, _Tree) else result
+
+    def _check_size(self, size: int) -> None:
+        """End the job where too few ranks are left."""
+        backend = self._backend
+        least = backend.options.min_np or 1
+        if backend.size >= least:
+            return
+        are = "is" if backend.size == 1 else "are"
+        error = CollectiveError(
+            f"step {self._step}: of {size} ranks {backend.size} {are} left, and --min-np "
+            f"is {least}",
+            hint="a smaller --min-np; keras.callbacks.BackupAndRestore continues fit "
+            "with its last epoch",
+            everywhere=False,
+        )
+        if backend.size == 1:
+            print(f"rank 0: error: {error}", file=sys.stderr, flush=True)
+            raise ProcessExit(error.exit_code)
+        with ends_the_job(backend):
+            if backend.rank:
+                backend.barrier()  # until rank 0 ends the job
+            raise error
+
+    def _print_repeated(self, before: int, what: str) -> None:
+        size = self._backend.size
+        are, repeat = ("is", "repeats") if size == 1 else ("are", "repeat")
+        print(
+            f"collective: of {before} ranks {size} {are} left, and {repeat} {what}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def announcement(self) -> list[tf.Tensor]:
+        """Return what this rank adds to the first sum of each step, while it is traced."""
+        backend, mine = self._backend, tf.cast(self._leaves.read_value(), tf.float32)
+        return [tf.one_hot(backend.replica(), backend.most_replicas) * mine]
+
+    def _let_go(self, announced: Sequence[tf.Tensor]) -> None:
+        """Leave the job, or continue without ranks that leave; all ranks know them.
+
+        Raises:
+            LeaveJob: This rank leaves.
+        """
+        assert self._elastic is not None
+        if self._preemption.noticed and not self._asked:
+            self._asked = True
+            self._leaves.assign(LEAVES)
+        leaving = np.flatnonzero(np.rint(announced[0].numpy())).tolist()
+        if not leaving:
+            return
+        if self._backend.rank in leaving:
+            self._elastic.leave()
+            raise LeaveJob
+        self._regroup((), "", leaving)
+
+    def is_interrupted(self, error: Exception) -> bool:
+        """After the death of ranks, continue with those that are left.
+
+        Args:
+            error: What a collective has raised in a call that is no unit: some ranks may
+                not make it.
+
+        Returns:
+            True: the call is to be repeated.
+
+        Raises:
+            Exception: The error, if no rank has died.
+        """
+        if self._elastic is None or not self._elastic.is_repeated(error):
+            raise error
+        self._regroup((), "a removal of a file")
+        return True
+
+    def end_script(self) -> None:
+        """Wait for the other ranks at the end of the script.
+
+        Raises:
+            CollectiveError: On every rank: rank 0 has died since its last unit. What it
+                would have printed and written since is lost.
+        """
+        if self._elastic is None:
+            return
+        follows = [int(self._backend.rank > 0)]
+
+        def gather() -> list[list[int]]:
+            return gather_few(self._backend, follows).tolist()  # type: ignore[no-any-return]
+
+        if self.run(gather, "the end of the script")[0] == [1]:  # of who is rank 0 now
+            raise CollectiveError(
+                "rank 0 died at the end of the script, after the last call that all "
+                "ranks make together: what it had not printed or written is lost",
+                hint="run the script again, from what it has saved",
+            )
+
+
+def _portable(result: Any) -> Any:
+    """Return a result as another rank can read it: arrays in place of tensors."""
+    if isinstance(result, _Tree):
+        return result
+    leaves = tf.nest.flatten(result, expand_composites=True)
+    if not any(isinstance(leaf, tf.Tensor) for leaf in leaves):
+        return result
+    return _Tree(result)
+
+
+class _Tree:
+    """A tree of tensors, which is pickled as arrays."""
+
+    def __init__(self, tree: Any):
+        self._tree = tree
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = tf.nest.map_structure(
+            lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf,
+            self._tree,
+            expand_composites=True,
+        )
+        return _restored, (arrays,)
+
+
+def _restored(arrays: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: (
+            tf.constant(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+        ),
+        arrays,
+        expand_composites=True,
+    )
