@@ -17,6 +17,7 @@ import keras
 
 import collective
 from collective.backends.base import Backend
+from collective.distribute.scoped_models import strategy_of
 from collective.fit_options import FitOptions
 from collective.training import interrupts
 from collective.training.failure import guarded
@@ -91,7 +92,8 @@ def _together(
             return stock(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         backend = backend_for(job, self)
-        if backend is not job.backend:  # ranks hold parts of its layers
+        # Ranks hold parts of its layers, or it was made in a strategy's scope.
+        if backend is not job.backend or strategy_of(self) is not None:
             ours = getattr(collective, stock.__name__)
             with job.calling(call):
                 return ours(self, *args, **kwargs, backend=backend)

@@ -10,7 +10,6 @@ while the others wait (``files``); what libraries in C write is left as it is.
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import contextlib
 import functools
@@ -35,8 +34,10 @@ def keep_writes_private(job: ScriptJob) -> None:
     """Have every rank but 0 write files of the script to copies of its own."""
     if job.backend.rank == 0:
         return
-    folder = tempfile.mkdtemp(prefix="collective-files-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # It removes itself at the end of the process.
+    folder = tempfile.TemporaryDirectory(
+        prefix="collective-files-", ignore_cleanup_errors=True
+    )
     files = _PrivateFiles(job, folder)
     for module in (builtins, io):
         job.replace(module, "open", files.replacing(module.open))
@@ -51,7 +52,7 @@ def keep_writes_private(job: ScriptJob) -> None:
 class _PrivateFiles:
     """The copies of one rank."""
 
-    def __init__(self, job: ScriptJob, folder: str):
+    def __init__(self, job: ScriptJob, folder: tempfile.TemporaryDirectory[str]):
         self._job, self._folder = job, folder
         self._copies = job.copies
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -85,7 +86,7 @@ class _PrivateFiles:
         self._job.made.add(path)
         copy = self._copies.get(path)
         if copy is None:
-            copy = os.path.join(self._folder, str(len(self._copies)))
+            copy = os.path.join(self._folder.name, str(len(self._copies)))
             if {*mode} & {*"a+"} and "w" not in mode and os.path.isfile(path):
                 shutil.copyfile(path, copy)
             self._copies[path] = copy

@@ -14,6 +14,7 @@ import tensorflow as tf
 import collective
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
+from collective.training.steps.batch_function import BatchFunction
 from collective.training.unedited import distribute, files, notice
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.keras_calls import fit_seed
@@ -160,76 +161,32 @@ def test_wrong_arguments_are_the_errors_of_keras(distributed):
         make().predict(X, backend="mpi")
 
 
-def test_calls_from_a_callback_are_keras_own(distributed, monkeypatch):
-    calls = []
-
-    def counted(name):
-        function = getattr(collective, name)
-        return lambda *a, **k: calls.append(name) or function(*a, **k)
-
-    for name in ("fit", "evaluate", "predict"):
-        monkeypatch.setattr(collective, name, counted(name))
+def test_calls_from_a_callback_and_of_a_subclass_are_keras_own(distributed):
+    seen = []
 
     class Nested(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            self.model.predict(X[:2], verbose=0)
+            seen.append(self.model.predict(X[:2], verbose=0))
             make().fit(X, Y, verbose=0)
 
-    make().fit(X, Y, verbose=0, callbacks=[Nested()])
-    assert calls == ["fit"]
-
-
-def test_a_subclass_that_extends_fit_gets_ours(distributed, monkeypatch):
-    seen = []
-    fit = collective.fit
-    monkeypatch.setattr(
-        collective, "fit", lambda m, *a, **k: seen.append(m) or fit(m, *a, **k)
-    )
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Own(keras.Sequential):
         def fit(self, *args, **kwargs):
             return super().fit(*args, verbose=0, **kwargs)
 
-    model = Own()
+    layers = [keras.Input((4,)), keras.layers.Dense(1)]
+    model = Own(layers)
     model.compile("sgd", "mse")
-    model.fit(X, Y)
-    assert seen == [model]
+    found = model.fit(X, Y, callbacks=[Nested()])
+    assert len(found.epoch) == len(seen) == 1 and seen[0].shape == (2, 1)
 
 
-def test_each_fit_has_an_order_of_its_own():
-    model, stale = make(), make()
-    first = fit_seed(model)
-    assert first == fit_seed(stale) and 0 <= first < 2**32
-    model.optimizer.iterations.assign(7)
-    assert fit_seed(model) not in (first, 0)
-    keras.utils.set_random_seed(2)
-    assert fit_seed(stale) != first
-    assert isinstance(fit_seed(keras.Sequential()), int)  # not compiled
-
-
-def test_generators_that_have_a_seed_keep_it(distributed):
-    first = np.random.default_rng(seed=3).integers(1000, size=4)
-    distributed.undo()
-    np.testing.assert_array_equal(
-        first, np.random.default_rng(3).integers(1000, size=4)
-    )
-
-
-def test_options_of_fit_reach_it(monkeypatch):
+def test_options_of_fit_reach_the_step():
     found = distribute_keras("single", accumulate=3)
     try:
-        given = {}
-        monkeypatch.setattr(collective, "fit", lambda model, **k: given.update(k))
-        make().fit(X, Y, 10)
-        assert given["accumulate"] == 3 and given["batch_size"] == 10
-        assert given["backend"].name == "single" and given["x"] is X
+        model = make()
+        model.fit(X, Y, 10, verbose=0)
+        assert isinstance(model.train_function, BatchFunction)
+        assert model.train_function.settings.options.accumulate == 3
     finally:
         found.undo()
     with pytest.raises(UsageError, match="no option 'epochs'") as caught:

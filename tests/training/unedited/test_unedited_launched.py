@@ -167,7 +167,7 @@ def test_files_and_random_numbers(tmp_path):
     assert code == 0, printed
     assert printed.count("[0] end") == printed.count("[1] end") == 1, printed
     assert printed.count("] caught") == 2
-    assert printed.count("train_on_batch is not distributed") == 1
+    assert "is not distributed" not in printed
     drawn = [(tmp_path / f"drawn{rank}").read_text() for rank in range(2)]
     assert drawn[0] == drawn[1] and len(drawn[0]) > 1000
     program = tmp_path / "loads.py"
@@ -249,10 +249,10 @@ def test_a_script_that_fails_ends_the_job(how, tmp_path):
 def test_a_bar_is_drawn_on_a_terminal(tmp_path):
     program = tmp_path / "short.py"
     program.write_text(
-        "import keras, sys\n"
+        "import keras\nimport numpy as np\n"
         "m = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
         "m.compile('sgd', 'mse')\n"
-        "m.fit([[1.0, 2.0]] * 64, [[1.0]] * 64, batch_size=8)\n"
+        "m.fit(np.ones((64, 2)), np.ones((64, 1)), batch_size=8)\n"
     )
     line = " ".join([*KERAS, str(program)])
     shown = launch.capture(
