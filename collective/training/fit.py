@@ -171,8 +171,6 @@ def fit(
         timeline=timeline,
     )
     backend = _open(model, backend, options)
-    if os.environ.get("COLLECTIVE_LOOP") == "keras":
-        return _fit_by_keras(locals())
     arguments = DataArguments(
         x=x,
         y=y,
@@ -287,33 +285,3 @@ def _open(model: Any, backend: str | Backend, options: FitOptions) -> Backend:
     """The backend of the model, with the threads that virtual replicas need."""
     threads = None if options.virtual_replicas is None else THREADS
     return open_backend(backend_for(model, backend), threads)
-
-
-def _fit_by_keras(given):
-    from collective.training.steps.distributed import distributed
-    from collective.training.steps.settings import StepSettings
-
-    names = [
-        "x",
-        "y",
-        "batch_size",
-        "epochs",
-        "verbose",
-        "callbacks",
-        "validation_split",
-        "validation_data",
-        "shuffle",
-        "class_weight",
-        "sample_weight",
-        "initial_epoch",
-        "steps_per_epoch",
-        "validation_steps",
-        "validation_batch_size",
-        "validation_freq",
-    ]
-    model = given["model"]
-    with (
-        guarded(given["backend"]),
-        distributed(StepSettings(given["backend"], given["options"])),
-    ):
-        return model.fit(**{n: given[n] for n in names})

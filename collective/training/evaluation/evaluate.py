@@ -70,16 +70,6 @@ def evaluate(
         UsageError: The model does not fit the data, or these are not data.
     """
     backend = open_backend(backend_for(model, backend))
-    import os
-
-    if os.environ.get("COLLECTIVE_LOOP") == "keras":
-        from collective.training.steps.distributed import distributed
-        from collective.training.steps.settings import StepSettings
-
-        with guarded(backend), distributed(StepSettings(backend)):
-            return model.evaluate(
-                x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict
-            )
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)

@@ -85,14 +85,6 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend_for(model, backend))
-    import os
-
-    if os.environ.get("COLLECTIVE_LOOP") == "keras":
-        from collective.training.steps.distributed import distributed
-        from collective.training.steps.settings import StepSettings
-
-        with guarded(backend), distributed(StepSettings(backend)):
-            return model.predict(x, batch_size, verbose, steps, callbacks)
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

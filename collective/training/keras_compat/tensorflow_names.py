@@ -225,5 +225,5 @@ def shape_of(tensor: tf.Tensor) -> tuple[int | None, ...]:
     step does to look at a batch.
     """
     if isinstance(tensor, ops.EagerTensor):
-        return tensor._shape_tuple()  # type: ignore[no-any-return]
+        return tensor._shape_tuple()
     return tuple(tensor.shape)

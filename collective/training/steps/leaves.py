@@ -8,6 +8,7 @@ the partition is right for any of them: it decides how much each replica compute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,9 @@ def _read(node: Any, tensors: list[tf.Tensor]) -> tuple[Any, Any]:
     if isinstance(node, dict):
         keys = sorted(node)  # the order of tf.nest
         found = {key: _read(node[key], tensors) for key in keys}
-        tree = type(node)((key, found[key][1]) for key in node)
-        return (dict, *((key, found[key][0]) for key in keys)), tree
+        kinds = ((key, found[key][0]) for key in keys)
+        filled = type(node)((key, found[key][1]) for key in node)
+        return (dict, *kinds), filled
     if isinstance(node, tuple | list):
         children = [_read(child, tensors) for child in node]
         trees = [tree for _, tree in children]
@@ -116,13 +118,12 @@ def cut_by_rows(tensors: Sequence[tf.Tensor], can: Sequence[bool]) -> list[bool]
     elements: dict[int, int] = {}
     for tensor, may in zip(tensors, can, strict=True):
         if may:
-            shape = shape_of(tensor)
-            size = int(np.prod(shape, dtype=np.int64))
-            elements[shape[0]] = elements.get(shape[0], 0) + size + 1
+            rows, *others = (size or 0 for size in shape_of(tensor))
+            elements[rows] = elements.get(rows, 0) + rows * math.prod(others) + 1
     if not elements:
         return [False] * len(tensors)
-    rows = max(elements, key=lambda length: elements[length])
+    most = max(elements, key=lambda length: elements[length])
     return [
-        may and shape_of(tensor)[0] == rows
+        may and shape_of(tensor)[0] == most
         for tensor, may in zip(tensors, can, strict=True)
     ]

@@ -78,7 +78,7 @@ def share_entropy(job: ScriptJob, seed: int) -> None:
         """Return names for files and folders that the script makes."""
         place = entropy.asking()
         if place is None or is_library(place[0]):
-            return stock_names()  # type: ignore[no-any-return]
+            return stock_names()
         return iter(lambda: entropy.name(), "")
 
     job.replace(tempfile, "_get_candidate_names", names)

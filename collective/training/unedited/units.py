@@ -107,7 +107,7 @@ class Units:
         if self._elastic is None:
             return attempt()
         sys.stdout.flush()  # what rank 0 has printed outlives it
-        return self._run(attempt, (), what)  # type: ignore[no-any-return]
+        return self._run(attempt, (), what)
 
     def run_step(
         self,
@@ -285,7 +285,7 @@ class Units:
         follows = [int(self._backend.rank > 0)]
 
         def gather() -> list[list[int]]:
-            return gather_few(self._backend, follows).tolist()  # type: ignore[no-any-return]
+            return gather_few(self._backend, follows).tolist()
 
         if self.run(gather, "the end of the script")[0] == [1]:  # of who is rank 0 now
             raise CollectiveError(

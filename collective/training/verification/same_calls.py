@@ -118,8 +118,8 @@ def _hash_array(value: Any, mark: int, most: int) -> int:
     mark = zlib.crc32(repr(array.shape).encode(), mark)
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if data.size <= most:
-        return zlib.crc32(data, mark)
+        return zlib.crc32(data.data, mark)
     stretch = min(_STRETCH_BYTES, most // _STRETCHES)
     for begin in np.linspace(0, data.size - stretch, _STRETCHES, dtype=np.int64):
-        mark = zlib.crc32(data[begin : begin + stretch], mark)
+        mark = zlib.crc32(data[begin : begin + stretch].data, mark)
     return mark

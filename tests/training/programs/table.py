@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import collective
+from collective.training.steps.distributed import distributed
+from collective.training.steps.settings import StepSettings
 from tests.training.programs import (
     calls,
     coupling_layers,
@@ -109,7 +111,12 @@ CASES = _all()
 
 
 def outcome(case: Case, backend: Any = None, **options: Any) -> dict[str, np.ndarray]:
-    """What the call returns and every variable after it; by stock Keras without a backend."""
+    """Return what the call gives and every variable after it.
+
+    Args:
+        backend: By which the rows of each batch are shared out. If None, stock Keras runs.
+        options: If there are any, those of ``collective.fit``; else Keras' own call runs.
+    """
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(case.floatx)
     keras.utils.set_random_seed(5)
@@ -126,6 +133,9 @@ def outcome(case: Case, backend: Any = None, **options: Any) -> dict[str, np.nda
         words |= {k: v for k, v in case.words().items() if k != "batch_size"}
     if backend is None:
         found = getattr(model, case.call)(*data, **words)
+    elif not options:
+        with distributed(StepSettings(backend)):
+            found = getattr(model, case.call)(*data, **words)
     else:
         call = getattr(collective, case.call)
         found = call(model, *data, backend=backend, **words, **options)

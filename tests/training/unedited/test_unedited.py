@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import collective
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
 from collective.training.steps.batch_function import BatchFunction
 from collective.training.unedited import distribute, files, notice
 from collective.training.unedited.distribute import distribute_keras
-from collective.training.unedited.keras_calls import fit_seed
 from collective.training.unedited.script import Script, print_failure
 from collective.training.unedited.script_job import FIT, SAVE, ScriptJob
 from tests import launch
