@@ -180,3 +180,37 @@ def joined_outputs(batches: list[tf.Tensor]) -> Any:
 def concatenated(batches: Sequence[Any]) -> Any:
     """Return the outputs of ``predict`` for several batches, as Keras joins those of one execution."""
     return keras.tree.map_structure(lambda *parts: concat(list(parts)), *batches)
+
+
+_datasets = itertools.count()  # of this process, alike on every rank
+
+
+@contextlib.contextmanager
+def other_order_each_epoch(seed: int) -> Iterator[None]:
+    """Inside, arrays that are shuffled have another order in each epoch.
+
+    Keras shuffles by an operation without a seed of its own. If TensorFlow has a global
+    seed, it draws the same order in each epoch.
+
+    Args:
+        seed: The orders follow from it.
+    """
+    stock = ArrayDataAdapter.get_tf_dataset
+
+    def get_tf_dataset(self: Any) -> tf.data.Dataset:
+        with tf.device("CPU"):
+            epochs = tf.Variable(0, trainable=False, dtype=tf.int64)
+        key = (seed + next(_datasets)) % 2**31
+
+        def shuffle(indices: tf.Tensor) -> tf.Tensor:
+            return tf.random.experimental.stateless_shuffle(
+                indices, seed=[key, epochs.assign_add(1)]
+            )
+
+        with replacing(tf.random, "shuffle", shuffle):
+            found = stock(self)
+        found._epochs_of_order = epochs  # it must live as long as the data set
+        return found
+
+    with replacing(ArrayDataAdapter, "get_tf_dataset", get_tf_dataset):
+        yield

@@ -19,15 +19,19 @@ import collective
 from collective.backends.base import Backend
 from collective.distribute.scoped_models import strategy_of
 from collective.fit_options import FitOptions
-from collective.training import interrupts
+from collective.training import interrupts, keras_compat
 from collective.training.failure import guarded
-from collective.training.loop.agreement import agreeing
 from collective.training.observers.desync import DesyncWatch
 from collective.training.partition.method import supports
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
 from collective.training.steps.settings import StepSettings
-from collective.training.unedited.keras_calls import check_keras
+from collective.training.unedited.agreement import agreeing
+from collective.training.unedited.keras_calls import (
+    check_keras,
+    fit_seed,
+    is_unseeded,
+)
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
@@ -105,6 +109,9 @@ def _together(
             contextlib.ExitStack() as inside,
         ):
             job.meet(call)
+            if call == FIT and is_unseeded(job):
+                order = keras_compat.data.other_order_each_epoch(fit_seed(self))
+                inside.enter_context(order)
             if job.backend.size > 1:
                 _compare(job, bound.arguments)
                 inside.enter_context(same.call())

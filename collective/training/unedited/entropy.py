@@ -5,7 +5,8 @@ A generator without a seed asks the system for one, and each rank would get anot
 of a temporary folder. Data drawn with them would differ, and so would folders that rank 0
 makes and all ranks read. Here what the script or a library asks for follows from one seed
 that rank 0 has sent, from the line that asks, and from how often it has asked. What Python
-itself asks for stays as it is: names of its sockets and locks must differ.
+itself asks for stays as it is: names of its sockets and locks must differ. So stays what a
+library asks for but seeds of generators: names of its temporary files must differ, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def share_entropy(job: ScriptJob, seed: int) -> None:
 
     @functools.wraps(stock_bytes)
     def urandom(size: int, /) -> bytes:
-        return entropy.bytes(size) or stock_bytes(size)
+        return entropy.bytes(size, script_alone=True) or stock_bytes(size)
 
     job.replace(os, "urandom", urandom)
     job.replace(random, "_urandom", urandom)
@@ -76,8 +77,7 @@ def share_entropy(job: ScriptJob, seed: int) -> None:
 
     def names() -> Iterator[str]:
         """Return names for files and folders that the script makes."""
-        place = entropy.asking()
-        if place is None or is_library(place[0]):
+        if entropy.asking(script_alone=True) is None:
             return stock_names()
         return iter(lambda: entropy.name(), "")
 
@@ -94,9 +94,13 @@ class _Entropy:
         )
         self._lock = threading.Lock()
 
-    def bytes(self, size: int) -> bytes | None:
-        """Return so many bytes, or None where Python itself or this package asks."""
-        place = self.asking()
+    def bytes(self, size: int, script_alone: bool = False) -> bytes | None:
+        """Return so many bytes, or None if Python itself or this package asks.
+
+        Args:
+            script_alone: Whether None is for libraries, too.
+        """
+        place = self.asking(script_alone)
         if place is None:
             return None
         with self._lock:
@@ -111,7 +115,7 @@ class _Entropy:
         return "".join(chr(ord("a") + byte % 26) for byte in found)
 
     @staticmethod
-    def asking() -> tuple[str, int] | None:
+    def asking(script_alone: bool = False) -> tuple[str, int] | None:
         """Return the file and line that ask, or None for Python and this package."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -120,7 +124,7 @@ class _Entropy:
                 if frame.f_code.co_filename != __file__:
                     return None
             elif file not in _BETWEEN:
-                if is_standard_library(file):
+                if is_standard_library(file) or (script_alone and is_library(file)):
                     return None
                 return file, frame.f_lineno
             frame = frame.f_back

@@ -50,7 +50,7 @@ def replace_calls(
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        seed = fit_seed(self) if _is_unseeded(job) else None
+        seed = fit_seed(self) if is_unseeded(job) else None
         ours = {"seed": seed, **options}
         return collective.fit(self, **given, **ours, backend=backend_for(job, self))
 
@@ -91,7 +91,7 @@ def seed_all_ranks(job: ScriptJob) -> None:
     share_entropy(job, shared)
 
 
-def _is_unseeded(job: ScriptJob) -> bool:
+def is_unseeded(job: ScriptJob) -> bool:
     """Whether the seeds are those of ``seed_all_ranks`` still.
 
     With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
