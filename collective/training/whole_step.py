@@ -171,29 +171,9 @@ class WholeStep:
         return apply
 
     def _of_rank_zero(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Takes rank 0's gradients where GPUs may add them up in different orders.
-
-        Rows that come several times would be added up so by the optimizer.
-        """
         if self.backend.size == 1:
             return gradients
-        gradients = [
-            tf.IndexedSlices(*reversed(added_once(g.indices, g.values)), g.dense_shape)
-            if isinstance(g, tf.IndexedSlices)
-            else g
-            for g in gradients
-        ]
-        if not tf.config.list_logical_devices("GPU"):
-            return gradients
-        tensors = tf.nest.flatten(list(gradients), expand_composites=True)
-        arrays = [
-            None if t is None else tf.convert_to_tensor(t).numpy() for t in tensors
-        ]
-        sent = [
-            None if array is None else tf.constant(array)
-            for array in broadcast_object(self.backend, arrays)
-        ]
-        return tf.nest.pack_sequence_as(list(gradients), sent, expand_composites=True)
+        return gradients_of_rank_zero(self.backend, gradients)
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
@@ -250,6 +230,28 @@ def as_rank_zero(backend: Backend) -> Iterator[None]:
             if not host_random.is_read():  # by data, which draw what they draw
                 host_random.set_state(host)
     yield
+
+
+def gradients_of_rank_zero(backend: Backend, gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return rank 0's gradients where GPUs may add them up in different orders.
+
+    Rows that come several times would be added up so by the optimizer.
+    """
+    gradients = [
+        tf.IndexedSlices(*reversed(added_once(g.indices, g.values)), g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else g
+        for g in gradients
+    ]
+    if not tf.config.list_logical_devices("GPU"):
+        return gradients
+    tensors = tf.nest.flatten(list(gradients), expand_composites=True)
+    arrays = [None if t is None else tf.convert_to_tensor(t).numpy() for t in tensors]
+    sent = [
+        None if array is None else tf.constant(array)
+        for array in broadcast_object(backend, arrays)
+    ]
+    return tf.nest.pack_sequence_as(list(gradients), sent, expand_composites=True)
 
 
 def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -18,6 +18,13 @@ FUNCTIONS = {
     "predict_function": "predict_step",
 }
 Make = Callable[[keras.Model, str], Any]
+Step = Callable[[Any], Any]
+
+
+class Eager(NamedTuple):
+    """What ``make`` may return for a model that runs eagerly: the step of Keras' own function."""
+
+    step: Step
 
 
 @contextlib.contextmanager
@@ -27,8 +34,8 @@ def made_by(make: Make) -> Iterator[None]:
     A model keeps its functions until it is compiled again, as with Keras' own.
 
     Args:
-        make: Called with a model and the name of a method; returns the function, or None
-            for Keras' own.
+        make: Called with a model and the name of a method; returns the function, an
+            ``Eager`` step for Keras' own function, or None for that as it is.
     """
     with contextlib.ExitStack() as stack:
         for attribute, method in FUNCTIONS.items():
@@ -48,6 +55,9 @@ def _made_by(
         function = make(self, method)
         if function is None:
             return stock(self, force)
+        if isinstance(function, Eager):
+            with replacing(self, method, function.step):
+                return stock(self, force)
         setattr(self, attribute, function)
         return function
 

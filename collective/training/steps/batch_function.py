@@ -11,6 +11,7 @@ and a step that the death of a rank interrupts is repeated with the same batch.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,17 @@ from collective.training.steps.settings import StepSettings
 # Of a function, a program of it, the tensors of a batch, and the number of the step.
 RunStep = Callable[["BatchFunction", Program, Sequence[tf.Tensor], int], Any]
 _running = 0
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Around a step of Keras: updates and gradients in it are not a loop's of a script."""
+    global _running
+    _running += 1
+    try:
+        yield
+    finally:
+        _running -= 1
 
 
 def is_running() -> bool:
@@ -110,12 +122,8 @@ class BatchFunction:
             data: The batch, which is the same on every rank.
             spec: The specification of all batches, if the data have one.
         """
-        global _running
-        _running += 1
-        try:
+        with running():
             return self._run(data, spec)
-        finally:
-            _running -= 1
 
     def _run(self, data: Any, spec: Any) -> Any:
         batch = Leaves.of(data)

@@ -17,6 +17,7 @@ from collective.training.steps.batch_function import (
     StepObserver,
 )
 from collective.training.steps.settings import StepSettings
+from collective.training.steps.whole import WholeStep
 
 
 @contextlib.contextmanager
@@ -32,15 +33,17 @@ def distributed(
         observers: Called around each step.
         run_step: See ``BatchFunction``.
     """
-    watch = finite.Watch(
-        settings.backend, settings.options.terminate_on_nan, expected=False
-    )
+    backend = settings.backend
+    watch = finite.Watch(backend, settings.options.terminate_on_nan, expected=False)
 
     def make(model: keras.Model, method: str) -> Any:
-        if model.run_eagerly or not settings.is_distributed:
+        if not settings.is_distributed:
             return None
-        kind = PredictFunction if method == "predict_step" else BatchFunction
         step = getattr(model, method)
+        if model.run_eagerly:
+            whole = WholeStep(model, step, backend, settings.options.accumulate)
+            return batch_functions.Eager(whole)
+        kind = PredictFunction if method == "predict_step" else BatchFunction
         return kind(model, step, method, settings, observers, run_step)
 
     with watch.tracing(), batch_functions.made_by(make):

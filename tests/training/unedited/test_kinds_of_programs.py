@@ -1,0 +1,52 @@
+"""Programs that a loop which only resembles Keras' own trains otherwise: equal on two ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import launch
+from tests.training.unedited.kinds_of_programs import PROGRAMS
+
+SCRIPT = str(Path(__file__).with_name("kinds_of_programs.py"))
+pytestmark = launch.STARTS_RANKS
+
+
+def found(command: list[str], folder: Path) -> dict[str, Any]:
+    """What each program gives."""
+    env = launch.environment(forked=True, PYTHONHASHSEED="0")
+    code, printed = launch.run([*command, SCRIPT], env, 240, folder)
+    assert code == 0, printed
+    lines = [line for line in printed.splitlines() if "FOUND " in line]
+    return dict(json.loads(line.split("FOUND ", 1)[1]) for line in lines)
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield the numbers and texts of a tree."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from flat(one)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+def test_every_kind_is_as_stock(ranks, tmp_path):
+    wanted = found([sys.executable], tmp_path)
+    launcher = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+    got = found([*launcher, "--keras"], tmp_path)
+    assert set(wanted) == set(got) == set(PROGRAMS)
+    for name, value in wanted.items():
+        ours, theirs = list(flat(got[name])), list(flat(value))
+        assert len(ours) == len(theirs), (name, got[name], value)
+        for one, other in zip(ours, theirs, strict=True):
+            if isinstance(other, str):
+                assert one == other, name
+            else:
+                np.testing.assert_allclose(one, other, 1e-9, 1e-12, err_msg=name)
