@@ -22,15 +22,15 @@ try:
     from collective.launch.options import EXAMPLE, LaunchOptions
     from collective.launch.output import print_message, settled
     from collective.streams import open_streams
-except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
+except KeyboardInterrupt:  # Ctrl-C right after the start prints no traceback
     raise SystemExit(130) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Returns:
-        0 if every rank returned 0; 2 for bad arguments; 130 where it was interrupted;
+        0 if every rank returned 0; 2 for bad arguments; 130 if it was interrupted;
         else the exit code of the first rank that failed, or 128 + the signal that ended
         it.
     """
@@ -47,15 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
-    except KeyboardInterrupt:  # before the ranks were started
+    except KeyboardInterrupt:  # the ranks have not been started yet
         print_message("interrupted")
         return 130
 
 
 def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
-    """Starts the job; imports only then what one host does not need."""
+    """Start the job; import the modules for several hosts only if it needs them."""
     for name in generations.VARIABLES:
-        os.environ.pop(name, None)  # of a job within which this one is started
+        os.environ.pop(name, None)  # set by the job that runs this launcher
     if options.agent:
         from collective.launch.agents import command
 
@@ -116,9 +116,10 @@ def _run_here(
 
 
 def _check_backend(name: str, size: int, launcher: str) -> None:
-    """Refuses a backend that ranks on this host could not use, before they are started.
+    """Refuse a backend that ranks on this host could not use, before they are started.
 
-    By a program of its own, as the doctor: this package must not import a backend.
+    Like the doctor, it asks a program of its own, because this package must not import a
+    backend.
     """
     words = ("--check", name, "--launcher", launcher, "--size", str(size))
     answer = processes.run(python_command.command("collective.backends", *words), 60)
@@ -128,7 +129,7 @@ def _check_backend(name: str, size: int, launcher: str) -> None:
 
 
 def _note_unused(options: LaunchOptions) -> None:
-    """Prints which options do nothing because no mpirun is used."""
+    """Print which options do nothing because no mpirun is used."""
     values = {
         "--mpi-args": options.mpi_args,
         "--tcp": options.tcp,
@@ -163,7 +164,7 @@ def _check_elastic(options: LaunchOptions, size: int) -> None:
 
 
 def _hosts(options: LaunchOptions) -> list[hosts.Host]:
-    """Returns the hosts of the command line, else of the batch system, else localhost."""
+    """Return the hosts of the command line, else of the batch system, else localhost."""
     if options.hosts:
         return hosts.parse_list(options.hosts)
     if options.hostfile:

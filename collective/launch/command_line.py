@@ -1,8 +1,8 @@
 """The command line: horovodrun's own flags, read the way horovodrun reads them.
 
-Everything from the first word that is not an option is the command. An option that is
-typed overrides the file of ``--config-file``, wherever the two stand. With ``--keras`` the
-command is a Keras script that knows of no ranks.
+The first word that is not an option begins the command. An option on the command line
+overrides the file of ``--config-file``, wherever the two stand. With ``--keras`` the command
+is a Keras script that knows nothing of ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
 
 
 def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
-    """Reads the command line and, if it names one, the configuration file.
+    """Read the command line and, if it names one, the configuration file.
 
     Raises:
         UsageError: For options that contradict each other or are out of range, or a
@@ -57,7 +57,7 @@ def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
         shell=remote_shell.from_options(parsed),
         variables=horovod_settings.variables(parsed),
     )
-    if given.max_np is not None and given.min_np is None:  # as horovodrun
+    if given.max_np is not None and given.min_np is None:  # horovodrun does the same
         given = dataclasses.replace(given, min_np=given.num_proc or 1)
     if not given.keras:
         return given
@@ -112,7 +112,7 @@ def _check(parsed: LaunchOptions) -> None:
 
 
 def start_of(ranks: int | None) -> str:
-    """Returns the words to type in front of a command."""
+    """Return the words to type in front of a command."""
     return f"collectiverun -np {ranks}" if ranks else "collectiverun"
 
 
@@ -146,12 +146,12 @@ def _check_keras(parsed: LaunchOptions) -> None:
             f"--keras takes a script, not {' '.join([first, *others[:1]])!r}",
             hint=_KERAS_EXAMPLE,
         )
-    importlib.import_module("collective.keras_backend")  # which may refuse it
+    importlib.import_module("collective.keras_backend")  # it may refuse the variable
     fit_options.settings(parsed.set)
 
 
 def _note_misplaced(parsed: LaunchOptions) -> None:
-    """Warns about options of the launcher that follow the script, which gets them."""
+    """Warn about options of the launcher that follow the script, which gets them."""
     options = {
         name: action.nargs != 0
         for action in parser()._actions
@@ -164,7 +164,7 @@ def _note_misplaced(parsed: LaunchOptions) -> None:
 
 
 def _keras_command(parsed: LaunchOptions) -> list[str]:
-    """Returns the command of each rank; a ``python`` in front of the script stays."""
+    """Return the command of each rank; a ``python`` in front of the script stays."""
     program = plain_keras.Program.of(parsed.command)
     python, words = [sys.executable], list(parsed.command)
     if program is not None and program.python:
@@ -173,7 +173,7 @@ def _keras_command(parsed: LaunchOptions) -> list[str]:
     options += ["--loops"] if parsed.loops else []
     options += ["--explain"] if parsed.explain else []
     options += [f"--set={value}" for value in parsed.set]
-    # Each rank has files of its own then.
+    # Then each rank has files of its own.
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
@@ -188,12 +188,12 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Makes the parser with all options, in the groups that ``--help`` shows."""
+    """Make the parser with all options, in the groups that ``--help`` shows."""
     p = Parser(
         prog=program("python -m collective.launch"),
         usage="%(prog)s [options] command ...",
         description="Start the ranks of a job, on this host or on several.",
-        allow_abbrev=False,  # the command has options of its own: --timeline
+        allow_abbrev=False,  # or it would take options of the command
         epilog=f"Example: {EXAMPLE}",
     )
     p.whose = "collective.launch"

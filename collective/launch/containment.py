@@ -1,12 +1,13 @@
-"""Ends what a rank has started with it, daemons included.
+"""Ends all processes that a rank has started when the rank ends, daemons included.
 
 A signal to a process group does not reach a process that has called ``setsid``. So each
-rank has a mark of its own in its environment, which all that it starts inherits, and what
-still has the mark when the rank has ended is killed. This needs no privileges, and works
-when the launcher itself was killed. A program that empties its environment and calls
-``setsid`` has no mark any more, and stays.
+rank has a mark of its own in its environment. All processes that it starts inherit the mark,
+and those that still have it when the rank has ended are killed. This works without
+privileges, and also when the launcher itself was killed. A program that empties its
+environment and calls ``setsid`` loses the mark, and stays.
 
-What is to outlive the job is started with an empty mark: ``COLLECTIVE_CONTAINED= program``.
+Start a program with an empty mark if it should outlive the job:
+``COLLECTIVE_CONTAINED= program``.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ class Marks:
     """The marks of the ranks that one supervisor starts."""
 
     def __init__(self) -> None:
-        # What all of them begin with; behind the mark of a job around this one.
+        # All marks begin with this. It follows the mark of a job around this one.
         self.job = os.environ.get(VARIABLE, "") + secrets.token_hex(16)
         self._made = 0
 
     def make(self) -> str:
-        """Returns the mark of the next rank: the value of ``VARIABLE``."""
+        """Return the mark of the next rank: the value of ``VARIABLE``."""
         self._made += 1
         return f"{self.job}.{self._made}."
 
 
 def find(mark: str) -> set[int]:
-    """Returns the processes of this user whose mark begins with this; zombies have no mark."""
+    """Return the processes of this user whose mark begins with this; a zombie has none."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = set()
     for name in os.listdir("/proc"):
@@ -52,7 +53,7 @@ def _variables(pid: int | str) -> Iterator[bytes]:
 
 
 def kill(mark: str) -> None:
-    """Kills every process whose mark begins with this, and what these start meanwhile."""
+    """Kill every process whose mark begins with this, and all that these start before they die."""
     killed: set[int] = set()
     while found := find(mark) - killed:
         for pid in found:

@@ -11,9 +11,9 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
-    """Returns the hardware threads of each core; cores of one package are neighbours.
+    """Return the hardware threads of each core; cores of one package are neighbours.
 
-    Linux numbers hardware threads, as logical cores.
+    Linux calls hardware threads logical cores, and numbers these.
     """
 
     def where(core: int) -> tuple[int, int]:
@@ -30,7 +30,7 @@ def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]
 def share(
     local_size: int, cores: Sequence[int] | None = None, topology: Path = _TOPOLOGY
 ) -> list[list[int]]:
-    """Returns the logical cores of each local rank; an empty list if it is not bound.
+    """Return the logical cores of each local rank; an empty list if it is not bound.
 
     Ranks are bound if each can have a logical core or more. Without binding, the kernel
     sometimes runs threads of two ranks on one core while another is idle, and in
@@ -50,8 +50,8 @@ def share(
 
 
 def describe(cores: Sequence[int]) -> str:
-    """Short form of the numbers of cores or ranks: ``0-3,8``."""
-    # A number less its place is the same throughout a run.
+    """Return the short form of the numbers of cores or ranks: ``0-3,8``."""
+    # Within a run, number minus index is constant.
     places = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
     runs = [[core for _, core in run] for _, run in places]
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

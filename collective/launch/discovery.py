@@ -1,4 +1,4 @@
-"""``--host-discovery-script``: which hosts there are now, as a script prints them."""
+"""``--host-discovery-script``: the present hosts, as a script prints them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from collective.errors import UsageError
 from collective.launch import processes
 from collective.launch.output import print_message
 
-EVERY_SECONDS = 1.0  # as horovodrun
+EVERY_SECONDS = 1.0  # as horovodrun has it
 _SCRIPT_SECONDS = 60.0
 
 
 class Discovery:
     """Runs once a second a shell command that prints ``host:slots`` for each host.
 
-    ``slots_per_host`` is for hosts without slots in their line.
+    A host without slots in its line has ``slots_per_host``.
     """
 
     def __init__(self, script: str, slots_per_host: int | None = None):
         self.script, self._slots_per_host = script, slots_per_host
-        self.hosts: list[hosts.Host] = []  # those that there are now, with their slots
+        self.hosts: list[hosts.Host] = []  # the present hosts, with their slots
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._last_message = ""
 
     def __enter__(self) -> Discovery:
-        """Runs the script, and starts a thread that runs it each second.
+        """Run the script, and start a thread that runs it each second.
 
         Raises:
             UsageError: If the script fails.
@@ -41,7 +41,7 @@ class Discovery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the thread, and kills the script if it runs."""
+        """End the thread, and kill the script if it runs."""
         self._closed = True
         if self._process is not None:
             processes.signal_group(self._process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ class Discovery:
                 ["sh", "-c", self.script],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                start_new_session=True,  # with a process group, to be killed as a whole
+                start_new_session=True,  # so that the whole process group can be killed
             )
             if processes.wait(process, _SCRIPT_SECONDS) is None:
                 processes.signal_group(process.pid, signal.SIGKILL)

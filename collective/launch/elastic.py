@@ -1,7 +1,7 @@
 """An elastic job on one host: ranks may die, leave and join (``--min-np``, ``--max-np``).
 
-A rank that dies or leaves ends no other. Where the job may grow, new ranks replace it, up
-to the number of slots; each joins by itself when it is ready (``collective.session``).
+The other ranks continue when a rank dies or leaves. If the job may grow, new ranks replace
+it, up to the number of slots; each joins by itself when it is ready (``collective.session``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collective.running_time import Lasting
 class ElasticRanks:
     """The ranks of one job on this host, some of which may fail or join later.
 
-    The job has succeeded when ``min_np`` ranks of its last membership did.
+    The job has succeeded if ``min_np`` ranks of its last membership did.
 
     Args:
         options: The command line, with ``min_np``.
@@ -50,14 +50,14 @@ class ElasticRanks:
         self.max_np = options.max_np or 0
         self.spec_of, self.wanted = spec_of, wanted
         self.succeeded = 0
-        self.incomplete = False  # something failed when the work was done
+        self.incomplete = False  # something failed after the work was done
         self.next_rank = len(specs)
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
         rank_timeout = options.rank_timeout_seconds
         start_timeout = options.seconds(START_TIMEOUT, START_SECONDS)
-        # A little before the ranks that wait would give up.
+        # A little earlier than the waiting ranks would give up.
         self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
         self.in_vain = Lasting(rank_timeout)
         self.cooldown = options.cooldown
@@ -66,45 +66,45 @@ class ElasticRanks:
         self.restart_requested = self.restarts = self.over_limit = False
 
     def commands(self) -> str:
-        """The commands of the ranks that are started at once."""
+        """Return the commands of the ranks that are started at once."""
         return self.supervisor.commands()
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Runs the job; see ``Supervisor.run``."""
+        """Run the job; see ``Supervisor.run``."""
         return self.supervisor.run(on_started)
 
     @property
     def training(self) -> bool:
-        """Whether the ranks may end for the next generation."""
+        """Return whether the ranks may end for the next generation."""
         states = map(self.membership.read, set(self.slots) - self.joining)
         return membership_file.TRAINS in states
 
     @property
     def has_handed_over(self) -> bool:
-        """Whether no rank trains any more, and the next generation may begin."""
+        """Return whether no rank trains any more, and the next generation may begin."""
         states = [self.membership.read(rank) for rank in self.slots]
         return bool(states) and set(states) == {membership_file.HANDED_OVER}
 
     def request_restart(self) -> None:
-        """Asks the ranks to end for the next generation; from any thread."""
+        """Ask the ranks to end for the next generation; from any thread."""
         self.restart_requested = True
 
     def report(self) -> None:
-        """Decides whether the job has succeeded, and reports which rank failed."""
+        """Decide whether the job has succeeded, and report which rank failed."""
         job = self.supervisor
         if self.over_limit:
             job.exit_code = 1
         elif job.ending:
-            job.failed = None  # a signal to the launcher ended it
+            job.failed = None  # a signal to the launcher ended the job
         elif self.restarts:
             job.failed, job.exit_code = None, generations.EXIT_CODE
         elif self.succeeded >= self.min_np and not self.incomplete:
-            # It continued without the failed rank.
+            # The job continued without the failed rank.
             job.failed, job.exit_code = None, 0
         job.report_failure()
 
     def look(self) -> None:
-        """Starts, dismisses and ends ranks, where that is due."""
+        """Start, dismiss and end ranks that are due."""
         self._note_joined()
         self._adjust()
         self._end_hanging()
@@ -117,7 +117,7 @@ class ElasticRanks:
                 self._count_reset()
 
     def on_exit(self, rank: int, code: int) -> None:
-        """Continues without the rank, and may replace it."""
+        """Continue without the rank, and replace it if the job may grow."""
         self._note_joined()
         del self.slots[rank]
         self.restarts |= code == generations.EXIT_CODE
@@ -143,18 +143,18 @@ class ElasticRanks:
             if code == UsageError.exit_code:
                 self._start_no_more()
         elif not left and code >= 0:
-            self.wanted = None  # the job is over; or a new rank would fail likewise
+            self.wanted = None  # the job is over; or a new rank would fail, too
         self.not_before = time.monotonic() + self.pause
         if (code or left) and self.slots:
             self._count_reset()
 
     def _start_no_more(self) -> None:
-        """Starts no other rank, because one was refused, and another would be, too."""
+        """Start no other rank, because one was refused, and another would be, too."""
         self.wanted = None
         print_message("no other rank is started; see above why this one could not join")
 
     def _count_reset(self) -> None:
-        """Counts a change of the ranks that train together; ends the job after too many."""
+        """Count a change of the ranks that train together; end the job after too many."""
         self.resets += 1
         limit = self.reset_limit
         if limit is None or self.resets <= limit or self.supervisor.ending:
@@ -168,14 +168,14 @@ class ElasticRanks:
         self.supervisor.end(signal.SIGTERM)
 
     def _adjust(self) -> None:
-        """Starts missing ranks, and asks surplus ones to leave."""
+        """Start missing ranks, and ask surplus ones to leave."""
         if self.supervisor.ending:
             return
         if self.restart_requested:
             self._ask_to_restart()
         if not set(self.slots) - self.joining:
             for rank in self.joining - self.dismissed:
-                self._dismiss(rank)  # there is no job left that it could join
+                self._dismiss(rank)  # the job that it could join is over
             return
         if self.wanted is None:
             return
@@ -190,9 +190,9 @@ class ElasticRanks:
             self._start_late(next(n for n in range(wanted) if n not in taken))
 
     def _end_hanging(self) -> None:
-        """Ends ranks that hang where no other rank can report it.
+        """End ranks that hang, if no other rank can report it.
 
-        In the job the ranks themselves do so (``native/membership/job.h``).
+        Ranks in the job report it themselves (``native/membership/job.h``).
         """
         if self.supervisor.ending:
             return
@@ -236,7 +236,7 @@ class ElasticRanks:
         self.supervisor.outputs[spec.rank].start()
 
     def _dismiss(self, rank: int) -> None:
-        """Asks a rank to leave; one that has not joined yet is killed."""
+        """Ask a rank to leave; kill one that has not joined yet."""
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
         self.supervisor.signal_all(number, rank)

@@ -1,9 +1,9 @@
 """Processes that should end and do not, and those that the kernel ends for lack of memory.
 
-One that was killed never runs its program again, but may not be gone for ever: frozen
-(cgroup, ``docker pause``), traced, or in an uninterruptible sleep on a file system that
-does not answer. It counts as dead. Another has ended its work, and its interpreter does not
-end: a thread or a process that it has started keeps it.
+A process that was killed never runs its program again, but it may never disappear: if it is
+frozen (cgroup, ``docker pause``), traced, or in an uninterruptible sleep on a file system
+that does not answer. It counts as dead. A process of another kind has ended its work, and its
+interpreter does not end, because a thread or a process that it has started keeps it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Undead:
         self._left: dict[int, str] = {}
 
     def look(self, pids: Iterable[int], killed: set[int]) -> list[int]:
-        """Returns the processes that still exist some seconds after they were killed.
+        """Return the processes that still exist some seconds after they were killed.
 
         Args:
             pids: Children of this process that have not been reaped.
-            killed: Those of them to which this process has sent SIGKILL.
+            killed: The pids to which this process has sent SIGKILL.
         """
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return []
@@ -56,7 +56,7 @@ class Undead:
         return found
 
     def leave(self, pid: int, name: str) -> None:
-        """Reports a process that is not waited for any more."""
+        """Report a process for which the job does not wait any more."""
         self._left[pid] = name
         print_message(
             f"{name} (process {pid}) was killed and has not ended within "
@@ -64,7 +64,7 @@ class Undead:
         )
 
     def report(self, seconds: float) -> None:
-        """Names the processes that still exist after so many seconds, at the end of the job."""
+        """Name the processes that still exist after so many seconds, at the end of the job."""
         deadline = Deadline(seconds)
         while self._left:
             for pid in list(self._left):
@@ -88,7 +88,7 @@ class Lingering:
     """Ranks whose work is over and whose processes do not end.
 
     Args:
-        membership: Where they note that their work is over.
+        membership: The file in which they note that their work is over.
         seconds: How long they may take.
     """
 
@@ -99,10 +99,10 @@ class Lingering:
     def look(
         self, ranks: Iterable[tuple[int, int]], name: Callable[[int], str]
     ) -> list[int]:
-        """Reports and returns the ranks that have taken too long.
+        """Report and return the ranks that have taken too long.
 
         Args:
-            ranks: Number and process of each that runs.
+            ranks: Number and process of each running rank.
             name: How messages call a rank.
         """
         found = []
@@ -122,9 +122,9 @@ class Lingering:
 
 
 def count_memory_kills() -> int:
-    """How often the kernel has killed a process of this host for lack of memory.
+    """Return how often the kernel has killed a process of this host for lack of memory.
 
-    Since the host was started, and within the limits of cgroups, too.
+    It counts since the start of the host, and includes kills for the limit of a cgroup.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
@@ -135,14 +135,14 @@ def count_memory_kills() -> int:
 
 
 def set_oom_score(process: object, score: str) -> str:
-    """Says how soon the kernel kills a process where memory runs out.
+    """Set how soon the kernel kills a process if memory runs out.
 
     Args:
         process: Its number, or ``self``; what it starts later inherits the score.
-        score: 1000: before all others.
+        score: 1000 means before all others.
 
     Returns:
-        Its score before; empty where the score cannot be changed.
+        The score before; empty if the score cannot be changed.
     """
     path = Path(f"/proc/{process}/oom_score_adj")
     try:

@@ -1,7 +1,7 @@
 """horovodrun's options that become variables of the ranks, and its YAML file of them.
 
-One table for both. What the native core reads under a name of its own is set under both
-names.
+One table serves both. A variable that the native core reads under a name of its own is set
+under both names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _opposite(value: Any) -> str:
     return _text(not value)
 
 
-# Of an option, before the key; other sections begin with their own name.
+# The prefix of an option's key, by section; for others it is the section's name.
 _PREFIXES = {"params": "", "library_options": "", "logging": "log_"}
 
 
@@ -41,22 +41,22 @@ _PREFIXES = {"params": "", "library_options": "", "logging": "log_"}
 class Setting:
     """An option and its variable."""
 
-    section: str  # where the YAML file has it
+    section: str  # section of the YAML file
     key: str
-    variable: str  # what the ranks see
-    kind: Callable[[str], Any]  # type of its value; bool for a switch
+    variable: str  # name that the ranks read
+    kind: Callable[[str], Any]  # type of the value; bool for a switch
     text: Callable[[Any], str] = _text  # turns the value into the variable's text
 
     @property
     def dest(self) -> str:
-        """Name of its attribute among the options."""
+        """Return the name of its attribute among the options."""
         if self.key == "enabled":
             return self.section
         return _PREFIXES.get(self.section, f"{self.section}_") + self.key
 
     @property
     def option(self) -> str:
-        """The option as typed on the command line."""
+        """Return the option as typed on the command line."""
         return f"--{self.dest.replace('_', '-')}"
 
 
@@ -96,10 +96,10 @@ _BY_KEY = {(setting.section, setting.key): setting for setting in SETTINGS}
 
 
 def place(environment: Environment) -> dict[str, str]:
-    """Returns variables with a rank's numbers in the job, as ``horovodrun --gloo`` sets them.
+    """Return variables with a rank's numbers in the job, as ``horovodrun --gloo`` sets them.
 
-    The last entry says that the numbers are the launcher's, so that a rank which mpirun
-    started is not taken for one of horovodrun's.
+    The last entry says that the launcher set the numbers, so that a rank which mpirun
+    started is not taken for a rank of horovodrun.
     """
     known = {
         "RANK": environment.rank,
@@ -114,7 +114,7 @@ def place(environment: Environment) -> dict[str, str]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all settings to a parser, under horovodrun's names."""
+    """Add all settings to a parser, under horovodrun's names."""
     add = parser.add_argument_group("variables of the ranks, as horovodrun's").add_argument  # fmt: skip
     for setting in SETTINGS:
         if setting.dest == "log_with_timestamp":
@@ -134,7 +134,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """The environment variables of the ranks that the typed options stand for.
+    """Return the environment variables of the ranks that the typed options stand for.
 
     Raises:
         UsageError: For a negative number.
@@ -167,13 +167,13 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def read_config(file: str, options: argparse.Namespace) -> None:
-    """Fills in, from horovodrun's YAML file, what was not typed.
+    """Fill in options that were not typed from horovodrun's YAML file.
 
     Raises:
         UsageError: If it cannot be read, or a value is not of its setting's type.
             A setting that horovodrun does not know gives a warning.
     """
-    import yaml  # not at every start of the launcher
+    import yaml  # takes time, so not at every start of the launcher
 
     try:
         config = yaml.safe_load(Path(file).read_text()) or {}
@@ -215,7 +215,7 @@ def read_config(file: str, options: argparse.Namespace) -> None:
 
 def _typed(setting: Setting, value: Any, file: str) -> Any:
     kind: Any = setting.kind
-    # isinstance would take YAML's true for an int; and an int will do for a float.
+    # isinstance takes YAML's true for an int, and an int is valid for a float.
     fits = type(value) is kind or (kind is float and type(value) is int)
     if not fits:
         raise UsageError(

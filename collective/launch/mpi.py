@@ -1,4 +1,4 @@
-"""Which MPI is installed, and the command line of its mpirun for a job."""
+"""Finds the installed MPI, and composes the command line of its mpirun for a job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MPI:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
     def require_elastic(self) -> None:
-        """Refuses an MPI that ends all ranks when one dies."""
+        """Refuse an MPI that ends all ranks when one dies."""
         if self.family != "Open MPI" or self.version[0] < 5:
             raise UsageError(
                 f"--min-np: {self} ends all ranks when one dies",
@@ -47,10 +47,10 @@ class MPI:
 
 
 def find(program: str | None = None) -> MPI:
-    """The MPI of an mpirun; by default of this Python environment, or of the PATH.
+    """Return the MPI of an mpirun, by default this Python environment's or the PATH's.
 
     Raises:
-        UsageError: If there is none, or one of an unknown MPI.
+        UsageError: If there is no mpirun, or it belongs to an unknown MPI.
     """
     found = shutil.which(program) if program else processes.find_program("mpirun")
     if found is None:
@@ -72,7 +72,7 @@ def find(program: str | None = None) -> MPI:
 
 
 def recognize(version_text: str, program: str) -> MPI | None:
-    """The MPI whose ``mpirun --version`` printed this; None for an unknown one."""
+    """Return the MPI whose ``mpirun --version`` printed this; None if it is unknown."""
     for family, pattern in _VERSIONS:
         match = pattern.search(version_text)
         if match:
@@ -89,10 +89,10 @@ def compose(
     variables: Mapping[str, str] | None = None,
     exported: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the words of the command; a ``HostfileText`` among them stands for a file.
+    """Return the words of the command; a ``HostfileText`` among them stands for a file.
 
-    The slots of a host are its number of ranks. Each rank gets the variables with these
-    values, and those whose names are exported with their values here.
+    A host's slots are its number of ranks. Each rank gets the variables with these values,
+    and the exported variables with their values here.
 
     Raises:
         UsageError: If this MPI cannot start such a job.
@@ -115,13 +115,13 @@ def compose(
 
 
 class HostfileText(str):
-    """Stands, among the words of a command, for a file with this text."""
+    """A word of a command that stands for the name of a file with this text."""
 
     __slots__ = ()
 
 
 def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
-    """Returns the line to type, which writes the hostfile that it needs to ``file``."""
+    """Return the line to type, which writes the hostfile that it needs to ``file``."""
     written = ""
     for word in words:
         if isinstance(word, HostfileText):
@@ -132,10 +132,10 @@ def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
 
 
 def _keepalive(heartbeat: int) -> dict[str, int]:
-    """TCP keepalive between mpirun and its daemons.
+    """Return the options for TCP keepalive between mpirun and its daemons.
 
-    For a host that is silent without having closed its connections: by default Open MPI
-    gives it up after half an hour. The last half of the time mpirun probes each second.
+    They concern a host that is silent and has not closed its connections: by default Open
+    MPI gives it up after half an hour. In the last half of the time mpirun probes each second.
     """
     probes = min(5, heartbeat // 2)
     return {
@@ -168,7 +168,7 @@ def _open_mpi(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[s
     if shell.options:
         words += [runtime, f"{agent}_args", shlex.join(shell.options)]
     if len(hosts) > 1:
-        # Else daemons start daemons on large jobs, where only this host may reach them.
+        # Else daemons of a large job start daemons, which only this host may reach.
         words += [runtime, f"{agent}_no_tree_spawn", "1"]
     if options.nics:
         nics = ",".join(options.nics)
@@ -193,7 +193,7 @@ def _hydra(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[str]
         extra = shlex.join(shell.options)
         words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={extra}", *words]
     words += ["-np", str(slots_of(hosts))]
-    hostfile = write(hosts, "mpich")  # raises for IPv6
+    hostfile = write(hosts, "mpich")  # raises an error for IPv6
     if intel:
         words += ["-machinefile", HostfileText(hostfile)]
     else:
@@ -213,14 +213,14 @@ def _hydra(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[str]
     return words
 
 
-# What a rank needs to find and run the same program, and what configures it.
+# Variables with which a rank finds and runs the same program, and its settings.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _PREFIXES = (
     *("COLLECTIVE_", "HOROVOD_", "TF_", "KERAS_"),
     *("XLA_", "NCCL_", "OMP_NUM_", "CUDA_"),
 )
 _NOT_EXPORTED = (
-    *("COLLECTIVE_AGENT_SOCKET", "COLLECTIVE_AGENT_PYTHON"),  # of this host
+    *("COLLECTIVE_AGENT_SOCKET", "COLLECTIVE_AGENT_PYTHON"),  # they belong to this host
     *("TF_CONFIG", "COLLECTIVE_RANK", "COLLECTIVE_LOCAL_RANK"),
     *HorovodGloo.needs,
     *HorovodGloo.local,
@@ -229,7 +229,7 @@ _NOT_EXPORTED = (
 
 
 def exported(variables: Mapping[str, str]) -> list[str]:
-    """Names of the variables that ranks on other hosts need."""
+    """Return the names of the variables that ranks on other hosts need."""
     return sorted(
         name
         for name in variables
@@ -245,27 +245,27 @@ _WHOLE_NAMES = {
 
 
 def own_name() -> tuple[str, str]:
-    """This host's own name, and what identifies the machine and its network."""
+    """Return this host's own name, and an identifier of the machine and its network."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname(), f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 def host_name_options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[str]:
-    """The options of mpirun with which it distinguishes these hosts.
+    """Return the options of mpirun with which it distinguishes these hosts.
 
-    Open MPI goes by the names of hosts, up to the first dot. Ranks of two hosts of one
-    name differ on who shares memory with whom, and wait for each other for ever, so such
-    hosts are refused; where only what follows the first dot differs, the options have it
-    look at the whole name.
+    Open MPI tells hosts apart by their names up to the first dot. Ranks of two hosts of one
+    name disagree on who shares memory with whom, and wait for each other for ever, so such
+    hosts are refused. If only the part after the first dot differs, the options have Open
+    MPI compare the whole name.
 
     Args:
-        mpi: The one that starts the job.
-        found: What ``own_name`` gives on each host, by the name that the user gave.
+        mpi: The MPI that starts the job.
+        found: The result of ``own_name`` on each host, by the name that the user typed.
 
     Raises:
-        CollectiveError: If it cannot distinguish them.
+        CollectiveError: If the MPI cannot tell the hosts apart.
     """
-    if mpi.family != "Open MPI":  # MPICH goes by the names that it is given
+    if mpi.family != "Open MPI":  # MPICH takes the names that it gets
         return []
     whole = _alike({given: name for given, (name, _) in found.items()})
     if whole:
@@ -294,7 +294,7 @@ def host_name_options(mpi: MPI, found: Mapping[str, tuple[str, str]]) -> list[st
 
 
 def _alike(names: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Returns a name that several hosts have, and those hosts; None if there is none."""
+    """Return a name that several hosts have, and those hosts; None if there is none."""
     by_name = defaultdict(list)
     for given, name in names.items():
         by_name[name].append(given)

@@ -26,21 +26,21 @@ from collective.running_time import Lasting, Stops
 
 NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
-_AGAIN_SECONDS = 1.0  # until ranks are signalled again that have not reacted
+_AGAIN_SECONDS = 1.0  # until ranks that have not reacted get the signal again
 # How long mpirun may live after the first failure. Open MPI ends the other ranks itself,
 # at once, but its mpirun may stay; MPICH leaves the other ranks if one has just exited.
 _STAY_SECONDS = 2.0
-# How long it may live after it has lost a host, and said that it ends the job.
+# How long it may live after it has lost a host and announced the end of the job.
 _LOST_SECONDS = 10.0
 # By then MPI has reported the end of a rank to all others.
 _REPORT_SECONDS = 10.0
-_ROOM = 1 << 20  # bytes that mpirun needs in the folder for temporary files, and more
+_ROOM = 1 << 20  # more bytes than mpirun needs in the folder for temporary files
 
 
 class Waits:
-    """Finds out that all ranks that are left wait for one that has ended.
+    """Finds out that all remaining ranks wait for one that has ended.
 
-    MPI should end such a wait; Open MPI 5.0.11 has once been seen not to.
+    MPI should end such a wait, but Open MPI 5.0.11 once did not.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class Waits:
         self._waits_at: dict[int, float] = {}  # when a rank last reported to wait
 
     def count(self, lost: int) -> None:
-        """Notes how many ranks have ended before the others; called many times a second."""
+        """Note how many ranks have ended early; called many times a second."""
         if lost > self._lost:
             self._lost, self._lost_at = lost, time.monotonic()
             self._waits_at.clear()
 
     def in_vain(self, rank: int, left: Sequence[int]) -> bool:
-        """Whether none of those that are left is at work, now that a rank waits too long."""
+        """Return whether no remaining rank works, now that this rank waits too long."""
         now = time.monotonic()
         if now - self._lost_at < _REPORT_SECONDS:
             return False
@@ -67,12 +67,12 @@ class Waits:
 class Mpirun:
     """A job whose only process is mpirun, whose output reports how each rank fares.
 
-    With ``min_np`` the job continues without ranks that fail, and has succeeded when so
-    many have. Else the first failure ends it.
+    With ``min_np`` the job continues without ranks that fail, and has succeeded if so many
+    ranks have. Otherwise the first failure ends it.
 
     Args:
-        hosts: Each with its number of ranks as slots.
-        variables: Added to the environment of the ranks, beside those of the options.
+        hosts: Hosts, each with its number of ranks as slots.
+        variables: Added to the environment of the ranks, in addition to the options' own.
 
     Raises:
         UsageError: If there is no mpirun, or it cannot start such a job.
@@ -90,7 +90,7 @@ class Mpirun:
         self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
         word = secrets.token_hex(4)
         self.words = _command(self.mpi, options, hosts, self.given, word)
-        # Since when ranks have not answered, while this process ran (Stops).
+        # Since when ranks have not answered while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
         self.relay = Relay(options.verbose, word)
@@ -108,27 +108,27 @@ class Mpirun:
         # would wait for them for ever.
         self.cut_off: Mapping[str, str] = {}
         self.late_start = Lasting(options.start_timeout or START_SECONDS)
-        # Since mpirun has said that it ends the job, as it has lost a host.
+        # When mpirun announced the end of the job, because it has lost a host.
         self.loses_host = Lasting(_LOST_SECONDS)
-        # Since the first rank has failed without which the job does not continue.
+        # When a rank failed for the first time without which the job must end.
         self.stays, self.rank_failed = Lasting(_STAY_SECONDS), False
         self.cancelled = self.lost_host = False
         self.released, self.release_at = False, 0.0
-        self.have_gpus: Sequence[str] = ()  # names of hosts
+        self.have_gpus: Sequence[str] = ()  # names of hosts with GPUs
         self.silent: list[int] = []  # ranks whose hosts stand still
         self.waits = Waits()
-        self.unreported = False  # MPI has left ranks waiting for one that has ended
-        self.still_hosts: set[str] = set()  # names of those that were given up
+        self.unreported = False  # MPI lets ranks wait for one that has ended
+        self.still_hosts: set[str] = set()  # names of hosts that were given up
 
     def commands(self) -> str:
-        """The command of mpirun."""
+        """Return the command of mpirun."""
         return mpi.shell_line(self.words)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Runs the job as ``Supervisor.run`` does, but checks the hosts first.
+        """Run the job as ``Supervisor.run`` does, but check the hosts first.
 
         Returns:
-            As of ``Supervisor``; 124 if not all ranks start in time.
+            The exit code of ``Supervisor``; 124 if not all ranks start in time.
 
         Raises:
             CollectiveError: If a host does not answer, has other versions, or has the
@@ -136,17 +136,17 @@ class Mpirun:
         """
         if not self.supervisor.specs:
             self.check()
-        if not self.supervisor.outputs:  # else ``start`` has begun it
+        if not self.supervisor.outputs:  # otherwise ``start`` has started it
             print_message(self.commands())
         return self.supervisor.run(on_started)
 
     def start(self) -> None:
-        """Starts mpirun while this process has threads; ``run`` waits for it later."""
+        """Start mpirun while this process has threads; ``run`` waits for it later."""
         print_message(self.commands())
         self.supervisor.start(has_threads=True)
 
     def check(self) -> None:
-        """Checks the hosts, and writes the command of mpirun; ``run`` does so, too."""
+        """Check the hosts, and write the command of mpirun; ``run`` does so, too."""
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
         self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1
@@ -158,7 +158,7 @@ class Mpirun:
         words = list(self.words)
         for place, word in enumerate(words):
             if isinstance(word, mpi.HostfileText):
-                # In memory: nothing is left behind, whatever kills this process.
+                # In memory, so that nothing stays if this process is killed.
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
                 words[place] = f"/proc/{os.getpid()}/fd/{file}"
@@ -173,13 +173,13 @@ class Mpirun:
         ]
 
     def on_exit(self, rank: int, code: int) -> None:
-        """Notes a failure of mpirun; what became of the ranks is read from its output."""
+        """Note a failure of mpirun; its output says how the ranks ended."""
         if code and not self.supervisor.ending:
             self.supervisor.note_failure(rank, code)
             self.supervisor.end(signal.SIGTERM)
 
     def look(self) -> None:
-        """Reacts to what ranks report, and ends mpirun where it would wait for ever."""
+        """React to what ranks report, and end mpirun if it would wait for ever."""
         job = self.supervisor
         self.waits.count(len(self.relay.lost_ranks))
         while self.relay.events:
@@ -210,7 +210,7 @@ class Mpirun:
             self._to_ranks(signal.SIGUSR2)
 
     def _give_up_still_hosts(self, now: float) -> None:
-        """Gives up hosts that run nothing; mpirun itself does so only if the kernel is silent."""
+        """Give up hosts that run nothing; mpirun does so only if the kernel is silent."""
         waited = {r: now - at - self.stops.since(at) for r, at in self.asked.items()}
         self.silent = [
             rank
@@ -222,31 +222,31 @@ class Mpirun:
             self.supervisor.end(signal.SIGTERM)
 
     def request_restart(self) -> None:
-        """Asks the ranks to end for the next generation; from any thread.
+        """Ask the ranks to end for the next generation; from any thread.
 
-        To be called again until they have: a rank that has not joined the job yet takes
-        no notice.
+        The caller repeats it until they have ended, because a rank that has not joined the
+        job yet ignores it.
         """
         if not (self.not_started or self.supervisor.ending):
             self._to_ranks(signal.SIGUSR1)
 
     def release(self) -> None:
-        """Lets the ranks continue, which are ready, when the generation before has ended."""
+        """Let the ranks, which are ready, continue when the generation before has ended."""
         self.released = True
 
     def cancel(self) -> None:
-        """Ends all ranks because they are not needed any more, and reports nothing."""
+        """End all ranks because they are not needed any more, and report nothing."""
         if not self.supervisor.ending:
             self.cancelled = True
             self.supervisor.give_up()
 
     def _end_hanging(self) -> None:
-        """Ends the ranks for which a rank that waits too long may wait (``rank.py``).
+        """End the ranks that a rank which waits too long may wait for (``rank.py``).
 
-        On a host that stands still as a whole no supervisor answers; it is given up.
+        No supervisor answers on a host that stands still as a whole; the host is given up.
         """
         if self.relay.ready and not self.released:
-            # It cannot become ready, and the signal would release ranks.
+            # The generation cannot become ready, and the signal would release ranks.
             self.supervisor.give_up()
         elif not self.supervisor.ending:
             for rank in self.relay.unfinished:
@@ -254,46 +254,46 @@ class Mpirun:
             self._to_ranks(signal.SIGUSR2)
 
     def _to_ranks(self, number: signal.Signals) -> None:
-        """Sends a signal that mpirun passes on to the supervisor of each rank."""
+        """Send a signal that mpirun passes on to the supervisor of each rank."""
         for pid in list(self.supervisor.processes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     @property
     def finishing(self) -> bool:
-        """Whether a rank has succeeded, or failed by itself: it would fail again."""
+        """Return whether a rank has succeeded, or failed by itself and would fail again."""
         ends = list(self.relay.ends.values())
         return any(not end.failed for end in ends) or bool(self.relay.gave_up)
 
     @property
     def ready(self) -> bool:
-        """Whether all ranks wait for the state of the generation before."""
+        """Return whether all ranks wait for the state of the generation before."""
         return len(self.relay.ready) == self.size
 
     @property
     def training(self) -> bool:
-        """Whether all ranks that are left may end for the next generation."""
+        """Return whether all remaining ranks may end for the next generation."""
         left = set(range(self.size)) - set(self.relay.ends) - self.relay.left
         return bool(left) and left <= self.relay.training
 
     @property
     def has_handed_over(self) -> bool:
-        """Whether no rank trains any more, and the next generation may begin."""
+        """Return whether no rank trains any more, and the next generation may begin."""
         handed_over = self.relay.handed_over
         return bool(handed_over) and handed_over >= set(self.relay.unfinished)
 
     @property
     def not_started(self) -> list[int]:
-        """Ranks that have not started yet."""
+        """Return the ranks that have not started yet."""
         return [rank for rank in range(self.size) if rank not in self.relay.started]
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal to this process, or ``cancel``, has ended the job."""
+        """Return whether a signal to this process, or ``cancel``, has ended the job."""
         return self.cancelled or bool(self.supervisor.signals)
 
     def report(self) -> None:
-        """Finds out which rank failed, or which host was lost."""
+        """Find out which rank failed, or which host was lost."""
         job = self.supervisor
         failed, unfinished = self.relay.failed, self.relay.unfinished
         codes = self.relay.codes
@@ -330,7 +330,7 @@ class Mpirun:
                 job.report_failure(self._no_room_hint())
 
     def _no_room_hint(self) -> str:
-        """Names a full disk as the cause: mpirun itself then prints only a number."""
+        """Return a HINT that names a full disk; mpirun then prints only a number."""
         folder = os.environ.get("TMPDIR", "/tmp")
         with contextlib.suppress(OSError):
             if not self.relay.started and shutil.disk_usage(folder).free < _ROOM:
@@ -340,7 +340,7 @@ class Mpirun:
         return ""
 
     def _network_hint(self) -> str:
-        """Says what to do if Open MPI has chosen a network that does not join the hosts."""
+        """Return a HINT if Open MPI has chosen a network that does not join the hosts."""
         address = self.relay.unreachable
         others = interfaces.others(address) if address else []
         if not others:
@@ -378,9 +378,9 @@ class Mpirun:
         )
 
     def _report_lost_host(self, unfinished: Sequence[int]) -> None:
-        """Reports a lost host, and sets the exit code: Open MPI 5 exits with 0 then."""
+        """Report a lost host, and set the exit code, because Open MPI 5 exits with 0."""
         self.supervisor.exit_code, self.lost_host = 1, True
-        hosts = self.relay.lost_hosts  # by their own names, or as they were given
+        hosts = self.relay.lost_hosts  # by their own names, or as the user typed them
         given, own = self.host_of, self.relay.started
         ranks = [r for r in unfinished if {own[r], given[r]} & {*hosts}] or unfinished
         names = hosts or [own[r] for r in ranks]
@@ -399,7 +399,7 @@ def _command(
     variables: Mapping[str, str],
     word: str,
 ) -> list[str]:
-    """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
+    """Have mpirun start each rank under ``collective.launch.rank``, on its host."""
     program, *rest = options.command
     words = python_command.command("collective.launch.rank")
     words += typed(options, OF_A_RANK)

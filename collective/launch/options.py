@@ -1,4 +1,4 @@
-"""The options of the launcher: each is declared here, once, and acts where its name is read.
+"""The options of the launcher; each is declared here, once, and acts where its name is read.
 
 ``command_line.parse`` makes ``LaunchOptions`` from the command line; nothing else reads it.
 horovodrun's options that only set a variable of the ranks are in ``horovod_settings``.
@@ -22,9 +22,9 @@ from collective.launch.output import OutputStyle, log_variables
 from collective.launch.remote_shell import RemoteShell
 
 EXAMPLE = "collectiverun -np 2 python train.py"
-ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
-START_SECONDS = 120  # for all ranks to start under mpirun
-# Options that are refused by name: what they are, and what to do instead.
+ANSWER_SECONDS = 30  # limit for a host's answer before mpirun starts
+START_SECONDS = 120  # limit for the start of all ranks under mpirun
+# Options that are refused by name: their meaning, and the alternative.
 _REFUSED = {
     "--jsrun": ("LSF's jsrun is not supported; within an allocation: -H or --hostfile",
         EXAMPLE),
@@ -50,13 +50,13 @@ def _option(
     excludes: str = "",
     **argument: Any,
 ) -> Any:
-    """Makes a field of ``LaunchOptions`` that is an option of the command line.
+    """Make a field of ``LaunchOptions`` that is an option of the command line.
 
     Args:
-        least: Its smallest value; an error names the value's ``unit`` and a ``hint``.
+        least: The smallest value; an error names the value's ``unit`` and a ``hint``.
         group: The title under which ``--help`` shows it.
         excludes: Options that exclude each other have the same word here.
-        **argument: Of ``argparse``. An option whose default is False is a switch.
+        **argument: Arguments of ``argparse``. An option whose default is False is a switch.
     """
     if default is False:
         argument["action"] = "store_true"
@@ -101,16 +101,16 @@ class _Refuse(argparse.Action):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user asked the launcher for: typed, checked, and never changed."""
+    """The user's request to the launcher: typed, checked, and never changed."""
 
     # fmt: off
 
     command: Sequence[str] = ()  # program and arguments of each rank
-    # How a host is reached: of remote_shell's options.
+    # How a host is reached, from remote_shell's options.
     shell: RemoteShell = field(default_factory=RemoteShell)
-    # Variables of the ranks that options stand for.
+    # Variables of the ranks, set by options.
     variables: Mapping[str, str] = field(default_factory=dict)
-    appends: bool = False  # to files that generations before have written
+    appends: bool = False  # to files that earlier generations have written
 
     # None: all slots of the hosts.
     num_proc: int | None = _count("-np", "--num-proc", unit=" rank is needed", hint=EXAMPLE,
@@ -168,7 +168,7 @@ class LaunchOptions:
         help="number of this node (they, or JOB_COMPLETION_INDEX)")
     head: str = _option("--head", default="", metavar="HOST:PORT", group=_AGENTS,
         help="where node 0 listens")
-    # Also of a host that the discovery script prints without slots.
+    # This holds for a host that the discovery script prints without slots, too.
     slots_per_host: int | None = _count("--slots-per-host", "--slots", group=_AGENTS,
         help="ranks on a node (1)")
 
@@ -178,17 +178,17 @@ class LaunchOptions:
     heartbeat: int = _option("--heartbeat", type=int, metavar="SECONDS", default=10, least=2,
         unit=" seconds", hint="--heartbeat 10", group=SEVERAL,
         help="give up a host that is silent so long (%(default)s; Open MPI)")
-    # None: the default of each of the three.
+    # None: each of the three has its own default.
     start_timeout: int | None = _time("--start-timeout", unit=" second",
         hint="--start-timeout 120", group=SEVERAL,
         help="for ssh to connect (8), a host to answer (30), ranks to start (120)")
-    # None: that of this environment or of the PATH.
+    # None: the mpirun of this environment or of the PATH.
     mpirun: str | None = _option("--mpirun", metavar="PROGRAM", group=SEVERAL,
         help="which mpirun, where there are several")
     mpi_args: Sequence[str] = _option("--mpi-args", default=(), metavar="ARGS", group=SEVERAL,
         type=functools.partial(_words, "--mpi-args"),
         help='further options of mpirun: --mpi-args="..."')
-    # Where there are some, the launcher binds no ranks.
+    # If there are any, the launcher does not bind ranks.
     binding_args: Sequence[str] = _option("--binding-args", default=(), metavar="ARGS",
         group=SEVERAL, type=functools.partial(_words, "--binding-args"),
         help="mpirun's options to bind ranks to cores, in place of ours")
@@ -208,7 +208,7 @@ class LaunchOptions:
 
     @property
     def style(self) -> OutputStyle:
-        """How the output of the ranks is shown."""
+        """Return how the output of the ranks is shown."""
         separate = self.output_filename is not None or self.timestamp
         return OutputStyle(
             prefix=not self.no_prefix,
@@ -219,15 +219,15 @@ class LaunchOptions:
         )
 
     def seconds(self, variable: str, otherwise: float) -> float:
-        """A time that an option or the environment sets; a UsageError if it is none."""
+        """Return a time set by an option or the environment, or raise a UsageError."""
         return seconds(variable, otherwise, self.variables.get(variable, ""))
 
     @property
     def rank_timeout_seconds(self) -> float:
-        """``rank_timeout`` or its default.
+        """Return ``rank_timeout`` or its default.
 
         Raises:
-            UsageError: If it is not a time, or the whole job would end before.
+            UsageError: If it is not a time, or the whole job would end earlier.
         """
         most = self.seconds(TIMEOUT, TIMEOUT_SECONDS)
         chosen = self.rank_timeout or self.seconds(RANK_TIMEOUT, most / 2)
@@ -240,12 +240,12 @@ class LaunchOptions:
 
     @property
     def end_seconds(self) -> float:
-        """How long a rank whose work is over may take to end."""
+        """Return how long a rank whose work is over may take to end."""
         return self.seconds(TIMEOUT, TIMEOUT_SECONDS)
 
     @property
     def rank_variables(self) -> dict[str, str]:
-        """All variables that the ranks get for the options."""
+        """Return all variables that the ranks get for the options."""
         found = {**log_variables(), **self.variables, "PYTHONUNBUFFERED": "1"}
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
@@ -256,15 +256,15 @@ class LaunchOptions:
 
 
 def declared() -> list[Field[Any]]:
-    """The fields of ``LaunchOptions`` that are options of the command line."""
+    """Return the fields of ``LaunchOptions`` that are options of the command line."""
     return [each for each in fields(LaunchOptions) if each.metadata]
 
 
 def add_options(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> Any:
-    """Adds options to a parser, in groups.
+    """Add options to a parser, in groups.
 
     Args:
-        names: Of fields; by default all.
+        names: Names of fields; by default all.
 
     Returns:
         The groups by their titles.
@@ -288,20 +288,20 @@ def add_options(parser: argparse.ArgumentParser, names: Sequence[str] = ()) -> A
 
 
 def refuse_options(parser: argparse.ArgumentParser) -> None:
-    """Has a parser raise a UsageError for options that are not there (any more)."""
+    """Have a parser raise a UsageError for unknown and removed options."""
     for name in _REFUSED:
         parser.add_argument(name, action=_Refuse, nargs=0, help=argparse.SUPPRESS)
 
 
 def from_parsed(parsed: argparse.Namespace) -> LaunchOptions:
-    """The options of a parser that has all or some of them, and ``command``."""
+    """Return the options of a parser that has all or some of them, and ``command``."""
     names = [each.name for each in declared() if hasattr(parsed, each.name)]
     given = {name: getattr(parsed, name) for name in ("command", *names)}
     return LaunchOptions(**given)
 
 
 def words(options: LaunchOptions, names: Sequence[str]) -> list[str]:
-    """Options as they are typed, where they have not their default values."""
+    """Return the options that differ from their defaults, as they are typed."""
     found = []
     for option in declared():
         value = getattr(options, option.name)

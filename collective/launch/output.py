@@ -1,4 +1,4 @@
-"""Shows what the ranks print: as whole lines, prefixed on the screen, or in files."""
+"""Shows the output of the ranks as whole lines, prefixed on the screen, or in files."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from collective.launch.screen import Screen, label
 from collective.running_time import Deadline
 
 KEPT_LINES = 200
-KEPT_CHARACTERS = 4096  # of each kept line
+KEPT_CHARACTERS = 4096  # most characters of each kept line
 _SHOWN_LINES = 60
 _NEAR_LINES = 20  # a message above so few lines is not repeated below them
 _SHOWN_WITHOUT_TRACEBACK = 12
-_BLOCK_SECONDS = 1.0  # that a message may wait for the reader of our standard error
+_BLOCK_SECONDS = 1.0  # limit for a message to wait for the reader of stderr
 _KEPT_MESSAGES = 1000
 _HINTS = {
     "SIGBUS": "\nHINT: `df -h /dev/shm /tmp` shows whether the memory that ranks share, or "
     "a mapped file, has no room left; a data file that became shorter while it was read "
     "has the same effect"
 }
-# A disk, or what this user or process may have of it. Any other error is of a screen that
-# was closed.
+# Errors of a full disk, or of a limit of this user or process. All other errors are those
+# from a closed screen.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TRACEBACK = "Traceback (most recent call last)"
-# What may change a terminal for longer than its line (ECMA-48): a colour, a set of
-# characters, or a string such as a title, which without its end hides all that follows.
+# Characters that may change a terminal for longer than their line (ECMA-48): a colour, a set
+# of characters, or a string such as a title, which hides everything until its end.
 _LASTS = re.compile("[\x0e\x1b\x90\x98\x9b\x9d-\x9f]")
 _NORMAL = "\x1b\\\x1b[0m\x1b(B\x0f"
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# What TensorFlow writes at its import, before it has read the level.
+# Lines that TensorFlow writes at its import, before it has read the level.
 _AT_IMPORT = re.compile(
     r"^(\[\d+\] ?)?(WARNING: All log messages before absl::InitializeLog"
     r"|I0000 .*port\.cc:\d+\] oneDNN custom operations are on)"
@@ -50,7 +50,7 @@ _AT_IMPORT = re.compile(
 
 
 def log_variables() -> dict[str, str]:
-    """Returns variables that have TensorFlow log errors only, unless the user set a level."""
+    """Return variables that have TensorFlow log errors only, unless the user set a level."""
     if LOG_LEVEL in os.environ:
         return {}
     return {LOG_LEVEL: "2", "COLLECTIVE_QUIET": "1"}
@@ -58,20 +58,20 @@ def log_variables() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class OutputStyle:
-    """How the output of ranks is shown."""
+    """The form in which the output of ranks is shown."""
 
     prefix: bool = True  # each line begins with the number of its rank
     timestamp: bool = False  # it begins with the time, too
-    # Where rank.NN/stdout and stderr go instead of the screen.
+    # Folder for rank.NN/stdout and stderr, instead of the screen.
     directory: Path | None = None
-    appends: bool = False  # to files that generations before have written
-    # Ranks write to our own standard output, as it is: one rank alone writes there, and
+    appends: bool = False  # to files that earlier generations have written
+    # Ranks write directly to our own standard output: one rank alone writes there, and
     # draws bars if it is a terminal.
     plain_stdout: bool = False
 
     @property
     def captures(self) -> bool:
-        """Whether output passes through the launcher at all."""
+        """Return whether output passes through the launcher at all."""
         return self.prefix or self.timestamp or self.directory is not None
 
 
@@ -79,14 +79,14 @@ class RankOutput:
     """The two streams of one of ``size`` ranks.
 
     Args:
-        screen: Shared with other ranks; None: this one writes by itself.
+        screen: Shared with other ranks; None: this rank prints its own lines.
 
     Raises:
         OSError: If its files cannot be written.
     """
 
     on_screen = 0  # lines that all ranks together have on the screen
-    error_at: ClassVar[dict[int, int]] = {}  # by rank: its last line of stderr there
+    error_at: ClassVar[dict[int, int]] = {}  # last line of stderr by rank
 
     def __init__(
         self, rank: int, size: int, style: OutputStyle, screen: Screen | None = None
@@ -102,7 +102,7 @@ class RankOutput:
             self._files = _files_in(folder, ("stdout", "stderr"), style.appends)
 
     def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
-        """Takes the pipes of the rank's process; ``start`` begins to read them."""
+        """Take the pipes of the rank's process; ``start`` begins to read them."""
         screens = (sys.stdout, sys.stderr)
         for pipe, target in zip((stdout, stderr), self._files or screens, strict=True):
             if pipe is not None:
@@ -111,18 +111,18 @@ class RankOutput:
                 self._threads.append(copy)
 
     def start(self) -> None:
-        """Starts the threads that copy the output."""
+        """Start the threads that copy the output."""
         if self._screen is not None:
             self._screen.open(self.rank, self._show)
         for thread in self._threads:
             thread.start()
 
     def finish(self, deadline: Deadline) -> None:
-        """Waits for the rest of the output.
+        """Wait for the rest of the output.
 
         Args:
-            deadline: A process that outlives its rank, as after ``setsid``, may hold a
-                pipe open for ever.
+            deadline: It is needed because a process that outlives its rank, as after
+                ``setsid``, may hold a pipe open for ever.
         """
         for thread in self._threads:
             while thread.is_alive() and not deadline.passed():
@@ -148,7 +148,7 @@ class RankOutput:
             self._screen.close(self.rank)
 
     def _show(self, ranks: Sequence[int], line: str, is_error: bool) -> None:
-        """Prints a line of these ranks on the screen."""
+        """Print a line of these ranks on the screen."""
         prefix = label(ranks) if self.style.prefix else ""
         if self._write(sys.stderr if is_error else sys.stdout, prefix + line):
             RankOutput.on_screen += 1
@@ -156,7 +156,7 @@ class RankOutput:
                 RankOutput.error_at[rank] = RankOutput.on_screen
 
     def _write(self, target: IO[str], line: str) -> bool:
-        # Neither a closed screen nor a full disk may end the job.
+        # A closed screen or a full disk must not end the job.
         try:
             if _LASTS.search(line) and target.isatty():
                 line = _back_to_normal(line)
@@ -172,14 +172,14 @@ class RankOutput:
 
     @property
     def unseen_errors(self) -> list[str]:
-        """The kept errors; none if they can be seen just above the last lines of the screen."""
+        """Return the kept errors, or none if the screen still shows them near its end."""
         at = RankOutput.error_at.get(self.rank)
         if at is not None and RankOutput.on_screen - at < _NEAR_LINES:
             return []
         return list(self.last_errors)
 
     def _is_shown(self, line: str) -> bool:
-        """Keeps a line of stderr; returns whether it is shown."""
+        """Keep a line of stderr; return whether it is shown."""
         self.last_errors.append(line[:KEPT_CHARACTERS])
         return True
 
@@ -191,10 +191,11 @@ class RankOutput:
 
 
 def _files_in(folder: Path, names: Sequence[str], appends: bool) -> list[IO[str]]:
-    """Opens files for writing, also where others can write beside the folder.
+    """Open files for writing, even if others can write in the parent folder.
 
     Raises:
-        OSError: Also if the folder or a file is a link, or the folder another user's.
+        OSError: The folder or a file is a link, the folder belongs to another user, or a
+            file cannot be opened.
     """
     folder.mkdir(parents=True, exist_ok=True)
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -218,11 +219,11 @@ def _files_in(folder: Path, names: Sequence[str], appends: bool) -> list[IO[str]
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Whole lines of a pipe, ended by newline or return; the last gets a newline.
+    """Yield whole lines of a pipe, ended by newline or return; the last gets a newline.
 
-    Takes time linear in the length of a line.
+    This takes time linear in the length of a line.
     """
-    pieces: list[str] = []  # of a line whose end has not been read yet
+    pieces: list[str] = []  # parts of a line whose end has not arrived
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while data := os.read(pipe.fileno(), 1 << 16):
         for piece in decoder.decode(data).splitlines(keepends=True):
@@ -235,20 +236,20 @@ def lines(pipe: IO[bytes]) -> Iterator[str]:
 
 
 def _back_to_normal(line: str) -> str:
-    """The line as it is, with an end that undoes what it has begun on a terminal."""
+    """Return the line with an end that undoes its changes to a terminal."""
     text = line.rstrip("\r\n")
     return text + _NORMAL + line[len(text) :]
 
 
 def last_error_lines(errors: Iterable[str]) -> list[str]:
-    """The last traceback of a rank's error stream; without one, its last lines."""
+    """Return the last traceback of a rank's stderr, or its last lines if there is none."""
     kept = [line.rstrip("\r\n") for line in errors]
     kept = [line for line in kept if line.strip()]
     starts = [i for i, line in enumerate(kept) if _TRACEBACK in line]
     if not starts:
         return kept[-_SHOWN_WITHOUT_TRACEBACK:]
     found = kept[starts[-1] :]
-    # A traceback may hold another one ("During handling of the above exception"): its
+    # A traceback may contain a second one ("During handling of the above exception"): its
     # beginning and its end say most.
     if len(found) > _SHOWN_LINES:
         half = _SHOWN_LINES // 2
@@ -257,7 +258,7 @@ def last_error_lines(errors: Iterable[str]) -> list[str]:
 
 
 def print_message(text: str) -> None:
-    """Prints a message of the launcher's own to stderr."""
+    """Print a message of the launcher's own to stderr."""
     line = f"collective.launch: {printable(text)}"
     if _messages is None:
         _print(line)
@@ -271,9 +272,9 @@ def _print(line: str) -> None:
 
 
 class _Messages:
-    """Messages printed by a thread, so that a reader who stands still blocks only that.
+    """Messages printed by a thread, so that a reader who stands still blocks only the thread.
 
-    Each is waited for, until one has taken too long.
+    The caller waits for each message, until one has taken too long.
     """
 
     def __init__(self) -> None:
@@ -299,11 +300,11 @@ class _Messages:
 
 
 _messages: _Messages | None = None
-_lost: dict[str, bool] = {}  # files that lack lines; whether that fails the job
+_lost: dict[str, bool] = {}  # files that lack lines: whether this fails the job
 
 
 def _note_lost(target: IO[str], error: OSError) -> None:
-    """Says once for each file that lines of ranks are missing in it."""
+    """Report once for each file that lines of ranks are missing in it."""
     path = os.readlink(f"/proc/self/fd/{target.fileno()}")
     if path in _lost:
         return
@@ -316,18 +317,18 @@ def _note_lost(target: IO[str], error: OSError) -> None:
 
 
 def never_block() -> None:
-    """Has messages printed by a thread, so that none waits long for a reader of stderr.
+    """Have a thread print messages, so that none waits long for a reader of stderr.
 
-    Called after processes are started, which a process with threads cannot do safely.
+    The caller has started its processes: a process with threads cannot start any safely.
     """
     global _messages
     _messages = _messages or _Messages()
 
 
 def settled(code: int) -> int:
-    """Returns an exit code; if our output is not read, ends the process with it.
+    """Return an exit code, or end the process with it if our output is not read.
 
-    It is not 0 where standard output, or a file of a rank, lacks what ranks have printed.
+    It is not 0 if standard output, or a file of a rank, lacks lines that ranks have printed.
     """
     code = code or int(any(_lost.values()))
 
@@ -345,12 +346,12 @@ def settled(code: int) -> int:
 
 
 def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -> None:
-    """Prints, as the last thing on the screen, which rank failed, and its traceback.
+    """Print, as the last thing on the screen, which rank failed, and its traceback.
 
     Args:
-        how: How it ended, as of ``supervisor.how_ended``.
-        errors: The last lines of its stderr; none where they can be seen already.
-        hint: What to type; by default what is known of such an end.
+        how: How it ended, as ``supervisor.how_ended`` says it.
+        errors: The last lines of its stderr; none if the screen shows them already.
+        hint: The HINT; by default the one for such an end, if there is one.
     """
     shown = last_error_lines(errors)
     if shown:

@@ -1,8 +1,8 @@
 """The next generation of a job, prepared while the present one trains.
 
-Its ranks start, load, build and trace beside those that train, and wait for the state
-(``collective.elastic.generations.wait_for_previous``). When all are ready, the present ones are
-asked to end, and the next continue at once. Whatever goes wrong before that ends the next
+While others train, its ranks start, load, build and trace, and wait for the state
+(``collective.elastic.generations.wait_for_previous``). When all are ready, the present ranks
+are asked to end, and the next ones continue at once. A failure before that ends the next
 generation only.
 """
 
@@ -17,14 +17,14 @@ from collective.launch.mpirun import Mpirun
 from collective.running_time import Deadline, Lasting
 
 _POLL_SECONDS = 0.02
-# Ranks end that were connected to one that has; it may be reported after them.
+# Ranks that were connected to an ended rank end, too, maybe reported before it.
 _CAUSE_SECONDS = 2.0
-# How long ranks may take to end whose training was handed over.
+# How long ranks may take to end after they have handed over their training.
 _END_SECONDS = 30.0
 
 
 class Overlap:
-    """The generation that is prepared while another one trains.
+    """The generation that is prepared while the present one trains.
 
     A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
     starts processes, does the rest: ``look``, ``take``, ``end``.
@@ -36,12 +36,12 @@ class Overlap:
     def __init__(self, seconds: float):
         self._seconds = seconds
         self.job: Mpirun | None = None  # the next generation, if there is one
-        self.placed: Sequence[Host] = ()  # where it runs, as of ``hosts.place``
+        self.placed: Sequence[Host] = ()  # its hosts, as ``hosts.place`` returns them
         self._failed = False
 
     @property
     def ready(self) -> bool:
-        """Whether the next generation waits for the state, or was released."""
+        """Return whether the next generation waits for the state, or was released."""
         job = self.job
         if job is None or job.interrupted:
             return False
@@ -50,19 +50,19 @@ class Overlap:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the next generation was released, so that the present one ends."""
+        """Return whether the next generation was released, so that this one ends."""
         return self.ready and self.job is not None and self.job.released
 
     @property
     def late(self) -> bool:
-        """Whether it was not released in time."""
+        """Return whether it was not released in time."""
         job = self.job
         if job is None or job.released or self._unwanted:
             return False
         return self._deadline.passed()
 
     def prepare(self, job: Mpirun, placed: Sequence[Host]) -> None:
-        """Has a generation started whose hosts were checked."""
+        """Have a generation started, on hosts that were checked."""
         self._deadline = Deadline(self._seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
         self._handed_over = Lasting(_END_SECONDS)
@@ -70,16 +70,19 @@ class Overlap:
         self.placed, self.job = placed, job
 
     def failed(self) -> bool:
-        """Returns, once, whether the next generation failed before it was released."""
+        """Return, once, whether the next generation failed before it was released."""
         failed, self._failed = self._failed, False
         return failed
 
     def cancel(self) -> None:
-        """Has the next generation ended, unless it was released."""
+        """Have the next generation end, unless it was released."""
         self._unwanted = True
 
     def look(self, present: ElasticRanks | Mpirun) -> None:
-        """Does what is due; called many times a second while the present one runs."""
+        """Start, release or end the next generation if it is due.
+
+        The caller repeats it many times a second while the present generation runs.
+        """
         job = self.job
         if job is None:
             return
@@ -90,7 +93,7 @@ class Overlap:
         supervisor.look()
         if before.ending and before.processes and not self._outlived:
             job.cancel()
-        elif job.released:  # it is the job now
+        elif job.released:  # it has become the job
             if self._handed_over.since(True) or not supervisor.processes:
                 self._outlived = True
                 before.give_up()
@@ -106,7 +109,7 @@ class Overlap:
             self.job, self._failed = None, not job.interrupted
 
     def take(self) -> Mpirun | None:
-        """Returns the generation that is ready, if there is one; the present one has ended."""
+        """Return the generation that is ready, if there is one; the present one has ended."""
         job = self.job
         if job is None or not self.ready:
             self.end()
@@ -116,7 +119,7 @@ class Overlap:
         return job
 
     def end(self) -> None:
-        """Ends the next generation, unless it was taken, and waits for it."""
+        """End the next generation, unless it was taken, and wait for its end."""
         job = self.job
         if job is None or not self._started:
             return

@@ -1,7 +1,7 @@
-"""Warnings for a plain Keras script that is started like one that knows of ranks.
+"""Warns about a plain Keras script that is started like one that knows about ranks.
 
-``collectiverun -np 2 python mine.py`` without ``--keras``, where the script knows nothing of
-other ranks: each of them trains a model of its own, and all write the same files.
+If the script of ``collectiverun -np 2 python mine.py`` (without ``--keras``) does not use
+ranks, each rank trains a model of its own, and all write the same files.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from collective.errors import UsageError
 
 _TRAINS = {"fit", "train_on_batch", "GradientTape"}
 _KERAS = {"keras", "tensorflow"}
-# What a script that knows of ranks imports, calls or reads from its environment.
+# Names that a script which uses ranks imports, calls or reads from its environment.
 _KNOWS = {"collective", "horovod", "mpi4py"}
 _STRATEGIES = {"MultiWorkerMirroredStrategy", "ParameterServerStrategy"}
 _VARIABLE = re.compile(r"([A-Z]+_)*RANK|TF_CONFIG")
-_MOST_FILES = 200  # of the script's folder
-# Flags of Python that take the next word.
+_MOST_FILES = 200  # files of the script's folder that are read
+# Flags of Python whose value is the next word.
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """A Python program within a command: its words, and where its source is."""
+    """A Python program within a command: its words, and its source."""
 
     python: Sequence[str]  # the interpreter and its flags; may be empty
     words: Sequence[str]  # the script, or -m and a module
     arguments: Sequence[str]
-    path: Path | None  # None where it is not found in this folder
+    path: Path | None  # None if this folder does not have it
     folder: Path  # from which it imports
 
     @property
     def typed(self) -> str:
-        """The words that follow ``--keras`` to run the program unedited."""
+        """Return the words that follow ``--keras`` to run the program unedited."""
         module = ["python"] if self.words[0] == "-m" else []
         return " ".join([*module, *self.words])
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Program | None:
-        """Parses ``[python [flags]] script.py`` or ``python [flags] -m module``; else None."""
+        """Parse ``[python [flags]] script.py`` or ``python [flags] -m module``; else None."""
         python, words = _split(command)
         if len(words) > 1 and words[0] == "-m" and python:
             name = words[1].replace(".", "/")
@@ -59,7 +59,10 @@ class Program:
         return cls(python, words[:1], words[1:], path, script.parent)
 
     def sources(self) -> Iterator[tuple[str, ast.AST]]:
-        """Yields text and syntax tree of the program, and of modules beside it that it imports."""
+        """Yield text and syntax tree of the program and of the modules that it imports.
+
+        Only modules of its own folder count.
+        """
         waiting, seen = [self.path] if self.path else [], set[Path]()
         while waiting and len(seen) < _MOST_FILES:
             path = waiting.pop()
@@ -79,24 +82,24 @@ class Program:
 
 
 def is_python(word: str) -> bool:
-    """Whether a word of a command names a Python interpreter."""
+    """Return whether a word of a command names a Python interpreter."""
     return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
 
 
 def check_program(command: Sequence[str], start: str) -> None:
-    """Refuses a script where a program is expected.
+    """Refuse a script that stands in place of a program.
 
     Args:
-        start: What was typed before it, as ``collectiverun -np 2``.
+        start: The words typed before it, such as ``collectiverun -np 2``.
 
     Raises:
-        UsageError: With the two lines that may be meant.
+        UsageError: It shows the two lines that the user may mean.
     """
     script = command[0]
     if not script.endswith(".py") or not os.path.isfile(script):
         return
     if os.path.dirname(script) and os.access(script, os.X_OK):
-        return  # it names its interpreter
+        return  # the script names its interpreter
     raise UsageError(
         f"{script} is a script, not a program",
         hint=f"did you mean: {start} --keras {script} (a Keras script that knows of no "
@@ -105,7 +108,7 @@ def check_program(command: Sequence[str], start: str) -> None:
 
 
 def warning(command: Sequence[str], ranks: int, start: str) -> str:
-    """Returns a warning for a command that trains a model of its own on each rank; or ''."""
+    """Return a warning for a command that trains a model of its own on each rank; or ''."""
     program = Program.of(command)
     if ranks < 2 or program is None:
         return ""
@@ -124,7 +127,7 @@ def warning(command: Sequence[str], ranks: int, start: str) -> str:
 
 
 def none_joined(command: Sequence[str], ranks: int, start: str) -> str:
-    """Returns a message for the end of a Python program of which no rank joined the job."""
+    """Return a message for a Python program that ended and of which no rank joined."""
     if ranks < 2 or not any(map(is_python, command)):
         return ""
     program = Program.of(command)
@@ -139,12 +142,12 @@ def none_joined(command: Sequence[str], ranks: int, start: str) -> str:
 def misplaced(
     command: Sequence[str], options: Mapping[str, bool], keras: bool, start: str
 ) -> str:
-    """Returns a warning about options of the launcher that follow the script; or ''.
+    """Return a warning about options of the launcher that follow the script; or ''.
 
     Args:
         options: Names of the launcher's options, and whether each takes a value.
-        keras: Whether the script is one that knows of no ranks; another one may well have
-            options of the same names, as ``train.py --backend`` has, but these few.
+        keras: Whether the script is one that does not use ranks. Other scripts often have
+            options with these names, as ``train.py --backend`` does; only a few are safe.
     """
     program = Program.of(command)
     if program is None:
@@ -168,13 +171,13 @@ def misplaced(
 
 
 def _takes(text: str, option: str) -> bool:
-    """Whether a source has an option's name in quotes, as parsers ask for it."""
+    """Return whether a source has an option's name in quotes, as parsers ask for it."""
     name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
     return re.search(rf"""["']-*{name}["']""", text) is not None
 
 
 def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits off Python with its flags, which may be joined as in ``-uW ignore``."""
+    """Split Python and its flags off; flags may be joined as in ``-uW ignore``."""
     python, words = [], list(command)
     if words and is_python(words[0]):
         python.append(words.pop(0))
@@ -186,7 +189,7 @@ def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """The first words of the modules that are imported, and what is taken from them."""
+    """Return the first words of imported modules, and the names imported from them."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -199,7 +202,7 @@ def _imported(tree: ast.AST) -> set[str]:
 
 
 def _names(tree: ast.AST) -> set[str]:
-    """Attributes that are read; ``collective`` where a variable of a rank is."""
+    """Return attributes that are read; ``collective`` for a variable of a rank."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):

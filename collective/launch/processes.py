@@ -1,8 +1,8 @@
-"""Child processes that cannot be left behind: how to start, signal, run and end one.
+"""Child processes that end with this one: how to start, signal, run and end one.
 
 A program that may start others leads a process group of its own, so that a signal to the
-group reaches all of them, and the kernel ends it when its parent dies. What it has started
-is ended by a watchdog.
+group reaches all of them, and the kernel ends it when its parent dies. A watchdog ends the
+processes that it has started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collective.running_time import Deadline
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
-_CLOSE = "close\n"  # to the watchdog
+_CLOSE = "close\n"  # written to the watchdog
 _SHOWN_CHILDREN = 3
 _STATES = {
     "D": "uninterruptible or frozen",
@@ -34,7 +34,7 @@ _STATES = {
     "T": "stopped",
     "Z": "a zombie",
 }
-# What in_child does, without Python code in a fork of a process that has threads.
+# Does the work of in_child without Python code in a fork of a process with threads.
 _BY_EXEC = f"""
 import ctypes, os, sys
 parent, number, *command = sys.argv[1:]
@@ -46,7 +46,7 @@ os.execvp(command[0], command)
 
 
 def find_program(name: str) -> str | None:
-    """Path of a program of this Python environment, else of one on the PATH."""
+    """Return the path of a program of this Python environment, else of one on the PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
 
@@ -59,12 +59,12 @@ def start(
     cores: Sequence[int] = (),
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts a program as the leader of a new session and process group.
+    """Start a program as the leader of a new session and process group.
 
     Args:
-        on_parent_death: What the kernel sends to it when the thread that started it ends.
-        has_threads: Whether this process has threads: then no Python code may run
-            between fork and exec, and a second interpreter runs it.
+        on_parent_death: The signal that the kernel sends it when its starting thread ends.
+        has_threads: Whether this process has threads. If so, no Python code may run
+            between fork and exec, and a second interpreter runs it instead.
         cores: Logical cores that it runs on; empty for those of this process.
         **popen: Further arguments of ``subprocess.Popen``.
 
@@ -81,7 +81,7 @@ def start(
         _LIBC.prctl(_PR_SET_PDEATHSIG, on_parent_death)
         if cores:
             os.sched_setaffinity(0, cores)
-        if os.getppid() != parent:  # it died before prctl
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
     process = subprocess.Popen(
@@ -97,7 +97,7 @@ def start(
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that end a job; without SIGHUP if ``nohup`` has it ignored: it stays so."""
+    """Return the signals that end a job, without SIGHUP if ``nohup`` has it ignored."""
     found = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         found.append(signal.SIGHUP)
@@ -105,9 +105,9 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def signal_group(leader: int, number: int) -> bool:
-    """Signals the group that a process leads; returns whether it still exists.
+    """Signal the group that a process leads; return whether it still exists.
 
-    The signal 0 only asks.
+    Signal 0 only tests this.
     """
     try:
         os.killpg(leader, number)
@@ -119,34 +119,34 @@ def signal_group(leader: int, number: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP."""
+    """Return whether a process is stopped, as by SIGSTOP."""
     return _state(pid) in ("T", "t")
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no such process, or only a zombie."""
+    """Return whether there is no such process, or only a zombie."""
     return _state(pid) in ("", "Z")
 
 
 def _state(pid: int) -> str:
-    """The letter that ps shows; empty for a process that is gone."""
+    """Return the letter that ps shows; empty if the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 def describe_state(pid: int) -> str:
-    """Returns what a process is doing, in the words of ps."""
+    """Return the state of a process, in the words of ps."""
     state = _state(pid)
     meaning = f", {_STATES[state]}" if state in _STATES else ""
     return f"state {state or 'unknown'}{meaning}"
 
 
 def kill_is_pending(pid: int) -> bool:
-    """Whether SIGKILL waits for a process that cannot take it.
+    """Return whether SIGKILL waits for a process that cannot take it.
 
-    It may be frozen, traced, or in an uninterruptible sleep; it will run no more code of
-    its program.
+    The process may be frozen, traced, or in an uninterruptible sleep. It will run no more
+    code of its program.
     """
     found = 0
     with contextlib.suppress(OSError, ValueError):
@@ -158,7 +158,7 @@ def kill_is_pending(pid: int) -> bool:
 
 
 def activity(pid: int) -> int:
-    """A number that changes while any thread of a process runs; 0 if it is gone."""
+    """Return a number that changes while a thread of a process runs, or 0 without one."""
     found = 0
     with contextlib.suppress(OSError, ValueError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -171,7 +171,7 @@ def activity(pid: int) -> int:
 
 
 def describe_children(pid: int) -> str:
-    """Names the children of a process that still exist; empty if there are none."""
+    """Name the children of a process that still exist; empty if there are none."""
     import psutil  # as in kill_tree
 
     with contextlib.suppress(psutil.Error):
@@ -183,13 +183,13 @@ def describe_children(pid: int) -> str:
 
 
 def end_group(process: subprocess.Popen[Any], grace_seconds: float) -> None:
-    """Ends what is left of a process group: SIGTERM, then SIGKILL.
+    """End all processes of a group: by SIGTERM, then by SIGKILL.
 
     It waits for the whole group, not only for its leader: horovodrun ends before its
     mpirun, which still has the ranks' shared memory to remove.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        process.poll()  # a zombie would count as alive
+        process.poll()  # otherwise a zombie counts as alive
         if not signal_group(process.pid, number):
             break
         deadline = Deadline(grace_seconds)
@@ -200,7 +200,7 @@ def end_group(process: subprocess.Popen[Any], grace_seconds: float) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process and its descendants, in whatever groups they are."""
+    """Kill a process and its descendants, in all groups."""
     import psutil  # costs 20 ms at every start of the launcher, and is rarely needed
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -214,14 +214,14 @@ def kill_tree(pid: int) -> None:
 class Result:
     """The outcome of a command."""
 
-    code: int | None  # None where it did not run, or not to its end
+    code: int | None  # None if it did not run to its end
     out: str = ""
-    # What it wrote to its error stream, in one line; or why it did not run.
+    # Its error stream, in one line; or the reason why it did not run.
     error: str = ""
 
 
 def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """Returns the exit code of a process; None if it has not ended in time."""
+    """Return the exit code of a process; None if it has not ended in time."""
     deadline = Deadline(seconds)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -231,10 +231,10 @@ def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
 
 
 def in_memory(text: str = "") -> IO[str]:
-    """Returns a file without a name, positioned at its beginning.
+    """Return a file without a name, positioned at its beginning.
 
-    As what a command writes to, it is better than a pipe: a daemon that the command leaves
-    behind, as ssh does with ControlPersist, may hold a pipe open for ever.
+    As the output of a command it is better than a pipe: a daemon that the command leaves
+    running, as ssh does with ControlPersist, may hold a pipe open for ever.
     """
     file = open(  # noqa: SIM115
         os.memfd_create("collective", os.MFD_CLOEXEC), "w+", errors="replace"
@@ -245,10 +245,10 @@ def in_memory(text: str = "") -> IO[str]:
 
 
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
-    """Runs a command, and kills it with all that it has started at a deadline.
+    """Run a command, and kill it with all its processes at a deadline.
 
-    All users of the machine see the command, but not what it reads from ``stdin``. What it
-    leaves running is not waited for.
+    All users of the machine see the command, but not its ``stdin``. The call does not wait
+    for processes that the command leaves running.
     """
     with in_memory(stdin) as given, in_memory() as out, in_memory() as errors:
         try:
@@ -266,20 +266,21 @@ def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
 
 
 class Watchdog:
-    """Ends what children have started when this process itself is killed.
+    """Ends the processes of children when this process itself is killed.
 
-    A process that outlives this one by a moment: each child leads a process group, and
-    it kills the groups that still exist. It holds no other file of this process open.
+    The watchdog is a process that outlives this one by a moment: each child leads a process
+    group, and it kills the groups that still exist. It holds no other file of this process
+    open.
     """
 
     def __init__(self, last: Callable[[], None] = lambda: None) -> None:
-        """Starts it; when it has killed what there is, it calls ``last``."""
+        """Start it; after it has killed all groups, it calls ``last``."""
         reading, self._writing = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                # Else it holds what another thread, which starts a process, waits to see
-                # closed.
+                # Otherwise it holds a file that another thread, which starts a process,
+                # waits to see closed.
                 os.closerange(3, reading)
                 os.closerange(max(3, reading + 1), os.sysconf("SC_OPEN_MAX"))
                 _watch(reading, last)
@@ -288,15 +289,15 @@ class Watchdog:
         os.close(reading)
 
     def add(self, group: int, mark: str = "") -> None:
-        """Has this process group, and all processes with this mark, end with this process."""
+        """Have this process group and all processes with this mark end with this process."""
         self._send(f"+{group} {mark}\n")
 
     def forget(self, group: int) -> None:
-        """Forgets a group that has ended, whose number may soon be that of another."""
+        """Forget a group that has ended, because another may soon get its number."""
         self._send(f"-{group} \n")
 
     def close(self) -> None:
-        """Ends the watchdog; nothing is killed."""
+        """End the watchdog, and kill nothing."""
         self._send(_CLOSE)
         with contextlib.suppress(OSError):
             os.close(self._writing)
@@ -304,16 +305,17 @@ class Watchdog:
             os.waitpid(self._pid, 0)
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the watchdog was killed: do without
+        # If the watchdog was killed, the job continues without it.
+        with contextlib.suppress(OSError):
             os.write(self._writing, line.encode())
 
 
 def _watch(reading: int, last: Callable[[], None]) -> None:
-    # What ends the launcher from a terminal must not end the watchdog first.
+    # A signal from a terminal that ends the launcher must not end the watchdog first.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    # Daemons of a rank may outlive it until the job ends: its mark is kept.
+    # The mark is kept, since daemons of a rank may outlive it until the job ends.
     groups, marks = set[int](), set[str]()
     with os.fdopen(reading) as messages:
         for line in messages:

@@ -1,8 +1,8 @@
 """One rank under mpirun: ``python -m collective.launch.rank -- python train.py``.
 
-The launcher has mpirun start this in place of the program, so that on every host, and
-under every MPI, output is whole lines with the rank's number, the rank runs on its share
-of the cores, nothing that it started outlives it, and its end is reported.
+The launcher has mpirun start this in place of the program. So, on every host and under every
+MPI, output is whole lines with the rank's number, the rank runs on its share of the cores,
+no process that it started outlives it, and its end is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collective.running_time import Lasting, Stops
 from collective.streams import open_streams
 
 _POLL_SECONDS = 0.5
-# States that the launcher learns of at once.
+# States that are reported to the launcher at once.
 _REPORTED = {
     membership_file.READY: "ready",
     membership_file.TRAINS: "trains",
@@ -45,12 +45,12 @@ _REPORTED = {
 
 
 class RankWatch:
-    """One rank and its output; the launcher that reads it makes the report.
+    """One rank and its output; the launcher reads the output and makes the report.
 
     Args:
-        options: Those of the launcher that concern a rank.
-        environment: Which rank this is, of how many.
-        word: What its messages carry; see ``Relay``.
+        options: The launcher's options that concern a rank.
+        environment: The number of this rank, and the number of ranks.
+        word: The word in its messages; see ``Relay``.
 
     Raises:
         UsageError: If COLLECTIVE_TIMEOUT is not a time.
@@ -62,7 +62,7 @@ class RankWatch:
         self.rank, self.elastic = environment.rank, options.min_np is not None
         self.membership = MembershipFile(1, first=self.rank)
         self.wait_report = WaitReport()
-        # For how many seconds it waits before the launcher hears of it.
+        # For how many seconds the rank waits before the launcher gets a message.
         self.timeout = math.inf
         if self.elastic and RANK_TIMEOUT in os.environ:
             self.timeout = float(os.environ[RANK_TIMEOUT])
@@ -84,28 +84,28 @@ class RankWatch:
             self,
             name=lambda rank: f"rank {rank} on {socket.gethostname()}{word}",
             membership=self.membership,
-            inherits_files=True,  # as the ranks of MPICH must
+            inherits_files=True,  # which the ranks of MPICH need
         )
         self.parent, self.stops, self.looked = os.getppid(), Stops(), 0.0
         self.reported_wait = 0.0
-        # A number that changes while the rank runs, and since when it has not.
+        # A number that changes while the rank runs, and the time of its last change.
         self.activity, self.still = 0, Lasting(self.timeout)
-        self.works = 0.0  # for how long it has not waited, while this process ran
-        self.score = "0"  # before endings.set_oom_score
-        self.reported_state = b""  # the last that the launcher knows of
-        # Whether no thread of it has run for longer than the time-out.
+        self.works = 0.0  # seconds without a wait, while this process ran
+        self.score = "0"  # the score before endings.set_oom_score
+        self.reported_state = b""  # the last state that the launcher knows
+        # Whether none of its threads has run for longer than the time-out.
         self.stands_still = False
 
     def report_state(self, what: str) -> None:
-        """Prints a message of this rank, for ``relay`` to read."""
+        """Print a message of this rank, for ``relay`` to read."""
         print_message(f"{self.supervisor.name(self.rank)} {what}")
 
     def look(self) -> None:
-        """Reports to the launcher a new state of the rank, and that it waits too long.
+        """Report to the launcher a new state of the rank, and that it waits too long.
 
-        Ends the rank when mpirun's daemon is killed: it then has another parent. The
-        parent-death signal of the kernel is of no use here: it means the death of the
-        thread that started this process, and a daemon may end that thread any time.
+        This ends the rank if mpirun's daemon was killed, since this process then has another
+        parent. The kernel's parent-death signal does not help: it means the death of the
+        thread that started this process, and a daemon may end that thread at any time.
         """
         state = self.membership.read(self.rank)
         if state != self.reported_state and state in _REPORTED:
@@ -137,10 +137,10 @@ class RankWatch:
             self.reported_wait = waits
 
     def end_if_hanging(self) -> None:
-        """Kills the rank, for which others wait, if it does not wait for others itself.
+        """Kill the rank, for which others wait, if it does not wait for others itself.
 
-        One that has been at work for less than the time-out may just have been awaited,
-        and is not to blame. To the launcher, the answer shows that this host runs.
+        A rank that has worked for less than the time-out may have been awaited until just
+        now, and is not to blame. The answer shows the launcher that this host runs.
 
         The launcher sends the same signal to let a rank continue that is ready.
         """
@@ -164,7 +164,7 @@ class RankWatch:
         return any(map(processes.is_stopped, list(self.supervisor.processes)))
 
     def on_exit(self, rank: int, code: int) -> None:
-        """Reports the end of the rank to the launcher."""
+        """Report the end of the rank to the launcher."""
         job = self.supervisor
         if code:
             if not job.ending:
@@ -173,11 +173,11 @@ class RankWatch:
                 job.end(signal.SIGTERM)
         elif self.elastic and self.membership.read(self.rank) == membership_file.LEFT:
             self.report_state("left")
-        elif not job.verbose:  # else it is printed already
+        elif not job.verbose:  # otherwise it is printed already
             self.report_state("ended with exit code 0")
 
     def report(self) -> None:
-        """Shows the launcher the last errors of a rank whose output is in files."""
+        """Show the launcher the last errors of a rank whose output is in files."""
         job = self.supervisor
         if job.failed and job.style.directory is not None:
             for line in last_error_lines(job.outputs[self.rank].last_errors):
@@ -186,7 +186,7 @@ class RankWatch:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the rank; returns its exit code."""
+    """Run the rank; return its exit code."""
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
     add_options(parser, OF_A_RANK)
@@ -204,10 +204,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     if rank.timeout < math.inf:
         signal.signal(signal.SIGUSR2, lambda *_: rank.end_if_hanging())
-    if generations.overlaps():  # those that train are not to be killed for its sake
+    if generations.overlaps():  # so the kernel spares the ranks that train
         rank.score = endings.set_oom_score("self", "1000") or rank.score
     if generations.may_restart():
-        # mpirun passes it on, repeatedly: the rank may not have joined yet.
+        # mpirun passes it on repeatedly, because the rank may not have joined yet.
         signal.signal(
             signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(rank.rank)
         )
@@ -215,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == generations.EXIT_CODE:
         return settled(0)
     if code and rank.elastic:
-        # mpirun ends all ranks where one exits with a code other than 0, but lets the
-        # other ranks continue where one was killed.
+        # mpirun ends all ranks if one exits with a code other than 0, but lets the other
+        # ranks continue if one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
     return settled(code)
 

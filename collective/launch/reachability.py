@@ -1,10 +1,10 @@
-"""Checks every host before mpirun starts: these errors name the host, mpirun's do not.
+"""Checks every host before mpirun starts, because these errors name the host.
 
 On each host ``python -m collective.launch.reachability`` prints, as JSON, the versions
-installed there, and whether the host can open a TCP connection back to the launcher's, as
-mpirun's daemons will have to. So a host for which mpirun would wait for ever, or fail
-without a reason, is reported at once. Both ends prove a secret, which the host gets by its
-standard input.
+installed there, and whether the host can open a TCP connection back to the launcher's host,
+as mpirun's daemons must. So a host for which mpirun would wait for ever, or fail without a
+reason, is reported at once. Both ends prove a secret, which the host reads from its standard
+input.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Answers:
     """The reports of the hosts."""
 
     # Hosts that cannot open a connection to this one, each with the reason. This alone
-    # ends no job: mpirun may know a way that this check does not.
+    # does not end a job: mpirun may know a way that this check does not.
     cut_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # What each host calls itself, as of ``mpi.own_name``, this one included.
+    # Each host's own name, from ``mpi.own_name``, this host included.
     names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     have_gpus: Sequence[str] = ()  # hosts with GPUs that the ranks may use
 
 
 def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers:
-    """Has each other host report its versions, and connect back to this one.
+    """Have each other host report its versions, and connect back to this one.
 
-    Each has this ``mpirun`` in its versions.
+    Each includes this ``mpirun`` in its versions.
 
     Raises:
-        CollectiveError: Naming the hosts that do not answer and why, or the versions
+        CollectiveError: It names the hosts that do not answer and why, or the versions
             that differ.
     """
     others = [host for host in hosts if not is_local(host)]
@@ -89,7 +89,7 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers
     _compare({"this host": _local_versions(mpirun), **reported})
     names = {name: tuple(answer["name"]) for name, answer in found.items()}
     mine = next((host.name for host in hosts if is_local(host)), "")
-    if mine or mpi.own_name() not in names.values():  # else reached by ssh, as user@
+    if mine or mpi.own_name() not in names.values():  # else by ssh, as user@
         names[mine or "this host"] = mpi.own_name()
     cut_off = {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
     have_gpus += [name for name, answer in found.items() if answer["gpus"]]
@@ -108,7 +108,7 @@ def _compare(reported: Mapping[str, Mapping[str, str]]) -> None:
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Proves the secret to callers that know it; the others are bounded in number."""
+    """Proves the secret to callers that know it, and bounds the number of others."""
 
     request_queue_size = 1024
     daemon_threads = True
@@ -122,7 +122,7 @@ class _Listener(socketserver.ThreadingTCPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
-        except OSError:  # as where descriptors run out: retried after a while
+        except OSError:  # for example no free descriptor; it tries again later
             time.sleep(_POLL_SECONDS)
             raise
 
@@ -136,12 +136,12 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 @contextlib.contextmanager
 def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
-    """Answers probes of other hosts, at the addresses that they get and no others.
+    """Answer probes of other hosts, only at the addresses that those hosts get.
 
-    Without ``nics`` at those of all interfaces but loopback.
+    Without ``nics`` these are the addresses of all interfaces but loopback.
 
     Yields:
-        Where a probe finds this host: each address, a colon, and its port.
+        Addresses at which a probe finds this host, each with a colon and its port.
     """
     mine = interfaces.interfaces()
     addresses = [i.host for i in mine if i.name in nics] or [i.host for i in mine]
@@ -157,7 +157,7 @@ def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
 
 
 def _local_versions(mpirun: str) -> dict[str, str]:
-    """Returns the versions on this host by name, with mpirun's; Python's without the patch."""
+    """Return the versions on this host by name, mpirun's included, Python's without patch."""
     found = versions.installed()
     found["python"] = ".".join(found["python"].split(".")[:2])
     with contextlib.suppress(CollectiveError):
@@ -166,7 +166,7 @@ def _local_versions(mpirun: str) -> dict[str, str]:
 
 
 def why_cut_off(addresses: Sequence[str], secret: str) -> str:
-    """Returns why no process that knows the secret answers at the addresses; or ''.
+    """Return why no process with the secret answers at the addresses, or ''.
 
     Each address has a colon and its port.
     """
@@ -188,7 +188,7 @@ def why_cut_off(addresses: Sequence[str], secret: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report of this host."""
+    """Print the report of this host."""
     parser = argparse.ArgumentParser("python -m collective.launch.reachability")
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("addresses", nargs="*", metavar="ADDRESS:PORT")

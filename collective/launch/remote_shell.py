@@ -1,6 +1,6 @@
 """The program that starts a command on another host: ssh, or one that takes its place.
 
-In a Slurm job that is srun (``srun-shell``).
+In a Slurm job this is srun (``srun-shell``).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ CONNECT_SECONDS = 8
 
 @dataclass(frozen=True)
 class RemoteShell:
-    """How a host is reached."""
+    """The way in which a host is reached."""
 
     program: str = "ssh"  # or a program with the arguments HOST COMMAND
     port: int | None = None  # ssh's -p
     identity_file: str = ""  # ssh's -i
-    connect_seconds: int = CONNECT_SECONDS  # that ssh has
+    connect_seconds: int = CONNECT_SECONDS  # limit for ssh to connect
 
     @property
     def options(self) -> list[str]:
-        """The options of ssh for the port and the identity file."""
+        """Return the options of ssh for the port and the identity file."""
         words = ["-p", str(self.port)] if self.port else []
         return [*words, "-i", self.identity_file] if self.identity_file else words
 
     def command(self, host: Host, module: str, *words: str) -> list[str]:
-        """The command that runs a module of this package on a host.
+        """Return the command that runs a module of this package on a host.
 
-        With the same Python, in the same folder; without a shell where the host is this
-        one.
+        The module runs with the same Python, in the same folder. A command for this host
+        needs no shell.
         """
         command = python_command.command(module, *words)
         if hosts.is_local(host):
             return command
         limits = []
         if self.program == "ssh":
-            # Never ask for a password: the question would not be seen.
+            # Never ask for a password: nobody would see the question.
             timeout = f"ConnectTimeout={self.connect_seconds}"
             limits = ["-o", "BatchMode=yes", "-o", timeout]
         if path := os.environ.get("PYTHONPATH"):
@@ -53,7 +53,7 @@ class RemoteShell:
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
-    """Adds the options from which ``from_options`` makes a shell."""
+    """Add the options from which ``from_options`` makes a shell."""
     add = parser.add_argument
     add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
@@ -62,7 +62,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 def from_options(parsed: argparse.Namespace) -> RemoteShell:
-    """Returns the shell that the options describe; ``--start-timeout`` is one of them."""
+    """Return the shell that the options describe, with ``--start-timeout``."""
     return RemoteShell(
         parsed.remote_shell or slurm_job.shell(os.environ) or "ssh",
         parsed.ssh_port,
@@ -72,11 +72,11 @@ def from_options(parsed: argparse.Namespace) -> RemoteShell:
 
 
 def hint(command: list[str]) -> str:
-    """The HINT for a host on which a command could not be started."""
+    """Return the HINT for a host that could not start a command."""
     if command[0] == str(slurm_job.SHELL):
         return (
             "srun reaches the nodes of this Slurm job (squeue --me); for other hosts: "
             "--remote-shell ssh"
         )
-    # Our own command, the last word, is long and explains nothing.
+    # Leave out our own command, the last word: it is long and explains nothing.
     return f"this must work without a password: {shlex.join([*command[:-1], 'true'])}"

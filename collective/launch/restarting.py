@@ -1,11 +1,11 @@
-"""A job whose hosts change: restarted on the present hosts, generation after generation.
+"""Restarts a job when its hosts change, generation after generation, on the present hosts.
 
-Without ``max_np`` it is restarted only where a host has fallen silent, without that host:
-mpirun has ended all ranks then.
+Without ``max_np`` it restarts the job only if a host has fallen silent, and leaves that host
+out: mpirun has ended all ranks then.
 
-On one host ranks join and leave within a generation (``collective.launch.elastic``). Where
-they belong on other hosts than they are, the next generation is prepared there
-(``overlap``), and the ranks of this one are asked to end; or it is started when they have
+On one host ranks join and leave within a generation (``collective.launch.elastic``). If they
+should run on other hosts, the next generation is prepared there (``overlap``), and the
+ranks of this one are asked to end; or it is started when they have ended
 (``collective.elastic.generations``).
 """
 
@@ -33,7 +33,7 @@ from collective.launch.overlap import Overlap
 from collective.running_time import Deadline
 
 POLL_SECONDS = 1.0
-# A host that did not answer is asked again after so long.
+# Seconds after which a host that did not answer is asked again.
 RETRY_SECONDS = 60.0
 _FORGET_SECONDS = 5
 
@@ -43,7 +43,7 @@ class RestartingLauncher:
 
     Args:
         options: The command line, with ``min_np``.
-        present: Returns the hosts there are now, each with its slots.
+        present: Returns the present hosts, each with its slots.
     """
 
     def __init__(self, options: LaunchOptions, present: Callable[[], Sequence[Host]]):
@@ -55,17 +55,17 @@ class RestartingLauncher:
         self.max_np = options.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
         self.only_local = _why_only_local(options)
-        self.placed: Sequence[Host] = []  # of this generation, as of hosts.place
+        self.placed: Sequence[Host] = []  # this generation's hosts, from hosts.place
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
         self.job: ElasticRanks | Mpirun | None = None
-        self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
+        self.retry_at: dict[str, float] = {}  # by host, for those that did not answer
         self.lost = self.number = 0
         self.not_before, self.pause = 0.0, options.cooldown[0]
         self.overlap = Overlap(options.elastic_timeout)
         self.may_overlap = not options.no_overlap
 
     def run(self, placed: Sequence[Host] = ()) -> int:
-        """Runs the job, at first where ``hosts.place`` has placed its ranks, if it has.
+        """Run the job, first on the hosts from ``hosts.place``, if given.
 
         Returns:
             The exit code.
@@ -82,7 +82,7 @@ class RestartingLauncher:
             self._remove_kept_state()
 
     def _generations(self, placed: Sequence[Host]) -> int:
-        lost_host = False  # in the generation that ran last
+        lost_host = False  # in the last generation
         for number in itertools.count():
             self.placed, self.lost = placed, 0
             try:
@@ -91,17 +91,17 @@ class RestartingLauncher:
             except CollectiveError as error:
                 if not number:
                     raise
-                print_message(str(error))  # a host may have gone since it answered
+                print_message(str(error))  # a host may have left since it answered
                 time.sleep(POLL_SECONDS)
                 code = generations.EXIT_CODE
             if self.overlap.has_begun:
-                pass  # whatever became of the ranks that have handed over
+                pass  # the end of ranks that have handed over does not count
             elif lost_host:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
-                self.placed = ()  # every host is asked again
-                self.overlap.end()  # it was to run there, too
+                self.placed = ()  # so that every host is asked again
+                self.overlap.end()  # it needs that host, too
                 self._leave_out_still_hosts()
             elif not self.grows or code != generations.EXIT_CODE:
                 return code
@@ -113,7 +113,7 @@ class RestartingLauncher:
                 )
                 return 1
             for each in processes.ending_signals():
-                signal.signal(each, _exit)  # until the next generation takes them over
+                signal.signal(each, _exit)  # until the next generation handles them
             if self.overlap.ready:
                 placed = self.overlap.placed
             else:
@@ -121,14 +121,14 @@ class RestartingLauncher:
         raise AssertionError("itertools.count() does not end")
 
     def _leave_out_still_hosts(self) -> None:
-        """Leaves out hosts that stand still: they may answer, but complete nothing."""
+        """Leave out hosts that stand still; they may answer, but do not work."""
         still = self.job.still_hosts if isinstance(self.job, Mpirun) else ()
         for host in self.logins.values():
             if host.name in still:
                 self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
-        """Returns the hosts of the next generation as soon as they have so many slots."""
+        """Return the hosts of the next generation as soon as they have ``least`` slots."""
         seconds = self.options.elastic_timeout
         deadline = Deadline(seconds, longest=ANSWER_SECONDS)
         known = -1
@@ -148,7 +148,7 @@ class RestartingLauncher:
         )
 
     def _remove_kept_state(self) -> None:
-        """Removes what hosts have kept for a generation that did not take place there."""
+        """Remove the state that hosts have kept for a generation that ran elsewhere."""
         generations.remove_state(self.name)
         here = {host.login for host in self.placed}
         for login, host in self.logins.items():
@@ -178,7 +178,7 @@ class RestartingLauncher:
             ended.set()
 
     def _make(self, number: int) -> ElasticRanks | Mpirun:
-        """Makes the job of a generation, ready to be run."""
+        """Make the job of a generation, ready to be run."""
         options, variables = self.options, self._variables(number)
         if self._needs_mpi(self.placed):
             return Mpirun(options, self.placed, variables)
@@ -195,7 +195,7 @@ class RestartingLauncher:
         }
 
     def _needs_mpi(self, placed: Sequence[Host]) -> bool:
-        # Once by mpirun, always: the program may use MPI itself.
+        # A job that mpirun once started stays with it: the program may use MPI itself.
         used = self.options.use_mpi or isinstance(self.job, Mpirun)
         return used or not all(map(hosts.is_local, placed))
 
@@ -206,7 +206,7 @@ class RestartingLauncher:
             due = due or self._is_due(overlap)
             if due:
                 job.request_restart()
-            if overlap.late:  # the ranks that train do not end, or these are not ready
+            if overlap.late:  # the present ranks do not end, or the next are not ready
                 self.may_overlap = False
                 print_message(
                     f"generation {self.number + 1} has not begun to train within "
@@ -216,7 +216,7 @@ class RestartingLauncher:
                 overlap.cancel()
 
     def _is_due(self, overlap: Overlap) -> bool:
-        """Whether the ranks are to end now for the next generation."""
+        """Return whether the ranks must end now for the next generation."""
         wanted = self._wanted()
         if overlap.failed():
             print_message(
@@ -235,9 +235,9 @@ class RestartingLauncher:
         return overlap.job is None and not self._prepare(overlap, wanted)
 
     def _overlaps(self, wanted: Sequence[Host]) -> bool:
-        """Whether the next generation is prepared while this one trains.
+        """Return whether the next generation is prepared while this one trains.
 
-        Not where ranks are to leave a host: they do so at once.
+        It is not if ranks must leave a host, since they do so at once.
         """
         limit = self.options.reset_limit
         stay = self._running().items()
@@ -249,7 +249,7 @@ class RestartingLauncher:
         )
 
     def _prepare(self, overlap: Overlap, wanted: Sequence[Host]) -> bool:
-        """Has the next generation prepared; False if it must wait for the end of this."""
+        """Have the next generation prepared; return False if it must wait for this one."""
         number = self.number + 1
         variables = {**self._variables(number), generations.OVERLAPS: "1"}
         try:
@@ -278,7 +278,7 @@ class RestartingLauncher:
         self.pause = min(2 * self.pause, self.options.cooldown[1])
 
     def _restart_is_due(self, wanted: Sequence[Host]) -> bool:
-        """Whether the ranks should be on other hosts than they are."""
+        """Return whether the ranks should run on other hosts."""
         assert self.job is not None
         if slots_of(wanted) < self.min_np or not self.job.training:
             return False
@@ -290,12 +290,12 @@ class RestartingLauncher:
                 self.lost = lost
                 self._wait_longer()
             moves = _slots_by_login(wanted) != self._running()
-        else:  # on this host ranks join and leave by themselves
+        else:  # ranks on this host join and leave by themselves
             moves = not all(map(hosts.is_local, wanted))
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
-        """Returns the number of ranks by host, without those that were lost."""
+        """Return the number of ranks by host, without those that were lost."""
         lost = self.job.relay.lost_ranks if isinstance(self.job, Mpirun) else ()
         ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
         return collections.Counter(
@@ -303,11 +303,11 @@ class RestartingLauncher:
         )
 
     def _wanted(self) -> list[Host]:
-        """Returns the hosts for the ranks; those where ranks are now come first."""
+        """Return the hosts for the ranks; hosts that have ranks now come first."""
         logins = [host.login for host in self.placed]
         present = self.present()
         for login in self.retry_at.keys() - {host.login for host in present}:
-            del self.retry_at[login]  # if it comes back, it may be another
+            del self.retry_at[login]  # a host that returns may be another machine
         usable = [host for host in present if self._is_usable(host)]
         usable.sort(key=lambda h: logins.index(h.login) if h.login in logins else 1e9)
         slots = min(slots_of(usable), self.max_np)
@@ -343,7 +343,7 @@ def _slots_by_login(placed: Sequence[Host]) -> dict[str, int]:
 
 
 def _covers(wanted: Sequence[Host], placed: Sequence[Host]) -> bool:
-    """Returns whether every placed slot is among the wanted ones."""
+    """Return whether every placed slot is among the wanted ones."""
     found = _slots_by_login(wanted)
     return all(found.get(host.login, 0) >= (host.slots or 0) for host in placed)
 
@@ -353,7 +353,7 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _why_only_local(options: LaunchOptions) -> str:
-    """Returns why only this host can be used; empty if others can, too."""
+    """Return why only this host can be used; empty if others can, too."""
     if options.use_gloo:
         return "--gloo starts ranks on this host only"
     try:

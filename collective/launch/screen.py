@@ -1,8 +1,8 @@
-"""The screen that the ranks of a host share: what all print alike on stderr is shown once.
+"""The screen that the ranks of a host share: a line that all print on stderr is shown once.
 
-A line of stderr waits for the same line of the other ranks, for a second at most, and what
-its rank prints behind it waits, too: nothing is lost, and no rank's lines change their
-order. Who has printed a line is in front of it: ``[0]``, ``[0-3]``.
+A line of stderr waits for the same line of the other ranks, for a second at most, and the
+later lines of its rank wait with it. So no line is lost, and the lines of a rank keep their
+order. Each line begins with the ranks that have printed it: ``[0]``, ``[0-3]``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collective.launch.cores import describe
 
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
-_MOST_LINES = 1000  # of a rank, that wait
+_MOST_LINES = 1000  # most waiting lines of a rank
 
-# Prints a line of these ranks: a text, and whether it is of stderr.
+# Prints a line of these ranks: the text, and whether it is from stderr.
 Print = Callable[[Sequence[int], str, bool], None]
 
 
@@ -26,7 +26,7 @@ class Screen:
     """Lines of several ranks, each put by a thread of its own."""
 
     def __init__(self) -> None:
-        # By rank, the lines that wait: text, whether of stderr, and until when.
+        # The waiting lines by rank: text, whether from stderr, and until when.
         self._lines: dict[int, collections.deque[tuple[str, bool, float]]] = {}
         self._printers: dict[int, Print] = {}
         self._open: set[int] = set()  # ranks that may print more
@@ -34,19 +34,19 @@ class Screen:
         self._thread: threading.Thread | None = None
 
     def open(self, rank: int, printer: Print) -> None:
-        """Adds a rank, for whose lines the other ranks wait."""
+        """Add a rank, for whose lines the other ranks wait."""
         with self._lock:
             self._lines[rank], self._printers[rank] = collections.deque(), printer
             self._open.add(rank)
 
     def close(self, rank: int) -> None:
-        """Notes that this rank prints no more lines."""
+        """Note that this rank prints no more lines."""
         with self._lock:
             self._open.discard(rank)
             self._show_due(self._lines)
 
     def put(self, rank: int, text: str, is_error: bool) -> None:
-        """Prints a line of a rank, now or in a second."""
+        """Print a line of a rank, at once or in a second."""
         with self._lock:
             self._lines[rank].append((text, is_error, time.monotonic() + WAIT_SECONDS))
             if len(self._lines[rank]) > _MOST_LINES:
@@ -59,7 +59,7 @@ class Screen:
                 self._lock.notify()
 
     def flush(self) -> None:
-        """Prints all lines that wait; gives up after a second if they are not read."""
+        """Print all lines that wait; give up after a second if nobody reads them."""
         thread = threading.Thread(target=self._flush, daemon=True)
         thread.start()
         thread.join(_BLOCK_SECONDS)
@@ -71,7 +71,7 @@ class Screen:
                     self._show_first(rank)
 
     def _show_due(self, ranks: Iterable[int]) -> None:
-        """Prints the first line of each rank that waits no more, and those behind it."""
+        """Print the due first line of each rank, and the lines that waited after it."""
         left = [*ranks]
         while left:
             rank = left.pop()
@@ -83,12 +83,12 @@ class Screen:
         return every or until <= time.monotonic()
 
     def _begins_with(self, rank: int, text: str) -> bool:
-        """Whether the first line of a rank is this one of stderr."""
+        """Return whether the first line of a rank is this line of stderr."""
         lines = self._lines[rank]
         return bool(lines) and lines[0][:2] == (text, True)
 
     def _show_first(self, rank: int) -> list[int]:
-        """Prints the first line of a rank, once for all that have it; returns these."""
+        """Print the first line of a rank once for all ranks with it; return these ranks."""
         text, is_error, _ = self._lines[rank][0]
         having = [each for each in self._lines if self._begins_with(each, text)]
         having = having if is_error else [rank]
@@ -98,7 +98,7 @@ class Screen:
         return having
 
     def _work(self) -> None:
-        """Prints lines that have waited long enough."""
+        """Print lines that have waited long enough."""
         with self._lock:
             while True:
                 self._show_due(self._lines)
@@ -108,5 +108,5 @@ class Screen:
 
 
 def label(ranks: Sequence[int]) -> str:
-    """Returns the prefix of a line of these ranks, such as ``[0-2,5] ``."""
+    """Return the prefix of a line of these ranks, such as ``[0-2,5] ``."""
     return f"[{describe(ranks)}] "

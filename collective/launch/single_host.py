@@ -24,21 +24,21 @@ def job(
     variables: Mapping[str, str] | None = None,
     slots: Callable[[], int] | None = None,
 ) -> EndTogether | ElasticRanks:
-    """The job, ready to be run; an elastic one with ``--min-np``.
+    """Return the job, ready to run; an elastic one with ``--min-np``.
 
     Args:
-        variables: Added to the environment of the ranks, beside those of the options.
+        variables: Added to the environment of the ranks, in addition to the options' own.
         slots: Returns how many ranks there should be later; by default ``size``.
     """
     for name in (MIN_NP, MAX_NP, JOINS, membership_file.VARIABLE):
-        os.environ.pop(name, None)  # of a job within which this one is started
+        os.environ.pop(name, None)  # set by the job that runs this launcher
     common = {
         **options.rank_variables,
         **(variables or {}),
-        # The host may be listed under several names: it is one host for the ranks.
+        # The host may be listed under several names: for the ranks it is one host.
         "COLLECTIVE_JOB": os.urandom(16).hex(),
     }
-    # Shared out for as many ranks as there may ever be.
+    # The cores are divided among the largest number of ranks.
     most = options.max_np or size
     shares = [[]] * most if options.binding_args else cores.share(most)
 
@@ -78,7 +78,7 @@ class EndTogether:
     """The ranks of a job that needs all of them: if one fails, the others are ended.
 
     Args:
-        membership: Where ranks note that they wait for each other, or have joined.
+        membership: The file in which ranks note that they wait for each other or have joined.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EndTogether:
         )
 
     def on_exit(self, rank: int, code: int) -> None:
-        """Ends the other ranks when one fails, or ended before it joined the job."""
+        """End the other ranks if one fails, or ends before it has joined the job."""
         job = self.supervisor
         if job.ending:
             return
@@ -113,7 +113,7 @@ class EndTogether:
         job.end(signal.SIGTERM)
 
     def look(self) -> None:
-        """Ends the job when a rank waits in init for one that has exited before."""
+        """End the job when a rank waits in init for one that has already exited."""
         job = self.supervisor
         if not self.absent or job.ending:
             return
@@ -133,5 +133,5 @@ class EndTogether:
         job.end(signal.SIGTERM)
 
     def report(self) -> None:
-        """Reports which rank failed."""
+        """Report which rank failed."""
         self.supervisor.report_failure()

@@ -1,4 +1,4 @@
-"""Within a Slurm job: srun takes the place of ssh, and mpirun sees nothing of Slurm."""
+"""Within a Slurm job: srun takes the place of ssh, and Slurm is hidden from mpirun."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHELL = Path(__file__).with_name("srun-shell")
-# The job, for ``srun-shell``; mpirun would read Slurm's own variables.
+# Names the job for ``srun-shell``, because mpirun would read Slurm's own variables.
 JOB = "COLLECTIVE_SLURM_JOB"
 _CONF = "SLURM_CONF"
-# What a script may want to know of its job.
+# Variables about the job that a script may want to read.
 _FOR_RANKS = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_SUBMIT_DIR", "SLURM_RESTART_COUNT"),
     *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
@@ -18,26 +18,26 @@ _FOR_RANKS = (
 
 
 def shell(variables: Mapping[str, str]) -> str:
-    """Returns the program that starts a command on a node of the job; or ''."""
+    """Return the program that starts a command on a node of the job; or ''."""
     inside = "SLURM_JOB_ID" in variables or JOB in variables
     return str(SHELL) if inside and shutil.which("srun") else ""
 
 
 def hidden(variables: Mapping[str, str]) -> list[str]:
-    """Returns the names of Slurm's variables, which are hidden from mpirun.
+    """Return the names of Slurm's variables, which are hidden from mpirun.
 
-    Open MPI and MPICH would take the hosts of the job in place of those that they are
-    given, refuse other names, and use launchers of their own.
+    Open MPI and MPICH would take the job's hosts in place of the given ones, refuse other
+    names, and use launchers of their own.
     """
     return [name for name in variables if name.startswith("SLURM_") and name != _CONF]
 
 
 def for_mpirun(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable that mpirun gets instead, for ``srun-shell``."""
+    """Return the variable that mpirun gets instead, for ``srun-shell``."""
     job = variables.get("SLURM_JOB_ID")
     return {JOB: job} if job else {}
 
 
 def for_ranks(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns Slurm's variables that the ranks get nevertheless."""
+    """Return Slurm's variables that the ranks get even so."""
     return {name: variables[name] for name in _FOR_RANKS if name in variables}

@@ -1,9 +1,9 @@
 """Starts the processes of a job on this host, watches them, and ends them together.
 
-Nothing of a job is left running, whatever kills the job or this process. On one host the
-processes are the ranks; across hosts there is one, mpirun, and under mpirun each rank has
-a supervisor of its own. What the end of a process means differs between them; so each
-passes a policy: ``single_host.EndTogether``, ``elastic.ElasticRanks``, ``mpirun.Mpirun`` and
+No process of a job stays if the job or this process is killed. On one host the processes
+are the ranks. Across hosts there is one, mpirun, and under mpirun each rank has a supervisor
+of its own. The meaning of a process's end differs between them, so each passes a policy:
+``single_host.EndTogether``, ``elastic.ElasticRanks``, ``mpirun.Mpirun`` and
 ``rank.RankWatch``.
 """
 
@@ -39,7 +39,7 @@ from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-# Limits of the system, not of the program: see _why_not_started.
+# Errors for limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
 
@@ -47,25 +47,25 @@ _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 class ProcessSpec:
     """One process to start."""
 
-    rank: int  # the prefix of its lines
+    rank: int  # it is the prefix of its lines
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)  # added to ours
     cores: Sequence[int] = ()  # logical cores that it runs on; empty for all
     takes_input: bool = False  # gets the standard input of this process
-    hidden: Sequence[str] = ()  # variables of ours that it does not get
+    hidden: Sequence[str] = ()  # our variables that it does not get
 
 
 class Policy(Protocol):
-    """What a kind of job makes of its processes."""
+    """Decides for a kind of job how to react to its processes."""
 
     def on_exit(self, rank: int, code: int) -> None:
-        """Decides what follows from an end: ``code`` is its exit code, or minus the signal."""
+        """React to the end of a process: ``code`` is its exit code, or minus the signal."""
 
     def look(self) -> None:
-        """Looks for what has not happened in time; called many times a second."""
+        """Look for events that are late; called many times a second."""
 
     def report(self) -> None:
-        """Prints the report when all have ended, and settles the supervisor's exit code."""
+        """Print the report when all have ended, and settle the supervisor's exit code."""
 
 
 class Supervisor:
@@ -73,12 +73,12 @@ class Supervisor:
 
     Args:
         size: Number of ranks in the whole job.
-        options: How output is shown, what is printed, and whether ranks may be lost.
-        policy: Decides what their ends mean, and what is due.
-        name: How messages call a process, from the number of its rank.
-        output: Shows what all processes print; by default each has a ``RankOutput``.
-        membership: Where ranks note that they wait for each other, or have joined.
-        contains: Whether what a process has started ends with it.
+        options: They say how output is shown and whether ranks may be lost.
+        policy: Decides how to react to the end of a process, and which actions are due.
+        name: Returns the name of a process in messages, from its rank.
+        output: Shows the output of all processes; by default each has a ``RankOutput``.
+        membership: The file in which ranks note that they wait for each other or have joined.
+        contains: Whether processes that a process has started end with it.
         inherits_files: Whether processes get all open files.
     """
 
@@ -99,8 +99,8 @@ class Supervisor:
         self.name, self.output, self.membership = name, output, membership
         self.verbose = options.verbose
         self.style = options.style if output is None else OutputStyle()
-        # Then ranks save their state on SIGTERM, and a closed terminal (SIGHUP) reaches
-        # them as SIGTERM.
+        # With this, ranks save their state on SIGTERM, and a closed terminal (SIGHUP)
+        # reaches them as SIGTERM.
         self.elastic = options.min_np is not None
         self.contains, self.inherits_files = contains, inherits_files
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
@@ -108,7 +108,7 @@ class Supervisor:
         shares = size > 1 and self.style.prefix and self.style.directory is None
         self.screen = Screen() if shares else None
         self.ending = self.interrupted = False
-        self.signals: list[int] = []  # those that this process got
+        self.signals: list[int] = []  # signals that this process got
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
         self.undead, self.killed = Undead(), set[int]()
@@ -121,7 +121,7 @@ class Supervisor:
         self.meanwhile: Callable[[], None] = lambda: None
 
     def commands(self) -> str:
-        """Returns what would be started, as shell commands."""
+        """Return what would be started, as shell commands."""
         lines = []
         for spec in self.specs:
             variables = sorted(spec.variables.items())
@@ -132,10 +132,10 @@ class Supervisor:
         return "\n".join(lines)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Starts the processes, unless they were started, and waits for them.
+        """Start the processes, unless that has been done, and wait for their end.
 
         Args:
-            on_started: Called when all are started. Threads begin here: a process that
+            on_started: Called when all are started. It may begin threads: a process that
                 has threads cannot start others safely (``processes.start``).
 
         Returns:
@@ -163,12 +163,12 @@ class Supervisor:
         return self.exit_code
 
     def start(self, has_threads: bool = False) -> None:
-        """Starts the processes.
+        """Start the processes.
 
         Args:
             has_threads: As for ``processes.start``.
 
-        If one cannot be started, it prints why, and the others are killed.
+        If one cannot be started, print why, and kill the others.
         """
         self.watchdog = processes.Watchdog()
         try:
@@ -186,8 +186,8 @@ class Supervisor:
         self.signal_all(signal.SIGKILL)
 
     def look(self) -> None:
-        """Reaps ended processes, and does what is due; called many times a second."""
-        # Not waitpid(-1): host discovery has children of its own.
+        """Reap ended processes and take due actions; called many times a second."""
+        # Not waitpid(-1), because host discovery has children of its own.
         for pid in list(self.processes):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -204,17 +204,17 @@ class Supervisor:
         self.policy.look()
 
     def give_up(self) -> None:
-        """Ends all processes, unless that has begun."""
+        """End all processes, unless they are being ended."""
         if not self.ending:
             self.end(signal.SIGTERM)
 
     def finish(self) -> None:
-        """Ends a job like ``run`` does, after the caller has started it and looked."""
+        """End a job like ``run``, after the caller has called ``start`` and ``look``."""
         self.close()
         self.policy.report()
 
     def close(self) -> None:
-        """Kills what still runs, and shows the rest of the output."""
+        """Kill processes that still run, and show the rest of the output."""
         self.signal_all(signal.SIGKILL)
         if self.contains:
             containment.kill(self.marks.job)
@@ -227,7 +227,7 @@ class Supervisor:
         self.watchdog.close()
 
     def start_process(self, spec: ProcessSpec, has_threads: bool = False) -> None:
-        """Starts one process, whose output waits for ``RankOutput.start``."""
+        """Start one process, whose output waits for ``RankOutput.start``."""
         output = self.output or RankOutput(
             spec.rank, self.size, self.style, self.screen
         )
@@ -260,10 +260,10 @@ class Supervisor:
             print_message(f"{self.name(spec.rank)} is process {process.pid}{cores}")
 
     def report_failure(self, hint: str = "") -> None:
-        """Prints that the job was interrupted, or which process failed.
+        """Print that the job was interrupted, or which process failed.
 
         Args:
-            hint: What to type; by default what is known of such an end.
+            hint: The HINT; by default the one for such an end, if there is one.
         """
         if self.interrupted:
             print_message("interrupted")
@@ -272,10 +272,10 @@ class Supervisor:
             report_failure(self.name(rank), how, self.outputs[rank].unseen_errors, hint)
 
     def _reap(self, pid: int, code: int) -> None:
-        # Before the process is forgotten, what it started is ended with it.
+        # Before the process is forgotten, end all that it has started.
         processes.signal_group(pid, signal.SIGKILL)
         mark = self.mark_of.pop(pid)
-        if mark and self.elastic:  # else at the end of the job, for all ranks at once
+        if mark and self.elastic:  # otherwise when the job ends, for all ranks at once
             containment.kill(mark)
         self.watchdog.forget(pid)
         rank, process = self.processes.pop(pid)
@@ -285,7 +285,7 @@ class Supervisor:
         self.policy.on_exit(rank, code)
 
     def note_failure(self, rank: int, code: int, consequence: str = "") -> None:
-        """Prints how a process ended, and what follows; keeps it for the report."""
+        """Print how a process ended, and what follows; keep it for the report."""
         how = how_ended(code)
         # A rank that ended by itself explains more than one that was killed.
         if not self.failed or (code > 0 and self.exit_code > 128):
@@ -298,7 +298,7 @@ class Supervisor:
         print_message(f"{self.name(rank)} ended {how}{consequence}")
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Passes a signal of this process on to the job."""
+        """Pass a signal of this process on to the job."""
         self.signals.append(number)
         if not self.ending:
             self.exit_code = 128 + number
@@ -310,19 +310,19 @@ class Supervisor:
         self.end(signal.Signals(number))
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z stops the ranks with this process, and they continue with it."""
+        """Stop the ranks with this process on Ctrl-Z, and continue them with it."""
         self.signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.signal_all(signal.SIGCONT)
 
     def end(self, number: signal.Signals) -> None:
-        """Signals every process, and kills those that still run after a while."""
+        """Signal every process, and kill those that still run after a while."""
         self.signal_all(number)
         self.signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
         self.ending = True  # see look
 
     def signal_all(self, number: signal.Signals, only: int | None = None) -> None:
-        """Signals the process groups of all ranks, or of one."""
+        """Signal the process groups of all ranks, or of one."""
         for pid, (rank, _) in list(self.processes.items()):
             if only in (None, rank):
                 processes.signal_group(pid, number)
@@ -331,12 +331,12 @@ class Supervisor:
 
 
 def how_ended(code: int) -> str:
-    """``with exit code 7``, or ``by SIGKILL`` for -9; a real-time signal is ``SIGRT36``."""
+    """Return ``with exit code 7``, or ``by SIGKILL`` for -9, or ``SIGRT36`` for real time."""
     if code >= 0:
         return f"with exit code {code}"
     try:
         return f"by {signal.Signals(-code).name}"
-    except ValueError:  # Python names but two real-time signals
+    except ValueError:  # Python has names for only two real-time signals
         return f"by SIGRT{-code}"
 
 

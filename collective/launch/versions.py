@@ -1,4 +1,4 @@
-"""Finds the installed versions, which must agree between hosts, for ``--check-build``, too."""
+"""Finds the installed versions, which must agree between hosts; prints ``--check-build``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = {
 
 
 def installed() -> dict[str, str]:
-    """Returns the versions of Python and of the packages for training; imports none."""
+    """Return the versions of Python and of the packages for training; imports none."""
     found = {"python": platform.python_version()}
     for name, packages in _PACKAGES.items():
         for package in packages:
@@ -32,7 +32,7 @@ def installed() -> dict[str, str]:
 
 
 def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Returns which versions differ between hosts, given each host's versions by name.
+    """Return the versions that differ between hosts, given each host's versions by name.
 
     Returns:
         For each name that differs, the hosts of each version: ``3.15 on a; none on b, c``.
@@ -48,8 +48,8 @@ def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def check_build() -> str:
-    """Describes this installation in horovodrun's form, and imports nothing of it."""
-    from collective import library  # which takes a while
+    """Describe this installation in horovodrun's form, and imports nothing of it."""
+    from collective import library  # its import takes a while
 
     native, mpirun = library.path().exists(), shutil.which("mpirun") is not None
     tensorflow, keras, mpi4py, horovod = (

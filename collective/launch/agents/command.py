@@ -1,4 +1,4 @@
-"""``collectiverun --agent``: the agent of this node, which also starts the job on node 0."""
+"""``collectiverun --agent``: the agent of a node, which also starts the job on node 0."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collective.launch.agents import guard, head, node, settings
 from collective.launch.command_line import parser
 from collective.launch.options import LaunchOptions
 
-# Options of the agent alone, without a value and with one.
+# Options that only the agent has: first those without a value, then those with one.
 _ALONE = ("--agent", "--")
 _WITH_VALUE = ("--nodes", "--node", "--head")
 
 
 def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
-    """Runs the agent of this node; returns the job's exit code.
+    """Run the agent of this node; return the job's exit code.
 
     On node 0 it runs an ordinary launcher, for which the nodes are hosts that a remote
     shell reaches.
@@ -47,12 +47,12 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
 
 
 def launcher_options(typed: Sequence[str], listed: str, elastic: bool) -> list[str]:
-    """The options of the launcher that runs a job on agents.
+    """Return the options of the launcher that runs a job on agents.
 
     Args:
-        typed: Those of the agent.
-        listed: ``host:slots`` of each node that is there, a line each.
-        elastic: Whether nodes come and go: the remote shell prints those there are.
+        typed: Options of the agent, as typed.
+        listed: ``host:slots`` of each connected node, one in a line.
+        elastic: Whether nodes join and leave: the remote shell prints the current ones.
     """
     words, rest = list[str](), iter(typed)
     for word in rest:

@@ -1,8 +1,8 @@
 """The folder of a job on a node, for Ray and Spark: the last process that uses it removes it.
 
-Nodes may share the disk, and on a node the agent that takes the place of a lost one may
-start before that one has ended. In an elastic job of Ray the folder also says how many
-ranks each node may have now.
+Nodes may share the disk, and the agent that replaces a lost agent of its node may start
+before the lost one has ended. In an elastic job of Ray the folder also says how many ranks
+each node may have now.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 
 from collective.net import private_files
 
-_SLOTS = "slots"  # the file of them
+_SLOTS = "slots"  # name of the file with the slots of each node
 
 
 def of(name: str) -> Path:
-    """Returns the path of a job's folder, which need not exist."""
+    """Return the path of a job's folder, which need not exist."""
     return Path(tempfile.gettempdir(), f"collective-{name}")
 
 
 def make(name: str) -> Path:
-    """Makes the folder of a job, for this user alone, if it is missing; returns its path.
+    """Make the folder of a job, for this user alone, if it is missing; return its path.
 
     Raises:
-        CollectiveError: It is a link, another user's, or others can write it.
+        CollectiveError: It is a link, belongs to another user, or others can write it.
     """
     folder = of(name)
     private_files.folder(folder)
@@ -39,13 +39,13 @@ def make(name: str) -> Path:
 
 @contextlib.contextmanager
 def used(folder: Path) -> Iterator[None]:
-    """Makes the folder if it is missing, and removes it at the end if no other uses it.
+    """Make the folder if it is missing, and remove it at the end if no other process uses it.
 
     Raises:
-        CollectiveError: As of ``make``.
+        CollectiveError: As for ``make``.
     """
     while True:
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
+        with contextlib.suppress(FileNotFoundError):  # another process is removing it
             private_files.folder(folder)
             lock = _open(folder)
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -61,12 +61,13 @@ def used(folder: Path) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Removes the folder, unless it is used."""
+    """Remove the folder, unless a process uses it."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
         lock = _open(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            gone = folder.with_suffix(".old")  # files may be written to it meanwhile
+            # Another process may still write files to it.
+            gone = folder.with_suffix(".old")
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
         finally:
@@ -79,7 +80,7 @@ def _open(folder: Path) -> int:
 
 
 def write_slots(folder: Path, slots: Mapping[int, int]) -> None:
-    """Tells the head of the job of this folder, if there is one here, the slots by node."""
+    """Write the slots by node for the head of this job, if the head is on this host."""
     part = folder / f"{_SLOTS}.part"
     with contextlib.suppress(FileNotFoundError):
         part.write_text(json.dumps({str(node): count for node, count in slots.items()}))
@@ -87,7 +88,7 @@ def write_slots(folder: Path, slots: Mapping[int, int]) -> None:
 
 
 def read_slots(folder: Path | None) -> dict[int, int] | None:
-    """Returns what was written last; None if the nodes keep the slots that they began with."""
+    """Return the slots that were written last; None if the nodes keep their first ones."""
     if folder is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Calls a function on every rank, where a cluster has started a process on each node.
+"""Calls a function on every rank of a cluster that has started a process on each node.
 
-For Ray and Spark: each of these processes runs the agent of its node, and what the ranks of
-that node return goes back the way the cluster has for it.
+Ray and Spark use it: each of these processes runs the agent of its node, and the cluster
+carries the results of that node's ranks back in its own way.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ KEPT_LINES = 40
 
 @dataclass(frozen=True)
 class FunctionJob:
-    """What every node needs to know; it travels as the cluster sends objects."""
+    """The job, as every node needs to know it; the cluster sends it as an object."""
 
-    call: bytes  # function, arguments: pickled by value
-    seconds: int  # for all nodes to meet
+    call: bytes  # function and arguments, pickled by value
+    seconds: int  # until all nodes must have connected
     head: str = ""  # HOST:PORT of node 0
-    slots: Sequence[
-        int
-    ] = ()  # of each node; an elastic job's are in its folder (folders)
-    # A name that cannot be guessed, also of the folder of each node.
+    slots: Sequence[int] = ()  # of each node; an elastic job keeps them in its folder
+    # A name that nobody can guess; the folder on each node has it, too.
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
-    options: Sequence[str] = ()  # further ones of the launcher
-    python: str = ""  # of the ranks; that of the agent by default
-    kept_lines: int = KEPT_LINES  # of the output
-    elastic: bool = False  # nodes come and go: the head waits for none
+    options: Sequence[str] = ()  # further options of the launcher
+    python: str = ""  # for the ranks; by default the agent's own
+    kept_lines: int = KEPT_LINES  # last lines of the output that the result keeps
+    elastic: bool = False  # nodes join and leave: the head waits for none
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,12 @@ class NodeResult:
 
 
 def pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bytes:
-    """Pickles a function and its arguments, for ``FunctionJob.call``."""
+    """Pickle a function and its arguments, for ``FunctionJob.call``."""
     return cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
 
 
 def free_port() -> int:
-    """Returns a port that was free a moment ago on all addresses of this host."""
+    """Return a port that was free a moment ago on all addresses of this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
@@ -76,11 +74,11 @@ def run_node(
     gpus: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> NodeResult:
-    """Runs the agent of one node to the end of the job.
+    """Run the agent of one node to the end of the job.
 
     Args:
-        gpus: Those that its ranks see; empty for all.
-        variables: Of the environment, for the ranks.
+        gpus: GPUs that its ranks see; empty for all.
+        variables: Environment variables for the ranks.
     """
     folder = folders.of(job.name)
     with folders.used(folder):
@@ -121,7 +119,7 @@ def _agent(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     process = processes.start(
         words,
-        on_parent_death=signal.SIGTERM,  # kill -9 of the actor or the task ends it, too
+        on_parent_death=signal.SIGTERM,  # so kill -9 of the actor or the task ends it, too
         has_threads=True,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -141,7 +139,7 @@ def _agent(
 
 
 def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
-    """Returns the results of the ranks, by rank; see ``run_function.results``."""
+    """Return the results of the ranks, by rank; see ``run_function.results``."""
     files = {name: data for node in found for name, data in node.files.items()}
     code = max(node.code for node in found)
     tail = next((node.tail for node in found if node.tail), "")

@@ -1,7 +1,7 @@
-"""Nothing outlives an agent: not daemons that it has started, nor if it is killed.
+"""Ends everything that an agent has started when the agent ends or is killed.
 
-What it starts inherits a mark (``containment``). When it ends, what still has the mark is
-ended; if it is killed, its watchdog does so.
+Each process that the agent starts inherits a mark (``containment``). When the agent ends,
+every process that still has the mark is ended; if it is killed, its watchdog does so.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def guarded(main: Callable[[], int], folder: Path | None = None) -> int:
-    """Runs a function; returns its exit code when nothing is left of it.
+    """Run a function; return its exit code when all its processes have ended.
 
     Args:
-        folder: Of the job; removed here if no other process uses it any more.
+        folder: Folder of the job; removed if no other process uses it any more.
     """
     os.environ[containment.VARIABLE] = containment.Marks().job
     began = time.time()
@@ -48,7 +48,7 @@ def guarded(main: Callable[[], int], folder: Path | None = None) -> int:
 
 
 def end_all() -> None:
-    """Ends all that this agent has started: by SIGTERM, after a while by SIGKILL."""
+    """End all processes of this agent: by SIGTERM, after a while by SIGKILL."""
     mark = os.environ[containment.VARIABLE]
     for end in (_terminate, containment.kill):
         end(mark)
@@ -64,10 +64,10 @@ def _terminate(mark: str) -> None:
 
 
 def remove_files(since: float) -> None:
-    """Removes files of processes of Open MPI that were killed before they could do so.
+    """Remove files of processes of Open MPI that were killed before they could do so.
 
-    Shared memory that no process maps, and session folders of processes that have ended:
-    of this user, and made since then.
+    These are shared memory that no process maps, and session folders of processes that
+    have ended, if they belong to this user and were made since then.
     """
     mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

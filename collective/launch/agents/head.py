@@ -38,13 +38,13 @@ from collective.net.callers import AT_MOST, Callers
 from collective.running_time import Deadline
 
 SSH = Path(__file__).with_name("ssh")
-_PYTHON = "COLLECTIVE_AGENT_PYTHON"  # that runs the remote shell
+_PYTHON = "COLLECTIVE_AGENT_PYTHON"  # Python that runs the remote shell
 _HELLO_SECONDS = 10.0
 _RETRY_SECONDS = 0.3
-_ATTEMPT_SECONDS = 10.0  # that the look-up of a name may take
-# Open MPI 5 takes an exit code but 0 of its remote shell, at any time, for a daemon that did
-# not start, and ends the job. That a daemon is lost it finds out by itself: after so long
-# for one that ends, and for one whose node is lost.
+_ATTEMPT_SECONDS = 10.0  # limit for the look-up of a name
+# If its remote shell ends with any exit code but 0, at any time, Open MPI 5 concludes that a
+# daemon did not start, and ends the job. It finds out by itself that a daemon is lost; these
+# are its limits for a daemon that ends, and for one whose node is lost.
 _START_SECONDS, _REPORT_SECONDS = 10.0, 3.0
 _DAEMONS = ("prted", "orted")
 _LEAVE_SECONDS = 15.0
@@ -69,16 +69,16 @@ class _Command:
     since: float
 
     def code(self, code: int, start_seconds: float = _START_SECONDS) -> int:
-        """The exit code that the shell returns for that of the command."""
+        """Return the exit code of the shell, given the exit code of the command."""
         starts = time.monotonic() - self.since < start_seconds
         return code if starts or not self.is_daemon else 0
 
 
 async def run(settings: Settings, launcher: Callable[[str], Sequence[str]]) -> int:
-    """Runs the job; returns the exit code of the launcher, or 124 without the nodes.
+    """Run the job; return the exit code of the launcher, or 124 without the nodes.
 
     Args:
-        launcher: Makes its command from ``Head.listed``, when the nodes are there.
+        launcher: Makes its command from ``Head.listed``, when the nodes have connected.
     """
     head = Head(settings)
     try:
@@ -110,7 +110,7 @@ class Head:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        # In the abstract namespace: whatever kills this process, no file is left.
+        # In the abstract namespace, so that no file stays if this process is killed.
         self.socket = f"\0collective-agents-{secrets.token_hex(16)}"
         self.nodes: dict[str, _Node] = {}  # by address
         self.commands: dict[int, _Command] = {}  # by stream
@@ -120,12 +120,13 @@ class Head:
         self.tasks: set[asyncio.Task[None]] = set()
         at_most = AT_MOST + settings.nodes
         self.callers = Callers(at_most)
-        # One for each: a silent caller keeps no other waiting.
+        # Each caller has a thread of its own, so that a silent one does not delay others.
         self.verifiers = ThreadPoolExecutor(at_most)
-        self.sent_away: Counter[str] = Counter()  # by address: what proved no secret
+        # By address, the callers that did not prove the secret.
+        self.sent_away: Counter[str] = Counter()
 
     async def listen(self) -> socket.socket:
-        """Listens at the head's address alone. A name may not be known at once."""
+        """Listen at the head's address alone. A name may not be known at once."""
         deadline = Deadline(self.settings.seconds, longest=_ATTEMPT_SECONDS)
         host, port = self.settings.head
         while True:
@@ -145,12 +146,12 @@ class Head:
         return listener
 
     async def accept(self, listener: socket.socket) -> None:
-        """Admits nodes for as long as the job runs, because a node may connect late."""
+        """Admit nodes for as long as the job runs, because a node may connect late."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 opened, peer = await loop.sock_accept(listener)
-            except OSError:  # as where descriptors run out: retried after a while
+            except OSError:  # for example no free descriptor; it tries again later
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             task = asyncio.create_task(self._serve_node(opened, peer[0]))
@@ -158,7 +159,7 @@ class Head:
             task.add_done_callback(self.tasks.discard)
 
     async def wait_for_nodes(self) -> bool:
-        """Returns whether all nodes have connected in time."""
+        """Return whether all nodes have connected in time."""
         deadline = Deadline(self.settings.seconds)
         wanted = self.settings.nodes
         while len(self.nodes) + 1 < wanted:
@@ -180,7 +181,7 @@ class Head:
         return True
 
     async def launch(self, command: Sequence[str]) -> int:
-        """Runs the launcher to its end, and passes signals on to it."""
+        """Run the launcher to its end, and pass signals on to it."""
         variables = {SOCKET: self.socket[1:], _PYTHON: sys.executable}
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -194,7 +195,7 @@ class Head:
         return code if code >= 0 else 128 - code
 
     async def end(self, code: int) -> None:
-        """Ends the job on every node; returns when they have left."""
+        """End the job on every node; return when they have left."""
         self.ended = True
         self.callers.drop_all()
         for address, count in self.sent_away.items():
@@ -203,7 +204,7 @@ class Head:
         for node in list(self.nodes.values()):
             node.link.put(
                 0, END, b"%d" % code
-            )  # one that reads nothing delays no other
+            )  # so that a node that reads nothing delays no other
         deadline = Deadline(_LEAVE_SECONDS)
         while self.nodes and not deadline.passed():
             await asyncio.sleep(0.05)
@@ -243,11 +244,11 @@ class Head:
             await self._end_commands(address)
 
     async def _admit(self, link: Link, address: str) -> _Node | None:
-        """Returns the node that says hello; None if it cannot take part."""
+        """Return the node that says hello; None if it cannot take part."""
         frame = await link.first(_HELLO_SECONDS)
         if frame is None or frame.kind != HELLO:
             return None
-        try:  # another version may say more
+        try:  # another version may send more fields
             version, name, slots, number, *_ = json.loads(frame.data)
         except (TypeError, ValueError):
             return None
@@ -284,7 +285,7 @@ class Head:
     async def serve_shell(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serves one remote shell: its command ends with it."""
+        """Serve one remote shell: when it ends, its command ends."""
         shell, stream = Link(reader, writer), secrets.randbits(32)
         address = ""
         if _user(writer) == os.geteuid():
@@ -302,7 +303,7 @@ class Head:
         shell.close()
 
     async def _run(self, stream: int, shell: Link, host: str, command: str) -> str:
-        """Has a node run a command; returns its address."""
+        """Have a node run a command; return its address."""
         name = host.rpartition("@")[2]
         address = next((n.address for n in self.nodes.values() if n.name == name), name)
         if address not in self.nodes:
@@ -319,9 +320,9 @@ class Head:
         return address
 
     def listed(self) -> str:
-        """Returns ``host:slots`` of each node, in the order of node numbers, as of the ranks.
+        """Return ``host:slots`` of each node in the order of node numbers, as ranks have it.
 
-        Where Ray holds the slots, it says how many each node has now.
+        If Ray holds the slots, it says how many each node has now.
         """
         found = {0: (self.address, self.settings.slots)}
         for node in sorted(self.nodes.values(), key=lambda node: node.number):
@@ -341,7 +342,7 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 def _user(writer: asyncio.StreamWriter) -> int:
-    """The user at the other end of a Unix socket."""
+    """Return the user at the other end of a Unix socket."""
     opened = writer.get_extra_info("socket")
     form = struct.Struct("3i")
     found = opened.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)

@@ -1,7 +1,7 @@
-"""A connection that carries frames: between head and node each is sealed.
+"""A connection that carries frames; between head and node each frame is sealed.
 
-A frame carries commands, so that a proof at the start is not enough: each is authenticated,
-with its number and its direction, by a key of this connection alone.
+A frame carries commands, so a proof of the secret at the start is not enough: each frame is
+authenticated, with its number and its direction, by a key that only this connection has.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from collective.launch.agents.shell import HEADER
 
 _COUNTER = struct.Struct("!4sQ")  # direction and number of a frame: 12 bytes
-MOST = 1 << 24  # bytes of a frame
+MOST = 1 << 24  # most bytes of a frame
 
 
 class Seal:
     """Authenticates the frames of one direction, in their order, by HMAC-SHA256."""
 
-    size = 32  # bytes that a frame is longer by
+    size = 32  # bytes that the seal adds to a frame
 
     def __init__(self, key: bytes, direction: bytes):
         self._key, self._direction, self._count = key, direction, 0
 
     def close(self, head: bytes, data: bytes) -> bytes:
-        """Returns the data of the next frame in the form in which they are sent."""
+        """Return the data of the next frame in the form that is sent."""
         return data + self._tag(head, data)
 
     def open(self, head: bytes, sealed: bytes) -> bytes:
-        """Returns the data of the next frame that was received.
+        """Return the data of the next frame that was received.
 
         Raises:
             OSError: The frame was changed or repeated, or one before it is missing.
@@ -51,7 +51,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Frame:
-    """What one end sends the other: of which stream, of which kind, and its data."""
+    """One message on a connection: its stream, its kind, and its data."""
 
     stream: int
     kind: bytes
@@ -62,7 +62,7 @@ class Link:
     """One end of a connection.
 
     Args:
-        key: Of the connection; None where the other end is a process of this user.
+        key: Key of the connection; None if the other end is a process of this user.
         is_head: Which end this is.
     """
 
@@ -79,20 +79,20 @@ class Link:
         self._in = Seal(key, theirs) if key else None
 
     async def send(self, stream: int, kind: bytes, data: bytes = b"") -> None:
-        """Sends a frame, and waits while too much is on its way."""
+        """Send a frame, and wait while too much is on its way."""
         self.put(stream, kind, data)
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
     def put(self, stream: int, kind: bytes, data: bytes = b"") -> None:
-        """Sends a frame at once; does nothing where the connection is lost."""
+        """Send a frame at once; do nothing if the connection is lost."""
         if not self.writer.is_closing():
             head = HEADER.pack(stream, kind, len(data))
             sent = self._out.close(head, data) if self._out else data
             self.writer.write(head + sent)
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Yields the received frames until the connection ends or a frame is not genuine."""
+        """Yield the received frames until the connection ends or a frame is not genuine."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 head = await self.reader.readexactly(HEADER.size)
@@ -106,18 +106,18 @@ class Link:
                 )
 
     async def first(self, seconds: float) -> Frame | None:
-        """Returns the next frame; None if none arrives in time."""
+        """Return the next frame; None if none arrives in time."""
         with contextlib.suppress(asyncio.TimeoutError, StopAsyncIteration):
             return await asyncio.wait_for(self.frames().__anext__(), seconds)
         return None
 
     def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         self.writer.close()
 
 
 def keep_alive(link: socket.socket, seconds: int) -> None:
-    """Has the kernel end a connection whose other end is silent for so long."""
+    """Have the kernel end a connection whose other end is silent for so long."""
     probes = max(1, min(5, seconds // 2))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

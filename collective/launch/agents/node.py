@@ -34,7 +34,7 @@ _ANSWER_SECONDS = 10.0
 
 
 async def run(settings: Settings) -> int:
-    """Serves the head until it ends the job; returns the job's exit code."""
+    """Serve the head until it ends the job; return the job's exit code."""
     link, why = await _connect(settings)
     if link is None:
         print_agent(why)
@@ -60,14 +60,14 @@ async def run(settings: Settings) -> int:
     if message:
         print_agent(message)
     if not ended.done():
-        link.close()  # what ends here now has not failed: this node is lost
+        link.close()  # commands that end now have not failed: this node is lost
     await asyncio.to_thread(guard.end_all)
     link.close()
     return code
 
 
 async def _connect(settings: Settings) -> tuple[Link | None, str]:
-    """Returns the connection to the head, or None and the reason."""
+    """Return the connection to the head, or None and the reason."""
     host, port = settings.head
     try:
         opened, key = await _proved(settings)
@@ -95,18 +95,18 @@ async def _connect(settings: Settings) -> tuple[Link | None, str]:
 
 
 class _NotProvedError(Exception):
-    """The head has closed the connection, or is another program."""
+    """The head has closed the connection, or the other end is not the head."""
 
 
 async def _proved(settings: Settings) -> tuple[socket.socket, bytes]:
-    """Returns a connection to the head, which has proved the secret, and its key.
+    """Return a connection to the head, which has proved the secret, and its key.
 
-    Tries again where the head starts late, or has dropped this connection among those of
-    strangers.
+    It tries again if the head starts late, or has dropped this connection together with
+    connections of strangers.
 
     Raises:
         _NotProvedError: The head does not know the secret.
-        OSError: No head is reached in time.
+        OSError: The head is not reached in time.
     """
     deadline = Deadline(settings.seconds, longest=2 * _CONNECT_SECONDS)
     refused = 0
@@ -146,7 +146,7 @@ class _Agent:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> tuple[int, str]:
-        """Serves the head; returns the exit code and a message."""
+        """Serve the head; return the exit code and a message."""
         async for frame in self.link.frames():
             if frame.kind == END:
                 return int(frame.data), ""
@@ -157,7 +157,7 @@ class _Agent:
         return 1, "lost the head; ending what it started here"
 
     async def _start(self, stream: int, command: str) -> None:
-        # Before its input comes: the command may not wait for any.
+        # Before its input arrives, because the command may not wait for any.
         process = self.running[stream] = await asyncio.create_subprocess_exec(
             "sh",
             "-c",

@@ -18,7 +18,7 @@ DEFAULT_SECONDS = 30
 _EXAMPLE = "collectiverun --agent --nodes 2 --node 0 --head node0:7070 python train.py"
 SECRET, SECRET_FILE = "COLLECTIVE_SECRET", "COLLECTIVE_SECRET_FILE"
 FOLDER = "COLLECTIVE_AGENT_FOLDER"  # set by Ray and Spark (function)
-_LEAST = 16  # characters of a secret
+_LEAST = 16  # least characters of a secret
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,10 @@ class Settings:
     slots: int  # ranks on this node
     secret: str
     version: str
-    heartbeat: int  # seconds after which a silent end is lost
-    seconds: int  # to wait for the others
-    folder: Path | None = (
-        None  # of the job on this node, where Ray or Spark has made one
-    )
+    heartbeat: int  # seconds after which a silent end counts as lost
+    seconds: int  # to wait for the other nodes
+    # The job's folder on this node, if Ray or Spark has made one.
+    folder: Path | None = None
 
 
 def read(
@@ -45,12 +44,12 @@ def read(
     variables: MutableMapping[str, str],
     version: str,
 ) -> Settings:
-    """Reads the settings from the command line, else from srun, TF_CONFIG or Kubernetes.
+    """Read the settings from the command line, else from srun, TF_CONFIG or Kubernetes.
 
     Args:
-        found: This process' place, if a launcher has started one process on each node.
-        addresses: ``host:port`` of each of them, if known.
-        variables: The environment; the secret is taken out of it.
+        found: Rank and size of this process, if a launcher has started one process on each node.
+        addresses: ``host:port`` of each of these processes, if known.
+        variables: The environment; the secret is removed from it.
 
     Raises:
         UsageError: Something is missing, or contradicts the rest.
@@ -95,7 +94,7 @@ def read(
 
 
 def _secret(variables: MutableMapping[str, str]) -> str:
-    """Reads the secret and removes it from the variables; the file ``-`` is standard input."""
+    """Read the secret, and remove it from the variables; the file ``-`` is standard input."""
     secret, file = variables.pop(SECRET, ""), variables.pop(SECRET_FILE, "")
     try:
         if file == "-":
@@ -119,7 +118,7 @@ def _secret(variables: MutableMapping[str, str]) -> str:
 
 
 def clean(variables: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of commands, without the variables that describe this agent.
+    """Return the environment of commands, without the variables that describe this agent.
 
     A command is not a rank of the launcher that started the agent, and mpirun would ask
     that launcher's server. The variables ``kept`` stay.
@@ -130,5 +129,5 @@ def clean(variables: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, st
 
 
 def print_agent(text: str) -> None:
-    """Prints a message of this agent."""
+    """Print a message of this agent."""
     print(f"agent on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)

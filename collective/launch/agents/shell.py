@@ -1,6 +1,6 @@
 """The remote shell: hands a command to the head, and passes its streams on.
 
-A program of its own that imports nothing of the package: mpirun starts one for each node.
+It is a program of its own that imports nothing of the package: mpirun starts one for each node.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import socket
 import struct
 import sys
 
-SOCKET = "COLLECTIVE_AGENT_SOCKET"  # an abstract Unix socket: no file is left behind
+SOCKET = "COLLECTIVE_AGENT_SOCKET"  # an abstract Unix socket leaves no file
 HEADER = struct.Struct("!IcI")  # stream, kind, length of the data that follow
 RUN, STDIN, STDOUT, STDERR, EXIT, KILL, END, HELLO, HOSTS = (
     bytes([code]) for code in b"RIOEXKDHL"
 )
-LOST = 255  # as ssh, where the connection is lost
+LOST = 255  # ssh, too, returns this if the connection is lost
 _PART = 65536
 _TAKE_A_VALUE = ("-o", "-p", "-i", "-l")
 
 
 def split(words: list[str]) -> tuple[str, str]:
-    """Returns host and command; options of ssh may precede and follow the host."""
+    """Return host and command; options of ssh may precede and follow the host."""
     rest = list(words)
     at = 0
     while at < min(2, len(rest)):
@@ -35,7 +35,7 @@ def split(words: list[str]) -> tuple[str, str]:
 
 
 def main(words: list[str]) -> int:
-    """Returns the command's exit code; 255 if it was not started."""
+    """Return the command's exit code; 255 if it was not started."""
     host, command = split(words)
     with socket.socket(socket.AF_UNIX) as link:
         try:
