@@ -1,7 +1,8 @@
 """The hosts of a job: reads every dialect of hostfile, places the ranks.
 
-``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``allocation`` finds those that a batch
-system has allocated, ``placement`` says how many ranks run where, and ``writing`` is what launchers read.
+``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``allocation`` finds the hosts
+that a batch system has allocated, ``placement`` decides how many ranks run on each host, and
+``writing`` writes the lists that launchers read.
 """
 
 from collective.hosts.allocation import Allocation as Allocation

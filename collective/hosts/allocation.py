@@ -17,14 +17,14 @@ from collective.hosts.host import Host, HostError
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a batch system gave to this job."""
+    """The hosts that a batch system gave to this job."""
 
     system: str
     hosts: Sequence[Host]  # each with its number of slots
 
 
 def find_allocation(variables: Mapping[str, str]) -> Allocation | None:
-    """The allocation around a process with these variables; None without one.
+    """Return the allocation around a process with these variables; None if there is none.
 
     Raises:
         UsageError: If the list of hosts cannot be read, or is malformed.
@@ -62,12 +62,12 @@ def _read(
 
 
 def _line_per_slot(lines: list[str]) -> dict[str, int]:
-    """A host's name stands once for each slot, not always in succession."""
+    """Count each host's lines; a host has one for each slot, not always in succession."""
     return collections.Counter(line.strip() for line in lines)
 
 
 def _slots_in_line(lines: list[str]) -> dict[str, int]:
-    """``node1 4 all.q@node1 UNDEFINED``: a host may have a line for each queue."""
+    """Add up the slots in lines ``node1 4 all.q@node1 UNDEFINED``, one for each queue."""
     found: dict[str, int] = {}
     for name, slots, *_ in (line.split() for line in lines):
         if not (slots.isascii() and slots.isdigit() and int(slots) > 0):

@@ -1,4 +1,4 @@
-"""One host of a job, and the error that a bad description of one gives."""
+"""One host of a job, and the error for a bad description of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class HostError(UsageError):
 
     Args:
         source: File, variable or option with the error.
-        line: Number of the line, from 1; 0 where there are no lines.
-        found: What is wrong there.
-        expected: What should be there.
+        line: Number of the line, from 1; 0 if there are no lines.
+        found: The wrong text.
+        expected: The text that is valid there.
     """
 
     def __init__(self, source: str, line: int, found: str, expected: str):
@@ -33,13 +33,13 @@ class HostError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many processes it takes."""
+    """A machine and the number of processes that it takes."""
 
     name: str  # name or address; an IPv6 address without brackets
-    # How many processes it takes; None where this is not given.
+    # Number of processes that it takes; None if it is not given.
     slots: int | None = None
     max_slots: int | None = None  # upper limit of ``slots``; None for no limit
-    user: str = ""  # the user to log in as; empty for the same user as here
+    user: str = ""  # the user to log in as; empty for this user
 
     def __post_init__(self) -> None:
         if not (is_name(self.name) or is_ipv6(self.name)):
@@ -49,24 +49,24 @@ class Host:
 
     @property
     def login(self) -> str:
-        """What ssh takes: ``name`` or ``user@name``."""
+        """Return the address for ssh: ``name`` or ``user@name``."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     @property
     def bracketed(self) -> str:
-        """``login`` with brackets around an IPv6 address, where a colon may follow."""
+        """Return ``login`` with brackets around an IPv6 address, so that a colon may follow."""
         if ":" not in self.name:
             return self.login
         return self.login.replace(self.name, f"[{self.name}]")
 
 
 def is_name(text: str) -> bool:
-    """Whether this is a host's name or IPv4 address."""
+    """Return whether this is a host's name or IPv4 address."""
     return bool(_NAME.fullmatch(text)) and len(text) < 254
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether this is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
+    """Return whether this is an IPv6 address; it may have a zone (``fe80::1%eth0``)."""
     address, percent, zone = text.partition("%")
     if percent and not _ZONE.fullmatch(zone):  # ipaddress takes any text
         return False
@@ -78,9 +78,9 @@ def is_ipv6(text: str) -> bool:
 
 
 def is_local(host: Host) -> bool:
-    """Whether a host is this machine: by its name, or by an address of ours.
+    """Return whether a host is this machine, by its name or by an address of ours.
 
-    A host with a user name counts as another: a process there runs as another user.
+    A host with a user name does not count: a process there runs as another user.
     """
     if host.user:
         return False
@@ -93,7 +93,7 @@ def is_local(host: Host) -> bool:
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)  # which only works with an address of ours
+                probe.bind(address)  # this works only with an address of ours
             return True
         except OSError:
             continue
@@ -101,10 +101,10 @@ def is_local(host: Host) -> bool:
 
 
 def merged(hosts: Iterable[Host]) -> list[Host]:
-    """Each host once, in order of appearance.
+    """Return each host once, in order of appearance.
 
-    A host that is named twice has the slots of both, as under mpirun; a mention
-    without slots then counts as one.
+    A host that is named twice has the slots of both lines, as under mpirun; a line without
+    slots then counts as one.
     """
     found: dict[str, Host] = {}
     for host in hosts:

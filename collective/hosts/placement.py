@@ -1,6 +1,6 @@
-"""How many ranks each host gets: every launcher starts from this list.
+"""Decides how many ranks each host gets: every launcher starts from this list.
 
-Ranks are numbered in the order of the hosts, and fill one host after the other.
+Ranks are numbered in the order of the hosts, and fill one host after another.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import replace
 from collective.errors import UsageError
 from collective.hosts.host import Host
 
-# Of a host: more processes than machines have cores, and four times what the core allows.
+# Limit for one host: more than machines have cores, and four times the native core's limit.
 MOST_RANKS = 1000
 
 
 def slots_of(hosts: Iterable[Host]) -> int:
-    """The slots of all hosts; 0 of one whose number is not given."""
+    """Return the slots of all hosts; a host without a number counts as 0."""
     return sum(host.slots or 0 for host in hosts)
 
 
 def place(hosts: Sequence[Host], size: int | None = None) -> list[Host]:
-    """The hosts that get ranks, each with its number of ranks as slots.
+    """Return the hosts that get ranks, each with its number of ranks as slots.
 
-    Hosts are filled in their order; without a ``size``, all slots are. Hosts without a
-    number of slots share evenly what the rest leaves.
+    Hosts are filled in their order; without a ``size``, all slots are filled. Hosts
+    without a number of slots share the remaining ranks evenly.
 
     Raises:
         UsageError: If there are not enough slots, or a host would get too many ranks.

@@ -1,6 +1,6 @@
-"""Reads hostfiles and ``-H``, whatever program they were written for.
+"""Reads hostfiles and ``-H``, for whatever program they were written.
 
-All dialects but Slurm's fit one grammar, so a user need not say which one a file is in::
+All dialects but Slurm's fit one grammar, so a user need not name the dialect of a file::
 
     [user@]host[:slots] [slots=N] [max_slots=N] [user=NAME]
 
@@ -19,7 +19,7 @@ from collective.hosts.host import Host, HostError, is_ipv6, is_name, merged
 
 _VARIABLE = re.compile(r"(?:export\s+)?(SLURM_[A-Z_]+)=(.*)")
 _KEYS = ("slots", "max_slots", "user")
-# MPICH's, which do not affect how many ranks run where.
+# Options of MPICH that do not affect the placement of ranks.
 _IGNORED = ("binding", "ifname")
 _EXPECTED = (
     "a line like node1 slots=4 (Open MPI, DeepSpeed), node1:4 (MPICH, Intel MPI), "
@@ -28,7 +28,7 @@ _EXPECTED = (
 
 
 def read(file: str | Path) -> list[Host]:
-    """The hosts of a file, each once, in the order of the file.
+    """Return the hosts of a file, each once, in the order of the file.
 
     Raises:
         UsageError: If the file cannot be read.
@@ -48,10 +48,10 @@ def read(file: str | Path) -> list[Host]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """The hosts of lines in any dialect; errors name their ``source``.
+    """Return the hosts of lines in any dialect; errors name the lines' ``source``.
 
     Raises:
-        HostError: At the first bad line; or if there is no host at all.
+        HostError: At the first bad line, or if there is no host at all.
     """
     hosts: list[Host] = []
     variables: dict[str, str] = {}
@@ -68,7 +68,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
             raise HostError(source, number, what, "SLURM_NAME=value")
         elif line:
             try:
-                # After a blank there are options, which may have commas.
+                # After a blank follow options, which may have commas.
                 hosts += _line(line) if " " in line else _items(line)
             except ValueError as error:
                 raise HostError(source, number, str(error), _EXPECTED) from None
@@ -79,7 +79,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
 
 
 def parse_list(text: str, source: str = "-H") -> list[Host]:
-    """The hosts of ``-H a:2,b:2``, also ``node[01-04]:2``; HostError if one is none."""
+    """Return the hosts of ``-H a:2,b:2`` or ``node[01-04]:2``, or raise a HostError."""
     try:
         return merged(_items(text))
     except ValueError as error:
@@ -96,8 +96,8 @@ def _items(text: str) -> list[Host]:
 
 
 def _line(text: str) -> list[Host]:
-    """The hosts of one line: several where it holds a short form."""
-    # Some write "slots = 4", and Open MPI reads it.
+    """Return the hosts of one line: several if it has a short form."""
+    # Some users write "slots = 4", and Open MPI reads it.
     first, *rest = re.sub(r"\s*=\s*", "=", text).split()
     if "=" in first and "@" not in first.split("=")[0]:
         raise ValueError(f"no host before {first!r}")
@@ -127,7 +127,7 @@ def _line(text: str) -> list[Host]:
 
 
 def _cut_slots(text: str) -> tuple[str, str]:
-    """Cuts ``host:4`` into host and number; an address of IPv6 has colons itself."""
+    """Cut ``host:4`` into host and number; an IPv6 address contains colons, too."""
     if is_ipv6(text):
         return text, ""
     inside, bracket, after = text.removeprefix("[").partition("]")

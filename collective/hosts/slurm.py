@@ -14,7 +14,7 @@ from collective.hosts.host import Host, HostError
 
 MOST_NAMES = 100_000
 _LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
-# On each node, and for all nodes: "2(x3),1" or "4".
+# The tasks on each node, and on every node: "2(x3),1" or "4".
 _TASKS = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 _COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def allocation(
     variables: Mapping[str, str], source: str = "the environment"
 ) -> list[Host]:
-    """The hosts that the variables name, with their tasks; none outside of Slurm.
+    """Return the hosts that the variables name, with their tasks; none without Slurm.
 
     Errors name the ``source`` of the variables.
 
@@ -62,7 +62,7 @@ def allocation(
 
 
 def counts(text: str) -> list[int]:
-    """The numbers of ``2(x3),1``: 2, 2, 2, 1; ValueError if it is not well formed."""
+    """Return the numbers of ``2(x3),1``: 2, 2, 2, 1; ValueError if it is malformed."""
     numbers: list[int] = []
     for part in text.split(","):
         found = _COUNT.fullmatch(part.strip())
@@ -73,13 +73,13 @@ def counts(text: str) -> list[int]:
 
 
 def tasks(hosts: Sequence[Host]) -> str:
-    """Slurm's short form of the slots of hosts: ``2(x3),1``."""
+    """Return Slurm's short form of the slots of hosts: ``2(x3),1``."""
     runs = [(n, len(list(run))) for n, run in itertools.groupby(h.slots for h in hosts)]
     return ",".join(f"{n}(x{times})" if times > 1 else str(n) for n, times in runs)
 
 
 def split(text: str) -> list[str]:
-    """Splits at commas outside brackets; ValueError if the brackets do not match."""
+    """Split at commas outside brackets; ValueError if the brackets do not match."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -95,8 +95,8 @@ def split(text: str) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """The names of a short form, or a plain name; ValueError if it is malformed."""
-    # Text and what is in brackets take turns.
+    """Return the names of a short form or of one name; ValueError if it is malformed."""
+    # Text and the contents of brackets take turns.
     pieces = _BRACKETS.split(text)
     if any(set("[]") & set(plain) for plain in pieces[::2]):
         raise ValueError(f"the brackets of {text!r} do not match")

@@ -34,9 +34,9 @@ DIALECTS: dict[str, Callable[[Host], str]] = {
 
 
 def write(hosts: Sequence[Host], dialect: str) -> str:
-    """The text of a hostfile, or of ``-H`` (dialect ``list``).
+    """Return the text of a hostfile, or of ``-H`` (dialect ``list``).
 
-    A limit (``max_slots``) is dropped where the dialect has none.
+    A limit (``max_slots``) is dropped if the dialect has no limits.
 
     Raises:
         UsageError: The dialect cannot describe these hosts.
