@@ -1,7 +1,7 @@
-"""Connections to a listener that have yet to prove its secret: bounded in number.
+"""Connections to a listener that have not proved its secret yet, bounded in number.
 
-A stranger may open as many as it likes, and say nothing. So few are kept, and fewer of one
-address; where one more comes, the oldest is dropped: an honest caller takes milliseconds.
+A stranger may open any number of connections and stay silent. So few are kept, and fewer for
+each address. If one more arrives, the oldest is dropped: an honest caller takes milliseconds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ class Callers:
 
     def __init__(self, at_most: int = AT_MOST, of_an_address: int = OF_AN_ADDRESS):
         self._at_most, self._of_an_address = at_most, of_an_address
-        self._waiting: dict[
-            socket.socket, str
-        ] = {}  # the address of each, oldest first
+        # The address of each connection, oldest first.
+        self._waiting: dict[socket.socket, str] = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def waiting(self, caller: socket.socket, address: str) -> Iterator[None]:
-        """Counts a connection while it is proved; it may be shut down meanwhile."""
+        """Count a connection while it proves the secret; it may be shut down in that time."""
         with self._lock:
             counts = collections.Counter(self._waiting.values())
             of_it = counts[address] >= self._of_an_address
@@ -46,7 +45,7 @@ class Callers:
                 self._waiting.pop(caller, None)
 
     def drop_all(self) -> None:
-        """Shuts all of them down; no process is awaited any more."""
+        """Shut all of them down, because no process is expected any more."""
         with self._lock:
             for caller in list(self._waiting):
                 self._drop(caller)
@@ -54,4 +53,4 @@ class Callers:
     def _drop(self, caller: socket.socket) -> None:
         del self._waiting[caller]
         with contextlib.suppress(OSError):
-            caller.shutdown(socket.SHUT_RDWR)  # its reader sees the end
+            caller.shutdown(socket.SHUT_RDWR)  # so that its reader sees the end

@@ -20,22 +20,22 @@ VARIABLE = "COLLECTIVE_INTERFACES"
 class Interface:
     """An address of this host."""
 
-    name: str  # as the system calls the interface
+    name: str  # the system's name of the interface
     address: str  # IPv4, with the length of its network's prefix: 10.0.0.2/24
 
     @property
     def host(self) -> str:
-        """The address alone."""
+        """Return the address alone."""
         return self.address.partition("/")[0]
 
     @property
     def network(self) -> str:
-        """The network, ``10.0.0.0/24``."""
+        """Return the network, ``10.0.0.0/24``."""
         return str(ipaddress.ip_interface(self.address).network)
 
 
 def interfaces() -> list[Interface]:
-    """The IPv4 addresses of this host but loopback's; the default route's first."""
+    """Return the IPv4 addresses of this host without loopback, the default route's first."""
     found = []
     status = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
@@ -52,7 +52,7 @@ def interfaces() -> list[Interface]:
 
 
 def _default_address() -> str:
-    """The address that packets to other networks are sent from; sends nothing."""
+    """Return the address that packets to other networks have; send nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # reserved for documentation: RFC 5737
@@ -62,7 +62,7 @@ def _default_address() -> str:
 
 
 def others(address: str) -> list[str]:
-    """Returns this host's interfaces that are not in the network of an address."""
+    """Return this host's interfaces that are not in the network of an address."""
     found = ipaddress.ip_address(address)
     return [
         each.name
@@ -72,17 +72,18 @@ def others(address: str) -> list[str]:
 
 
 def wanted(variables: Mapping[str, str] | None = None) -> list[str]:
-    """The interfaces that the user named, by ``--network-interfaces``."""
+    """Return the interfaces that the user named, by ``--network-interfaces``."""
     env = os.environ if variables is None else variables
     return [name for name in env.get(VARIABLE, "").split(",") if name]
 
 
 def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> list[str]:
-    """For each rank the address at which the ranks of other hosts reach it.
+    """Return for each rank the address at which the ranks of other hosts reach it.
 
-    It lies in a network that every host is in. An address that several hosts have, as
-    that of a container bridge, is not used: it leads nowhere. Where no network is common
-    to all hosts there are routers between them: then it is each host's first address.
+    The address lies in a network that every host is in. An address that several hosts have,
+    such as the address of a container bridge, is not used, because it leads nowhere. If no
+    network is common to all hosts, there are routers between them, and each host's first
+    address is used.
 
     Args:
         hosts: The interfaces of each rank's host, the best first.
@@ -114,7 +115,7 @@ def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> lis
             )
     networks = [{i.network for i in usable} for usable in chosen.values()]
     common = set.intersection(*networks) if networks else set()
-    # Of several, the one that the first host prefers, on every host.
+    # If there are several, every host takes the one that the first host prefers.
     best = next((i.network for i in chosen[distinct[0]] if i.network in common), "")
     table = {
         host: next((i for i in usable if i.network == best), usable[0]).host

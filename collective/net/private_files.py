@@ -1,7 +1,7 @@
-"""Files that only this user can write: made so, and checked before they are used.
+"""Files that only this user can write; they are checked before they are used.
 
-What is unpickled or installed from a file can do anything. So the file, once it is open,
-must be a plain file of this user that no other user can write.
+An object that is unpickled, or a library that is installed, from a file can do anything. So
+the file, once it is open, must be a plain file of this user that no other user can write.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def cache_folder() -> Path:
-    """The user's folder for files of ours that can be made again; it need not exist.
+    """Return the user's folder for files of ours that can be made again.
 
-    ``$XDG_CACHE_HOME/collective``, by default ``~/.cache/collective``.
+    It is ``$XDG_CACHE_HOME/collective``, by default ``~/.cache/collective``, and need not
+    exist.
     """
     return platformdirs.user_cache_path("collective", appauthor=False)
 
 
 def write(path: StrPath, data: bytes) -> None:
-    """Makes a file that only this user can read.
+    """Make a file that only this user can read.
 
     Raises:
-        OSError: Also if the name exists, be it as a link.
+        OSError: The file cannot be made, or its name exists, perhaps as a link.
     """
     with open(os.open(path, _NEW, 0o600), "wb") as file:
         file.write(data)
 
 
 def read(path: StrPath) -> bytes:
-    """The contents of a file of this user.
+    """Return the contents of a file of this user.
 
     Raises:
-        CollectiveError: If the file is a link, another user's, or others may write it.
+        CollectiveError: If the file is a link, belongs to another user, or others may write it.
         OSError: If it cannot be read.
     """
     try:
@@ -55,20 +56,20 @@ def read(path: StrPath) -> bytes:
 
 
 def check(path: StrPath) -> None:
-    """Checks a folder, or a file in a folder that was checked.
+    """Check a folder, or a file in a folder that was checked.
 
     Raises:
-        CollectiveError: As of ``read``.
+        CollectiveError: As for ``read``.
         OSError: If it does not exist.
     """
     _check(path, os.lstat(path))
 
 
 def folder(path: Path) -> None:
-    """Makes a folder that only this user can use; checks it if it exists.
+    """Make a folder that only this user can use; check it if it exists.
 
     Raises:
-        CollectiveError: As of ``read``.
+        CollectiveError: As for ``read``.
         OSError: If it cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

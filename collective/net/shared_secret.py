@@ -2,12 +2,12 @@
 
 Each end sends a random number, and proves the secret by its HMAC of both numbers
 (HMAC-SHA256, RFC 2104). So an eavesdropper learns nothing, a proof is of no use twice, and
-neither end talks to a stranger. What follows is not encrypted; it can be sealed with the key
+neither end talks to a stranger. Later data are not encrypted; they can be sealed with the key
 that both ends then have.
 
 ``multiprocessing.connection`` has a challenge of the same kind. It is not used here because
 it waits for ever for a silent peer, takes HMAC-MD5 before Python 3.12, and leaves the roles
-of the two ends out of the proof, so that a proof can be sent back to the one who made it.
+of the two ends out of the proof, so that a proof can be sent back to its maker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from collective.running_time import Deadline
 
 _BYTES = 32
-_SECONDS = 2.0  # for a proof: a stranger must not keep honest callers waiting
+_SECONDS = 2.0  # for a proof, so that a stranger cannot delay honest callers
 
 
 class WrongSecretError(OSError):
@@ -32,27 +32,27 @@ class WrongSecretError(OSError):
 
 
 def generate() -> str:
-    """A new secret.
+    """Return a new secret.
 
-    It goes to other programs by their standard input: a command line is seen by every
-    user of the machine.
+    It reaches other programs by their standard input, because every user of the machine sees
+    a command line.
     """
     return secrets.token_hex(_BYTES)
 
 
 def from_stdin() -> str:
-    """The secret, from the first line of standard input."""
+    """Return the secret, from the first line of standard input."""
     return sys.stdin.readline().strip()
 
 
 def verify_caller(caller: socket.socket, secret: str) -> bytes:
-    """The listening end: has the caller prove the secret, then proves it.
+    """Have the caller prove the secret, then prove it to the caller.
 
     Returns:
         A key of this connection, 32 bytes, the same at both ends.
 
     Raises:
-        OSError: It did not, or not in time; the connection must be closed.
+        OSError: The other end did not prove it in time; the connection must be closed.
     """
     deadline = Deadline(_SECONDS)
     mine = secrets.token_bytes(_BYTES)
@@ -68,19 +68,19 @@ def verify_caller(caller: socket.socket, secret: str) -> bytes:
 def verify_listener(
     link: socket.socket, secret: str, seconds: float | None = None
 ) -> bytes:
-    """The calling end: proves the secret, then has the listener prove it.
+    """Prove the secret to the listener, then have the listener prove it.
 
     Args:
-        seconds: How long the listener may take; 2 by default.
+        seconds: Limit for the listener's answer; 2 by default.
 
     Returns:
-        As ``verify_caller``.
+        The key, as from ``verify_caller``.
 
     Raises:
-        OSError: As of ``verify_caller``.
+        OSError: As for ``verify_caller``.
     """
     deadline = Deadline(_SECONDS if seconds is None else seconds)
-    ended = WrongSecretError()  # which the listener does not say
+    ended = WrongSecretError()  # the listener does not report this
     theirs, mine = _receive(link, deadline, ended), secrets.token_bytes(_BYTES)
     link.sendall(mine + _proof(secret, b"caller", theirs, mine))
     proof = _receive(link, deadline, ended)
@@ -98,7 +98,7 @@ def _receive(link: socket.socket, deadline: Deadline, ended: OSError) -> bytes:
     before = link.gettimeout()
     try:
         while len(data) < _BYTES:
-            if deadline.passed():  # also where a byte comes now and then
+            if deadline.passed():  # also if a byte arrives now and then
                 raise TimeoutError("no proof of the secret in time")
             link.settimeout(deadline.pause())
             with contextlib.suppress(TimeoutError):
