@@ -35,34 +35,35 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on every rank, each in a task of Spark.
+    """Call ``fn(*args, **kwargs)`` on every rank, each in a task of Spark.
 
     Args:
         fn: Any function; it and its arguments are pickled by value.
         args: Its arguments.
         kwargs: Its keyword arguments.
         num_proc: Number of ranks; ``spark.default.parallelism`` by default.
-        start_timeout: Seconds until Spark has so many tasks free, and until all nodes
-            have met; HOROVOD_SPARK_START_TIMEOUT, else 600, by default.
+        start_timeout: Seconds until Spark has so many free tasks, and until all nodes
+            have connected; HOROVOD_SPARK_START_TIMEOUT, else 600, by default.
         use_mpi: Ignored: agents start the ranks.
         use_gloo: Ignored.
         extra_mpi_args: Further options of mpirun.
-        env: Environment variables of the ranks, beside those of the tasks.
-        stdout: What ranks print is in the logs of Spark's executors; this stream gets it
-            when the job has ended.
+        env: Environment variables of the ranks, in addition to the tasks' own.
+        stdout: Stream that gets the output of the ranks when the job has ended; the logs of
+            Spark's executors have it, too.
         stderr: Ignored: ``stdout`` gets both.
-        verbose: From 2 on the launcher prints what it starts.
+        verbose: From 2 on the launcher prints the commands that it starts.
         nics: Network interfaces between nodes.
-        prefix_output_with_timestamp: Begins each line with the time.
-        executable: The Python of the ranks; that of the tasks by default.
+        prefix_output_with_timestamp: Whether each line begins with the time.
+        executable: The Python of the ranks; by default the tasks' own.
 
     Returns:
         The results, by rank.
 
     Raises:
         CollectiveError: A rank failed, with its traceback; or a task or its executor was
-            lost: then the others have ended.
-        UsageError: There is no SparkContext; or Spark has not so many tasks free in time.
+            lost, and the others have ended.
+        UsageError: There is no SparkContext; or Spark does not have so many free tasks in
+            time.
     """
     options = _options(verbose, nics, prefix_output_with_timestamp)
     options += launcher_words({"--mpi-args": extra_mpi_args})
@@ -91,10 +92,10 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """As ``run``; the job continues without ranks that are lost.
+    """Call a function as ``run`` does; the job continues without ranks that are lost.
 
     Spark's tasks run together or not at all: a rank may be lost, but the loss of a task or
-    an executor ends them all. Then the job begins again, from its checkpoint if there is
+    an executor ends all tasks. Then the job begins again, from its checkpoint if there is
     one, at most ``spark.task.maxFailures`` times in all (4).
 
     Args:
@@ -103,11 +104,11 @@ def run_elastic(
         kwargs: See ``run``.
         num_proc: Number of ranks at the start, and of tasks.
         min_num_proc: Fewest ranks to continue with; ``num_proc`` by default.
-        max_num_proc: Lost ranks are replaced up to so many; ``num_proc`` by default.
-            More than that have no task, and are refused.
+        max_num_proc: Lost ranks are replaced up to so many; ``num_proc`` by default. It
+            must not exceed the number of tasks.
         start_timeout: See ``run``.
         elastic_timeout: Seconds to wait for ``min_num_proc`` slots.
-        reset_limit: Changes of the ranks, after which the job ends.
+        reset_limit: Number of changes of the ranks after which the job ends.
         env: See ``run``.
         stdout: See ``run``.
         stderr: See ``run``.
@@ -118,7 +119,7 @@ def run_elastic(
         max_np: The old name of ``max_num_proc``.
 
     Returns:
-        The results of the ranks that the job ended with, by rank.
+        The results, by rank, of the ranks at the end of the job.
 
     Raises:
         CollectiveError: See ``run``.
@@ -149,7 +150,7 @@ def run_elastic(
 def _options(
     verbose: int, nics: Sequence[str] | str | None, timestamps: bool
 ) -> list[str]:
-    """The options of the launcher."""
+    """Return the options of the launcher."""
     return launcher_words(
         {
             "--verbose": verbose > 1,
@@ -181,7 +182,7 @@ def _request(
 
 
 def _with(request: stage.Request, **changes: Any) -> stage.Request:
-    """The same request, with changes to its job."""
+    """Return the request with changes to its job."""
     job = dataclasses.replace(request.job, **changes)
     return dataclasses.replace(request, job=job)
 
@@ -189,7 +190,7 @@ def _with(request: stage.Request, **changes: Any) -> stage.Request:
 def _nodes_after_losses(
     request: stage.Request, stdout: TextIO | None
 ) -> list[function.NodeResult]:
-    """As ``_nodes``; begins again where a task or an executor was lost."""
+    """Run the job as ``_nodes`` does, and again after the loss of a task or an executor."""
     conf = stage.spark_context().getConf()
     for left in reversed(range(int(conf.get("spark.task.maxFailures", "4")))):
         try:
@@ -204,7 +205,7 @@ def _nodes_after_losses(
 
 
 def _nodes(request: stage.Request, stdout: TextIO | None) -> list[function.NodeResult]:
-    """Runs the job; its output goes to the stream, if there is one."""
+    """Run the job; its output goes to the stream, if there is one."""
     if stdout is not None:
         request = _with(request, kept_lines=_ALL_LINES)
     found = stage.run(stage.spark_context(), request)

@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Request:
-    """What every task needs to know."""
+    """The job, as every task needs to know it."""
 
     tasks: int
     job: function.FunctionJob  # without head and slots, which the tasks find out
@@ -31,7 +31,7 @@ class TaskLostError(CollectiveError):
 
 
 def spark_context() -> Any:
-    """The SparkContext that is active; a UsageError without one, or without PySpark."""
+    """Return the active SparkContext, or raise a UsageError if there is none."""
     hint = "spark = SparkSession.builder.getOrCreate() first"
     try:
         from pyspark import SparkContext
@@ -46,12 +46,12 @@ def spark_context() -> Any:
 
 
 def run(context: Any, request: Request) -> list[function.NodeResult]:
-    """Runs the job in a barrier stage; returns what became of each node.
+    """Run the job in a barrier stage; return the result of each node.
 
     Raises:
         CollectiveError: A task has failed; then all tasks have ended.
-        TaskLostError: A task or its executor was lost, likewise.
-        UsageError: Spark has not so many tasks free in time.
+        TaskLostError: A task or its executor was lost; then all tasks have ended.
+        UsageError: Spark does not have so many free tasks in time.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark import InheritableThread
@@ -60,7 +60,7 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
     outcome: Future[list[function.NodeResult]] = Future()
 
     def collect() -> None:
-        # In a thread of its own, whose job group is not that of the user's jobs.
+        # In a thread of its own, so that the user's jobs have another job group.
         context.setJobGroup(group, "collective.spark", interruptOnCancel=True)
         tasks = context.parallelize(range(request.tasks), request.tasks)
         try:
@@ -76,7 +76,7 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
         return outcome.result()
     except Py4JJavaError as error:
         text = error.java_exception.getMessage()
-        # What Python raised in a task would be raised there again.
+        # An exception of Python would be raised again by another try.
         kind = CollectiveError if "PythonException" in text else TaskLostError
         raise kind(
             f"collective.spark: a task or its executor was lost, or has failed: {text}",
@@ -89,7 +89,7 @@ def run(context: Any, request: Request) -> list[function.NodeResult]:
 
 
 def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
-    """Waits for the stage to end, and at first for all its tasks to start."""
+    """Wait for all tasks of the stage to start, then for the stage to end."""
     deadline = Deadline(request.job.seconds)
     started = False
     while thread.is_alive():
@@ -105,7 +105,7 @@ def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
 
 
 def _running(context: Any, group: str) -> int:
-    """How many tasks of the group's jobs run."""
+    """Return how many tasks of the group's jobs run."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [
@@ -115,7 +115,7 @@ def _running(context: Any, group: str) -> int:
 
 
 def _task_of(request: Request) -> Callable[[Any], Iterator[function.NodeResult]]:
-    """The function of the stage's tasks, which Spark pickles."""
+    """Return the function of the stage's tasks, which Spark pickles."""
 
     def task(_: Any) -> Iterator[function.NodeResult]:
         from pyspark import BarrierTaskContext
@@ -126,7 +126,7 @@ def _task_of(request: Request) -> Callable[[Any], Iterator[function.NodeResult]]
 
 
 def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
-    """One task: the first of its node runs the agent there, the others wait for it.
+    """Run one task: the first of its node runs the agent, the others wait for it.
 
     Args:
         context: Spark's ``BarrierTaskContext``.
@@ -152,7 +152,7 @@ def run_task(context: Any, request: Request) -> Iterator[function.NodeResult]:
 
 
 def _report(codes: Sequence[str], hosts: Sequence[str]) -> None:
-    """Writes a failure to the log of every task; they have all ended."""
+    """Write a failure to the log of every task; they have all ended."""
     failed = [f"{host}: {c}" for host, c in zip(hosts, codes, strict=True) if c != "0"]
     if failed:
         text = f"collective.spark: the job failed; exit codes: {', '.join(failed)}"
