@@ -1,9 +1,9 @@
-"""Jobs that outlive a lost actor (``min_workers``): Ray is asked for another one.
+"""Jobs that survive a lost actor (``min_workers``): Ray is asked for another one.
 
-Each rank has an actor that holds its resources (``Holders``), on whatever node Ray has put
-it. Each node with such actors has one more, without resources, that runs the agent; the
-launcher on the first of them, the head, reads once a second how many ranks each node may
-have. What it does then is ``--min-np`` and ``--max-np``.
+Each rank has an actor that holds its resources (``Holders``), on any node that Ray chooses.
+Each node with such actors has one more, without resources, that runs the agent. The launcher
+on the first of these nodes, the head, reads once a second how many ranks each node may have,
+and then works as with ``--min-np`` and ``--max-np``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collective.ray.worker import Found
 from collective.run_function import launcher_words
 
 _POLL_SECONDS = 1.0
-_END_SECONDS = 20.0  # until all nodes have heard that the job has ended
+_END_SECONDS = 20.0  # until all nodes know that the job has ended
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many ranks a job has: at least, at the start, and at most."""
+    """The number of ranks of a job: at least, at the start, and at most."""
 
     least: int
     start: int
     most: int
-    resets: int | None = None  # changes of the ranks, after which the job ends
+    resets: int | None = None  # changes of the ranks after which the job ends
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.start <= self.most:
@@ -45,17 +45,20 @@ class Limits:
 
 @dataclass
 class Agent:
-    """The actor that runs the agent of a node, and the call that ends with the job there."""
+    """The actor that runs a node's agent, and the call that ends with the job there."""
 
     actor: Any
-    number: int  # of the node; 0 is the head
-    gpus: Sequence[str]  # those that its ranks see
+    number: int  # number of the node; 0 is the head
+    gpus: Sequence[str]  # GPUs that its ranks see
     outcome: Any
     result: function.NodeResult | None = None
-    ended: float = 0  # when, if there is a result
+    ended: float = 0  # time of the end, if there is a result
 
     def slots(self, found: Sequence[Found]) -> int:
-        """How many ranks it may have: those whose GPUs, the first of its list, are held."""
+        """Return how many ranks it may have: they get the first GPUs of its list.
+
+        A GPU that is not held ends the list.
+        """
         held = set(_gpus(found))
         if not held:
             return len(found)
@@ -68,11 +71,11 @@ class ElasticJob:
 
     Args:
         holders: The actors of the ranks.
-        limits: How many ranks.
+        limits: The numbers of ranks.
         call: Function and arguments, pickled.
-        seconds: In which the ranks of the start are placed, and each agent meets the head.
-        options: Further ones of the launcher.
-        elastic_seconds: In which enough actors are placed, after the loss of the head.
+        seconds: Limit for placing the first ranks, and for each agent to reach the head.
+        options: Further options of the launcher.
+        elastic_seconds: Limit for placing enough actors after the loss of the head.
     """
 
     def __init__(
@@ -89,20 +92,20 @@ class ElasticJob:
         self.call, self.seconds = call, seconds
         self.elastic_seconds = elastic_seconds
         self.options = options
-        # The agents hold no CPU, for which Ray sets 1.
+        # The agents hold no CPU; for that Ray sets OMP_NUM_THREADS to 1.
         threads = str(max(1, int(holders.each.get("CPU", 1))))
         self.variables = {"OMP_NUM_THREADS": threads, **(variables or {})}
         self.agents: dict[str, Agent] = {}  # by node
 
     def run(self) -> list[Any]:
-        """Runs the job to its end; begins it again where its head was lost.
+        """Run the job to its end; begin it again if its head was lost.
 
         Returns:
-            The results of the ranks that it ended with, by rank.
+            The results, by rank, of the ranks at the end of the job.
 
         Raises:
             CollectiveError: A rank failed, or ``limits`` allow no more changes.
-            UsageError: Ray has not the resources in time.
+            UsageError: Ray does not have the resources in time.
         """
         import ray
 
@@ -113,7 +116,7 @@ class ElasticJob:
                 nodes = self._run_once(size)
                 return function.results(nodes, None, who)
             except lost_errors() as error:
-                self._wait_for_agents()  # each ends when it has lost the head
+                self._wait_for_agents()  # each ends after it has lost the head
                 if begun > (self.limits.resets or begun):
                     raise CollectiveError(
                         f"{who}: the actor that leads the job was lost {begun} times: {error}",
@@ -132,7 +135,7 @@ class ElasticJob:
         raise AssertionError("itertools.count() does not end")
 
     def _run_once(self, size: int) -> list[function.NodeResult]:
-        """What became of each node; the errors of Ray that it raises are those of the head."""
+        """Return the result of each node; raise Ray's error if the head failed."""
         import ray
 
         node = next(iter(self.holders.by_node()))
@@ -177,10 +180,10 @@ class ElasticJob:
         return self._results(first.result)
 
     def _agent_ended(self, call: Any) -> bool:
-        """Takes in that an agent has ended; returns whether its actor was lost.
+        """Handle the end of an agent; return whether its actor was lost.
 
         Raises:
-            Exception: One of ``lost_errors``, where it was the head.
+            Exception: One of ``lost_errors``, if the agent was the head's.
         """
         import ray
 
@@ -196,7 +199,7 @@ class ElasticJob:
             return True
 
     def _forget_agents(self) -> None:
-        """Makes way for another agent where one has ended, and not because the job has."""
+        """Make room for another agent after one has ended before the job."""
         import ray
 
         now = time.monotonic()
@@ -205,7 +208,7 @@ class ElasticJob:
                 ray.kill(self.agents.pop(node).actor)
 
     def _results(self, head: function.NodeResult) -> list[function.NodeResult]:
-        """What became of the head, and of the nodes that ended as it did.
+        """Return the results of the head, and of the nodes that ended as it did.
 
         Raises:
             CollectiveError: The job has succeeded, but the results of a node were lost.
@@ -222,7 +225,7 @@ class ElasticJob:
         return found + [node for node in others if node and node.code == head.code]
 
     def _wait_for_agents(self) -> list[Any]:
-        """The calls of the agents that have ended, but the head's, after a while."""
+        """Wait a while; return the calls of agents that have ended, without the head's."""
         import ray
 
         calls = [agent.outcome for agent in self.agents.values() if agent.number]
@@ -253,7 +256,7 @@ def run_elastic(
     options: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Asks Ray for the actors and runs one ``ElasticJob``; see there."""
+    """Ask Ray for the actors, and run one ``ElasticJob``."""
     holders = Holders(each, limits.most, who)
     try:
         return ElasticJob(holders, limits, call, seconds, options, variables).run()

@@ -1,4 +1,4 @@
-"""What ``RayExecutor(min_workers=...)`` does: each call is an elastic job of its own."""
+"""The elastic form of ``RayExecutor`` (``min_workers``): each call is a job of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHO = "RayExecutor"
 
 @dataclasses.dataclass
 class Settings:
-    """What ``RayExecutor.create_settings`` returns."""
+    """The settings that ``RayExecutor.create_settings`` returns."""
 
     timeout_s: int = 30
     placement_group_timeout_s: int = 100
@@ -24,15 +24,15 @@ class Settings:
 
 
 class ElasticCalls:
-    """The actors, kept between calls; the ranks of each call are new ones.
+    """The actors, kept between calls; each call starts new ranks.
 
     Args:
-        limits: How many ranks.
+        limits: The numbers of ranks.
         each: Resources of a rank, as Ray names them.
-        unbounded: Whether a job grows beyond ``limits`` as far as the cluster has room.
-        settings: Of the executor.
-        elastic_seconds: To wait for enough actors, after a loss.
-        options: Further ones of the launcher.
+        unbounded: Whether a job grows beyond ``limits`` while the cluster has room.
+        settings: The settings of the executor.
+        elastic_seconds: Limit of the wait for enough actors after a loss.
+        options: Further options of the launcher.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ElasticCalls:
         self.settings, self.options = settings, options
         self.elastic_seconds = elastic_seconds
         self.holders: Holders | None = None
-        self.made: tuple[Any, ...] = ()  # what makes the executable
+        self.made: tuple[Any, ...] = ()  # class and arguments of the executable
         self.variables: dict[str, str] = {}
 
     def start(
@@ -58,10 +58,10 @@ class ElasticCalls:
         kwargs: Mapping[str, Any],
         variables: Mapping[str, str],
     ) -> None:
-        """Asks Ray for the actors; returns when those of the start are placed.
+        """Ask Ray for the actors; return when the first ones are placed.
 
         Raises:
-            UsageError: It has been started; or Ray has not the resources in time.
+            UsageError: It has been started; or Ray does not have the resources in time.
         """
         if self.holders is not None:
             raise UsageError(f"{_WHO}: started already", hint="shutdown() first")
@@ -78,7 +78,7 @@ class ElasticCalls:
             raise
 
     def call(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Calls ``fn(executable)`` on every rank of a job; returns the results, by rank.
+        """Call ``fn(executable)`` on every rank of a job; return the results, by rank.
 
         Raises:
             CollectiveError: A rank failed, or ``reset_limit`` allows no more changes.
@@ -98,7 +98,7 @@ class ElasticCalls:
         return job.run()
 
     def shutdown(self) -> None:
-        """Gives the resources back."""
+        """Give the resources back."""
         holders, self.holders = self.holders, None
         if holders is not None:
             holders.close()
@@ -114,7 +114,7 @@ def _with_executable(
 
 
 def _room(each: Mapping[str, float]) -> int:
-    """How many ranks the cluster has resources for, used or not."""
+    """Return how many ranks the cluster has resources for, used or not."""
     import ray
 
     found = ray.cluster_resources()

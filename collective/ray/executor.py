@@ -28,8 +28,8 @@ class RayExecutor:
     >>> losses = executor.run(train, kwargs={"epochs": 3})
     >>> executor.shutdown()
 
-    A function that fails on a rank ends all ranks, because others may wait for that one; so
-    does a lost actor or node. ``shutdown`` and ``start`` then begin again. With
+    A function that fails on a rank ends all ranks, because others may wait for that one. A
+    lost actor or node does the same. Then ``shutdown`` and ``start`` begin again. With
     ``min_workers`` each call has ranks of its own, which may be lost and replaced.
     """
 
@@ -50,23 +50,23 @@ class RayExecutor:
         elastic_timeout: int = 600,
         override_discovery: bool = True,
     ):
-        """Describes the job; ``start`` asks Ray for it.
+        """Describe the job; ``start`` asks Ray for it.
 
         Args:
-            settings: What ``create_settings`` returns.
-            num_workers: Number of ranks, wherever Ray has room; or:
-            num_hosts: Number of nodes, each with
-            num_workers_per_host: as many ranks.
+            settings: The result of ``create_settings``.
+            num_workers: Number of ranks, on any nodes with room; or give the next two.
+            num_hosts: Number of nodes.
+            num_workers_per_host: Number of ranks on each of these nodes.
             cpus_per_worker: CPUs that Ray holds for each rank.
             use_gpu: Whether each rank has GPUs.
-            gpus_per_worker: How many; 1 by default.
-            use_current_placement_group: Whether an actor or task that is in a placement
-                group, as those of Ray Tune are, takes the resources from it.
-            min_workers: Makes each call an elastic job (``ElasticCalls``), which continues
-                while so many ranks are left and begins with so many, or ``num_workers``.
-            max_workers: It grows to so many; by default as far as the cluster has room.
-            reset_limit: Changes of its ranks, after which it ends.
-            cooldown_range: Seconds after which a rank is replaced that failed to join, at
+            gpus_per_worker: GPUs of each rank; 1 by default.
+            use_current_placement_group: Whether to take the resources from the placement
+                group of the calling actor or task, as Ray Tune has one.
+            min_workers: Makes each call an elastic job (``ElasticCalls``). It begins with
+                so many ranks, or ``num_workers``, and continues while so many are left.
+            max_workers: The job grows to so many; by default while the cluster has room.
+            reset_limit: Number of changes of its ranks after which it ends.
+            cooldown_range: Seconds after which a rank that failed to join is replaced, at
                 first and at most.
             elastic_timeout: Seconds to wait for ``min_workers``.
             override_discovery: Must be True: Ray alone says which nodes there are.
@@ -80,7 +80,7 @@ class RayExecutor:
             each["GPU"] = gpus_per_worker or 1
         self._elastic: ElasticCalls | None = None
         self._actors: list[Any] = []  # by rank
-        self._nodes: list[Any] = []  # references to what becomes of each node
+        self._nodes: list[Any] = []  # references to the result of each node
         self._workers: Workers | None = None
         if min_workers is not None:
             if num_hosts is not None or not override_discovery:
@@ -137,13 +137,13 @@ class RayExecutor:
         placement_group_timeout_s: int = 100,
         nics: Sequence[str] | None = None,
     ) -> Settings:
-        """Makes the settings of a job.
+        """Make the settings of a job.
 
         Args:
-            timeout_s: Seconds in which all ranks start.
+            timeout_s: Seconds within which all ranks must start.
             ssh_identity_file: Ignored: agents need no ssh.
             ssh_str: Ignored.
-            placement_group_timeout_s: Seconds until Ray has the resources.
+            placement_group_timeout_s: Seconds within which Ray must have the resources.
             nics: Network interfaces between nodes.
         """
         return Settings(timeout_s, placement_group_timeout_s, nics)
@@ -155,17 +155,17 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the ranks; returns when all are ready for calls.
+        """Start the ranks; return when all are ready for calls.
 
         Args:
-            executable_cls: Each rank makes one object of it, for ``execute``.
+            executable_cls: Class of which each rank makes one object, for ``execute``.
             executable_args: Its arguments.
             executable_kwargs: Its keyword arguments.
             extra_env_vars: Environment variables of the ranks.
 
         Raises:
-            CollectiveError: The ranks do not start; with their last lines.
-            UsageError: It has been started; or Ray has not the resources.
+            CollectiveError: The ranks do not start; the error has their last lines.
+            UsageError: It has been started; or Ray does not have the resources.
         """
         made = (executable_cls, executable_args or (), executable_kwargs or {})
         if self._elastic is not None:
@@ -189,11 +189,13 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[Any]:
-        """Calls ``fn(*args, **kwargs)`` on every rank; returns the results, by rank.
+        """Call ``fn(*args, **kwargs)`` on every rank; return the results, by rank.
 
         Raises:
-            CollectiveError: It failed on a rank, with the traceback; or an actor was lost.
-            UsageError: It has not been started; or ``callbacks``, which are not built.
+            CollectiveError: The function failed on a rank; the error has its traceback. Or
+                an actor was lost.
+            UsageError: The executor was not started, or ``callbacks`` are given, which do
+                not exist.
         """
         _refuse(callbacks)
         if self._elastic is not None:
@@ -206,7 +208,7 @@ class RayExecutor:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """As ``run``; returns Ray's references to the results at once."""
+        """Call as ``run`` does; return Ray's references to the results at once."""
         self._refuse_if_elastic("run_remote")
         return self._call(_without_executable(fn, args, kwargs), self._started())
 
@@ -215,19 +217,19 @@ class RayExecutor:
         fn: Callable[[Any], Any],
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[Any]:
-        """Calls ``fn(executable)`` on every rank; see ``run``."""
+        """Call ``fn(executable)`` on every rank; see ``run``."""
         _refuse(callbacks)
         if self._elastic is not None:
             return self._elastic.call(fn)
         return self._get(self._call(fn, self._started()))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Calls ``fn(executable)`` on rank 0 alone; returns its result."""
+        """Call ``fn(executable)`` on rank 0 alone; return its result."""
         self._refuse_if_elastic("execute_single")
         return self._get(self._call(fn, self._started()[:1]))[0]
 
     def shutdown(self) -> None:
-        """Ends the ranks, also those in the midst of a call, and gives the resources back."""
+        """End the ranks, even during a call, and give the resources back."""
         if self._elastic is not None:
             self._elastic.shutdown()
         workers, self._workers = self._workers, None
@@ -257,7 +259,7 @@ class RayExecutor:
         waiting = [*ranks, *self._nodes]
         while any(rank in waiting for rank in ranks):
             done, waiting = ray.wait(waiting)
-            if done[0] in self._nodes:  # the job has ended before all ranks were ready
+            if done[0] in self._nodes:  # the job ended before all ranks were ready
                 nodes = ray.get(self._nodes)
                 function.results(nodes, self._request.size, "RayExecutor.start")
         order = ray.get(ranks)
@@ -281,11 +283,11 @@ class RayExecutor:
     def _call(self, fn: Callable[[Any], Any], actors: Sequence[Any]) -> list[Any]:
         import ray
 
-        call = ray.put(cloudpickle.dumps(fn))  # sent once to each node
+        call = ray.put(cloudpickle.dumps(fn))  # Ray sends it once to each node
         return [actor.execute.remote(call) for actor in actors]
 
     def _get(self, references: list[Any]) -> list[Any]:
-        """The results, or the first failure: other ranks may have failed because of it."""
+        """Return the results, or raise the first failure, which may cause the others."""
         import ray
 
         with lost_actors_named("RayExecutor"):

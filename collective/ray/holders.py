@@ -20,10 +20,9 @@ class Holders:
 
     def __init__(self, each: Mapping[str, float], count: int, who: str):
         self.each, self.who, self.lost = each, who, 0
-        self.asked: dict[Any, Any] = {}  # by the call that ends when Ray has placed it
-        self.held: dict[
-            Any, tuple[Any, Found]
-        ] = {}  # by the call that ends when it is lost
+        self.asked: dict[Any, Any] = {}  # by the call that ends once it is placed
+        # By the call that ends when the actor is lost.
+        self.held: dict[Any, tuple[Any, Found]] = {}
         for _ in range(count):
             self._ask()
 
@@ -33,11 +32,11 @@ class Holders:
 
     @property
     def calls(self) -> list[Any]:
-        """One for each actor: it ends when Ray has placed the actor, or has lost it."""
+        """Return a call for each actor, which ends when Ray has placed or lost the actor."""
         return [*self.asked, *self.held]
 
     def ended(self, call: Any) -> bool:
-        """Takes in that one of ``calls`` has ended; returns whether an actor was lost."""
+        """Handle the end of one of ``calls``; return whether an actor was lost."""
         import ray
 
         actor = self.asked.pop(call, None)
@@ -57,14 +56,14 @@ class Holders:
         return False
 
     def by_node(self) -> dict[str, list[Found]]:
-        """Returns where the actors are, by Ray's name of the node."""
+        """Return the places of the actors, by Ray's name of the node."""
         nodes: dict[str, list[Found]] = {}
         for _, found in self.held.values():
             nodes.setdefault(found.node, []).append(found)
         return nodes
 
     def wait_for(self, count: int, seconds: float) -> None:
-        """Returns when so many are placed; a UsageError if they are not in time."""
+        """Return when so many are placed, or raise a UsageError after the time."""
         import ray
 
         deadline = Deadline(seconds)
@@ -79,7 +78,7 @@ class Holders:
                 )
 
     def close(self) -> None:
-        """Gives the resources back."""
+        """Give the resources back."""
         import ray
 
         for actor in [
@@ -90,7 +89,7 @@ class Holders:
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
-    """What Ray raises where an actor, or its node, was lost."""
+    """Return the errors that Ray raises after the loss of an actor or its node."""
     from ray import exceptions
 
     return (
@@ -102,5 +101,5 @@ def lost_errors() -> tuple[type[Exception], ...]:
 
 
 def report(text: str) -> None:
-    """Prints a message on the driver."""
+    """Print a message on the driver."""
     print(text, file=sys.stderr, flush=True)

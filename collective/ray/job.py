@@ -23,28 +23,30 @@ def run(
     max_workers: int | None = None,
     reset_limit: int | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on every rank; ``ray.init`` has been called.
+    """Call ``fn(*args, **kwargs)`` on every rank; ``ray.init`` must have been called.
 
     Args:
         fn: Any function; it and its arguments are pickled by value.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        num_workers: Number of ranks; of an elastic job, at the start.
-        resources_per_worker: As Ray names them: ``{"CPU": 2, "GPU": 1}``; one CPU by default.
-        start_timeout: Seconds until the resources are free, and until all nodes have met.
+        num_workers: Number of ranks; for an elastic job, at the start.
+        resources_per_worker: Ray's names and amounts, by default one CPU:
+            ``{"CPU": 2, "GPU": 1}``.
+        start_timeout: Seconds until the resources are free, and until all nodes have
+            connected.
         min_workers: Makes the job elastic: it continues while so many ranks are left, and
             Ray is asked for another actor for each that is lost.
-        max_workers: The job grows to so many ranks as Ray has room; ``num_workers`` by
+        max_workers: The job grows to so many ranks while Ray has room; ``num_workers`` by
             default.
-        reset_limit: Changes of the ranks, after which an elastic job ends.
+        reset_limit: Number of changes of the ranks after which an elastic job ends.
 
     Returns:
-        The results, by rank: those of the ranks that the job ended with.
+        The results, by rank, of the ranks at the end of the job.
 
     Raises:
-        CollectiveError: A rank failed, with its traceback; or an actor or its node was
-            lost, and the job is not elastic: then the other nodes have ended.
-        UsageError: Ray has not so many resources free in time.
+        CollectiveError: A rank failed; the error has its traceback. Or an actor or its node
+            was lost, and the job is not elastic: then the other nodes have ended.
+        UsageError: Ray does not have so many free resources in time.
     """
     import ray
 
@@ -73,7 +75,7 @@ def run(
 
 @contextlib.contextmanager
 def lost_actors_named(who: str) -> Iterator[None]:
-    """Raises the loss of an actor or of its node as a ``CollectiveError``."""
+    """Raise the loss of an actor or of its node as a ``CollectiveError``."""
     import ray
 
     try:

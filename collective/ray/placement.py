@@ -15,34 +15,34 @@ _ANY_BUNDLE = -1
 
 @dataclass(frozen=True)
 class Request:
-    """What the ranks of a job need."""
+    """The resources that the ranks of a job need."""
 
     size: int
     each: Mapping[str, float]  # resources of a rank, as Ray names them
     seconds: int  # until they are free
-    per_node: int = 0  # ranks on each node; 0: as Ray places them
-    use_current_group: bool = False  # of an actor or a task that Ray has placed
+    per_node: int = 0  # ranks on each node; 0: Ray decides
+    use_current_group: bool = False  # use the placement group of the caller
 
     def bundles(self) -> tuple[list[dict[str, float]], str]:
-        """Bundles and strategy of a placement group."""
+        """Return the bundles and the strategy of a placement group."""
         if not self.per_node:
             return [dict(self.each)] * self.size, "PACK"
         of_node = {name: count * self.per_node for name, count in self.each.items()}
         return [of_node] * (self.size // self.per_node), "STRICT_SPREAD"
 
     def bundle_of(self, index: int) -> int:
-        """The bundle that holds an actor, in a placement group of our own."""
+        """Return the bundle that holds an actor, in a placement group of our own."""
         return index // self.per_node if self.per_node else index
 
 
 class Workers:
-    """Actors for the ranks of one job, in the order of nodes: that of the ranks, too."""
+    """Actors for the ranks of one job, in the order of nodes, as the ranks are."""
 
     def __init__(self, request: Request):
-        """Places the actors.
+        """Place the actors.
 
         Raises:
-            UsageError: Ray has not so many resources free in time.
+            UsageError: Ray does not have so many free resources in time.
         """
         import ray
         from ray.util.placement_group import get_current_placement_group
@@ -63,7 +63,7 @@ class Workers:
                 raise _missing(request, "the current placement group") from None
             raise
         nodes = list(dict.fromkeys(place.node for place in found))
-        # Of each node: its actors, and the GPUs that they hold.
+        # For each node, its actors and the GPUs that they hold.
         self.nodes = [
             [
                 a
@@ -79,14 +79,14 @@ class Workers:
         self.head = found[0].head
 
     def job(self, call: bytes, seconds: int, **more: Any) -> function.FunctionJob:
-        """The job that makes a pickled call on every rank; ``more`` are fields of it."""
+        """Return the job that makes a pickled call on every rank, with ``more`` fields."""
         slots = [len(actors) for actors in self.nodes]
         return function.FunctionJob(call, seconds, head=self.head, slots=slots, **more)
 
     def start(
         self, job: function.FunctionJob, variables: Mapping[str, str]
     ) -> list[Any]:
-        """Starts the agents; returns references to the result of each node."""
+        """Start the agents; return references to the result of each node."""
         return [
             actors[0]
             .run.options(concurrency_group="agent")
@@ -97,7 +97,7 @@ class Workers:
         ]
 
     def close(self) -> None:
-        """Ends the actors, with what they have started."""
+        """End the actors, with all processes that they have started."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -138,10 +138,10 @@ def _actors(each: Mapping[str, float], group: Any, bundles: Sequence[int]) -> li
 
 
 def actor(each: Mapping[str, float], strategy: Any) -> Any:
-    """Asks Ray for an actor with these resources, placed by one of Ray's strategies."""
+    """Ask Ray for an actor with these resources, placed by one of Ray's strategies."""
     import ray
 
-    # The agent runs beside the calls that the actor passes to its rank.
+    # The agent runs while the actor passes calls to its rank.
     worker: Any = ray.remote(concurrency_groups={"agent": 1})(Worker)
     resources = dict(each)
     return worker.options(

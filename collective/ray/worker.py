@@ -1,4 +1,4 @@
-"""The actor of a rank, which holds its resources, and what passes calls to the rank."""
+"""The actor that holds a rank's resources, and the loop that passes calls to the rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collective.launch.agents import folders, function
 
 @dataclass(frozen=True)
 class Found:
-    """Where an actor is."""
+    """The place of an actor."""
 
     node: str  # Ray's name of the node
     head: str  # HOST:PORT, if this is the first actor of all
@@ -29,7 +29,7 @@ class Found:
 
     @property
     def address(self) -> str:
-        """The node's address."""
+        """Return the node's address."""
         return self.head.rpartition(":")[0]
 
 
@@ -41,7 +41,7 @@ class Worker:
         self.rank: Connection | None = None
 
     def found(self) -> Found:
-        """Where Ray has put this actor."""
+        """Return the place of this actor."""
         import ray
 
         head = f"{ray.util.get_node_ip_address()}:{function.free_port()}"
@@ -49,11 +49,11 @@ class Worker:
         return Found(node, head, [str(gpu) for gpu in ray.get_gpu_ids()])
 
     def hold(self) -> None:
-        """Returns never: the call fails when the actor is lost."""
+        """Block for ever: the call fails when the actor is lost."""
         threading.Event().wait()
 
     def set_slots(self, job: str, count: Mapping[int, int]) -> None:
-        """Says to the head, which this actor runs, how many ranks each node may have."""
+        """Report to the head, which this actor runs, how many ranks each node may have."""
         folders.write_slots(folders.of(job), count)
 
     def run(
@@ -63,25 +63,26 @@ class Worker:
         gpus: list[str],
         variables: dict[str, str],
     ) -> function.NodeResult:
-        """Runs the agent of this node to the end of the job."""
+        """Run the agent of this node to the end of the job."""
         return function.run_node(job, node, gpus, variables)
 
     def listen(self, job: str, index: int) -> None:
-        """Prepares for the rank with this index on this node."""
+        """Prepare for the rank with this index on this node."""
         path = socket_path(folders.make(job), index)
         self.listener = Listener(str(path), "AF_UNIX")
 
     def accept(self) -> int:
-        """Waits for the rank; returns its number."""
+        """Wait for the rank; return its number."""
         assert self.listener is not None, "listen() first"
         self.rank = self.listener.accept()
         return int(self.rank.recv_bytes())
 
     def execute(self, call: bytes) -> Any:
-        """Has the rank make a call; returns its result.
+        """Have the rank make a call; return its result.
 
         Raises:
-            CollectiveError: The function failed, with its traceback; or the rank ended.
+            CollectiveError: The function failed; the error has its traceback. Or the rank
+                ended.
         """
         assert self.rank is not None, "accept() first"
         try:
@@ -100,19 +101,19 @@ class Worker:
         return result
 
     def end(self) -> None:
-        """Lets the rank return from ``serve``."""
+        """Let the rank return from ``serve``."""
         if self.rank is not None:
             with contextlib.suppress(OSError):
                 self.rank.send_bytes(b"")
 
 
 def socket_path(folder: Path, index: int) -> Path:
-    """The Unix socket of a rank; nodes may share the folder's disk."""
+    """Return the Unix socket of a rank; nodes may share the folder's disk."""
     return folder / f"{socket.gethostname()}-{index}.socket"
 
 
 def calls(rank: Connection) -> Iterator[Any]:
-    """What this rank's actor sends until it ends the rank; EOFError if it was lost."""
+    """Yield the calls of this rank's actor until its end; EOFError if it was lost."""
     while call := rank.recv_bytes():
         yield cloudpickle.loads(call)
 
@@ -123,12 +124,12 @@ def serve(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Makes the executable, and calls each function with it; returns at ``shutdown``.
+    """Make the executable, and call each function with it; return at ``shutdown``.
 
     Raises:
         EOFError: The actor was lost.
-        Exception: That of a function that failed: the rank ends, and with it the job,
-            because other ranks may wait for this one.
+        Exception: The error of a function that failed: the rank ends, and with it the
+            job, because other ranks may wait for this one.
     """
     here = detect()
     path = socket_path(folders.make(job), here.local_rank)
