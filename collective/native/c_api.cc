@@ -30,7 +30,7 @@ std::shared_ptr<Core>& core = *new std::shared_ptr<Core>;
 int generation = 0;
 
 // Whether this process is a fork of one that was in a job. It has the parent's
-// memory but none of its threads: a collective would take part in the parent's
+// memory but no thread of it: a collective would take part in the parent's
 // name, and the destruction of the core would leave the job in its name.
 std::atomic<bool> forked{false};
 const int forks = pthread_atfork(nullptr, nullptr, [] {
@@ -60,7 +60,7 @@ void ThrowIfForked() {
                 "the library and its callers must be of one version");
 }
 
-// The last owner may be a callback in a worker thread, which ~Queue would join.
+// The last owner may be a callback in a worker thread, and ~Queue joins that.
 void Destroy(Core* last) {
   if (!Queue::InWorker()) {
     delete last;
@@ -69,7 +69,7 @@ void Destroy(Core* last) {
   try {
     std::thread([last] { delete last; }).detach();
   } catch (const std::system_error&) {
-    last->job().Leave();  // leaked, but no other rank waits for it
+    last->job().Leave();  // leaked, but no other rank waits for this one
   }
 }
 
@@ -191,7 +191,7 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
 }
 
 int32_t collective_shutdown(void) {
-  if (forked) return 0;  // the job is the parent's to leave
+  if (forked) return 0;  // only the parent may leave the job
   return Guard([&] {
     std::shared_ptr<Core> last;
     {

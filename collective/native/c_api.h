@@ -1,7 +1,7 @@
-/* The C interface of the core: what Python and the TensorFlow ops see.
+/* The C interface of the core, for Python and the TensorFlow ops.
  *
  * Numbers stand for the enumerations in types.h and failure.h. Functions return
- * a Code, 0 for success; collective_error() has the message, per thread. */
+ * a Code, 0 for success; collective_error() returns the message, per thread. */
 #pragma once
 
 #include <stddef.h>
@@ -36,11 +36,11 @@ typedef struct {
   int64_t counts_length;
   const char* name;
   int32_t plan; /* from collective_plan, or 0 */
-  /* By name. 1: breaks the job if another request of the same name and ticket
-   * has not ended: their order could differ between ranks. */
+  /* For order by name. 1: breaks the job if another request of the same name and
+   * ticket has not ended: their order could differ between ranks. */
   int32_t once;
-  /* Part of the name: what an earlier request has received in `*issued`, the
-   * same on all ranks; or 0. */
+  /* Part of the name: the value that an earlier request has received in
+   * `*issued`, the same on all ranks; or 0. */
   int64_t ticket;
   /* If not NULL, receives the number of this request before its end: the same
    * on all ranks of the group; 0 in program order or on one rank. */
@@ -50,7 +50,7 @@ typedef struct {
 typedef struct collective_handle collective_handle;
 typedef void (*collective_done)(void* argument, int32_t code, const char* message);
 
-/* For the check at load: a digest of this library's sources. */
+/* For the check at load: returns a digest of this library's sources. */
 COLLECTIVE_EXPORT const char* collective_source(void);
 
 COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
@@ -66,26 +66,26 @@ COLLECTIVE_EXPORT const char* collective_kernels(void);
 COLLECTIVE_EXPORT int32_t collective_group(const int32_t* ranks, int32_t length,
                                            int32_t* group);
 
-/* The size of a group, and the number of this rank in it. */
+/* Get the size of a group, and the number of this rank in it. */
 COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size, int32_t* me);
 
-/* The same for a rank that need not be a member. */
+/* Gets the same for a rank that may be no member. */
 typedef struct {
-  int32_t rank; /* of this process in the group; -1: no member */
+  int32_t rank; /* of this process in the group; -1: not a member */
   int32_t size;
-  int32_t local_rank; /* how many members on this host have a lower rank */
+  int32_t local_rank; /* number of members on this host with a lower rank */
   int32_t local_size;
 } collective_ranks;
 COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group, collective_ranks* info);
 
-/* The rank in the whole job of a group's member. */
+/* Returns the rank in the whole job of a group's member. */
 COLLECTIVE_EXPORT int32_t collective_rank_of(int32_t group, int32_t member,
                                              int32_t* rank);
 
-/* Blocking; with a handle, which collective_wait frees; and with a callback,
- * from another thread or, for a few bytes, from this one before it returns. In
- * program order the caller of collective_submit must wait for the callback.
- * Tensors must live until the end; everything else is copied. */
+/* Collectives: a blocking one; one with a handle, which collective_wait frees;
+ * and one with a callback from another thread or, for a few bytes, from this one
+ * before the call returns. In program order the caller of collective_submit must
+ * wait for the callback. Tensors must live until the end; the rest is copied. */
 COLLECTIVE_EXPORT int32_t collective_run(const collective_request* request);
 COLLECTIVE_EXPORT int32_t collective_start(const collective_request* request,
                                            collective_handle** handle);
@@ -95,7 +95,7 @@ COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
                                             collective_done done, void* argument);
 
 /* Horovod's join(): takes part in the collectives of other ranks, without data,
- * until all have joined. *served: in how many. */
+ * until all have joined. *served: their number. */
 COLLECTIVE_EXPORT int32_t collective_join(int64_t* served);
 
 /* While a function is traced: adds a collective of this name to its plan, where
@@ -103,7 +103,7 @@ COLLECTIVE_EXPORT int32_t collective_join(int64_t* served);
 COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
                                        const char* function, const char* name);
 
-/* Whether the job is broken because ranks died or left. All survivors may then
+/* Whether the job is broken because ranks died or left. If so, all survivors may
  * call collective_reconfigure, which forms a job of them, numbered from 0 in
  * their old order, without groups. It needs no death: ranks may have shut down,
  * or others wait to join. */
@@ -116,7 +116,7 @@ COLLECTIVE_EXPORT int32_t collective_depart(void);
 /* By rank: the first rank on its host; and, after collective_reconfigure or
  * collective_late_join, its former rank, or -1 if it has just joined. */
 COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts, int32_t* former);
-/* On rank 0: how many processes wait to join; elsewhere 0. */
+/* On rank 0: the number of processes that wait to join; elsewhere 0. */
 COLLECTIVE_EXPORT int32_t collective_pending_joins(void);
 /* For a process that is a job of its own: waits until the running job of that
  * name takes it in. Arguments as for collective_reconfigure. */
@@ -125,14 +125,14 @@ COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size);
 /* Breaks the job: collectives of all ranks fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 
-/* A Chrome trace of this process' collectives, of `limit` bytes at most. */
+/* Writes a Chrome trace of this process' collectives, at most `limit` bytes. */
 COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path, int64_t limit,
                                                     int32_t process);
 COLLECTIVE_EXPORT void collective_timeline_stop(void);
-/* Begins or ends to keep what runs in memory. */
+/* Begins or ends to keep a record of each collective in memory. */
 COLLECTIVE_EXPORT void collective_timeline_keep(int32_t on);
-/* Takes what was kept, the oldest first: three int64 each, begin and end in
- * nanoseconds of the monotonic clock, and bytes. Returns how many. */
+/* Takes the kept records, the oldest first: three int64 each, begin and end in
+ * nanoseconds of the monotonic clock, and bytes. Returns their number. */
 COLLECTIVE_EXPORT int32_t collective_timeline_take(void* events, int32_t most);
 
 /* ---- the flight recorder (recorder.h), for collective/recorder ---- */
@@ -147,14 +147,14 @@ COLLECTIVE_EXPORT void collective_recorder_await_dumps(void);
  */
 COLLECTIVE_EXPORT int32_t collective_recorder_reopen(int32_t launch_rank,
                                                      int32_t joined);
-/* For a job that is not the core's, after ranks have left or died. */
+/* For a job outside of the core, after ranks have left or died. */
 COLLECTIVE_EXPORT void collective_recorder_renumber(int32_t rank);
-/* Starts an entry: its number, or 0 if there is no recorder. */
+/* Starts an entry; returns its number, or 0 if there is no recorder. */
 COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind, const char* name,
                                                      int64_t bytes);
 COLLECTIVE_EXPORT void collective_recorder_end(uint64_t number, int32_t failed);
-/* Where to store Rank::at and Rank::since (recorder.h) until it is closed; or
- * null. */
+/* Returns the memory for Rank::at and Rank::since (recorder.h) until it is
+ * closed; or null. */
 COLLECTIVE_EXPORT double* collective_recorder_position(void);
 COLLECTIVE_EXPORT void collective_recorder_request_dump(const char* reason);
 /* For the watching thread: see recorder.h. Returns an Event. */
@@ -167,22 +167,23 @@ COLLECTIVE_EXPORT const char* collective_recorder_reason(void);
 COLLECTIVE_EXPORT void collective_recorder_finish_dump(void);
 COLLECTIVE_EXPORT void collective_recorder_close(void);
 
-/* ---- for collective.bench (timing.cc) ---- */
+/* ---- for collective.bench (c_api_timing.cc) ---- */
 
-/* Seconds each of `repetitions` took on this rank, a barrier before each. */
+/* Measures the seconds of each of `repetitions` on this rank, a barrier before
+ * each. */
 COLLECTIVE_EXPORT int32_t collective_time(const collective_request* request,
                                           int32_t repetitions, int32_t inner,
                                           double* seconds);
-/* The same for MPI_Allreduce given as a pointer, with its handles. */
+/* Measures the same for MPI_Allreduce, given as a pointer, with its handles. */
 COLLECTIVE_EXPORT int32_t collective_time_mpi(void* allreduce, const void* input,
                                               void* output, int32_t count,
                                               void* datatype, void* op,
                                               void* communicator, int32_t repetitions,
                                               int32_t inner, double* seconds);
-/* One-way nanoseconds of a cache line between ranks 0 and 1 (others wait). */
+/* Measures a cache line between ranks 0 and 1 (others wait), in ns one way. */
 COLLECTIVE_EXPORT int32_t collective_probe(double* nanoseconds);
-/* Bytes per second of this rank alone: 0 a = b = a + b, read and write counted;
- * 1 non-temporal writes; 2 c = a + b, one array counted. */
+/* Measures bytes per second of this rank alone. 0: a = b = a + b, reads and
+ * writes counted; 1: non-temporal writes; 2: c = a + b, one array counted. */
 COLLECTIVE_EXPORT int32_t collective_bandwidth(int32_t kernel, int64_t bytes,
                                                double* rate);
 

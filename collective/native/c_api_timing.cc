@@ -1,4 +1,4 @@
-// Timed loops and the limits of the machine, for collective.bench. In C,
+// Timed loops and the limits of the machine, for collective.bench. They are in C,
 // because a call through Python takes longer than a small all-reduce.
 #include <algorithm>
 #include <vector>
@@ -15,7 +15,7 @@ Request NamedBarrier(const char* name) {
   return request;
 }
 
-// Seconds of each repetition of `inner` calls, with a barrier before each.
+// Measures the seconds of each repetition of `inner` calls, with a barrier before each.
 template <class Call>
 void TimeEach(Queue& queue, int repetitions, int inner, double* seconds, Call&& call) {
   const Request barrier = NamedBarrier("bench");
@@ -48,8 +48,8 @@ int32_t collective_time(const collective_request* request, int32_t repetitions,
 int32_t collective_time_mpi(void* allreduce, const void* input, void* output,
                             int32_t count, void* datatype, void* op, void* communicator,
                             int32_t repetitions, int32_t inner, double* seconds) {
-  // Handles are pointers (Open MPI) or ints (MPICH); either travels in a whole
-  // register here, of which the callee looks at its part.
+  // Handles are pointers (Open MPI) or ints (MPICH). Either travels in a whole
+  // register here, and the callee reads its part of it.
   using Allreduce = int (*)(const void*, void*, int, void*, void*, void*);
   const auto call = reinterpret_cast<Allreduce>(allreduce);
   return Guard([&] {
@@ -98,15 +98,14 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
     }
   };
   once();
-  // The average over a time in which, but for its ends, all ranks are at work:
-  // the best of single passes would be what one core reaches while the others
-  // rest.
+  // The average over a time in which all ranks are at work, except at its ends: the
+  // best single pass would show one core while the others rest.
   constexpr int64_t kStart = 10 * kMillisecond, kEnd = 50 * kMillisecond;
   const int64_t traffic = kernel == 0 ? 4 * bytes : bytes;
   const int64_t begin = Now();
   int64_t from = 0, now = begin;
   int64_t passes = 0;
-  while (now < begin + kEnd || passes == 0) {  // one, however busy the cores
+  while (now < begin + kEnd || passes == 0) {  // at least one on busy cores
     once();
     now = Now();
     if (from == 0 && now > begin + kStart) {

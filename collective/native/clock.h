@@ -1,5 +1,5 @@
-// The one clock: the monotonic one, which the ranks of a host share and which
-// Python's time.perf_counter reads.
+// The one clock: the monotonic one, which the ranks of a host share. It is also
+// the clock of Python's time.perf_counter.
 #pragma once
 
 #include <time.h>
@@ -11,7 +11,7 @@
 
 namespace collective {
 
-constexpr int64_t kMillisecond = 1'000'000;  // in nanoseconds
+constexpr int64_t kMillisecond = 1'000'000;  // as nanoseconds
 constexpr int64_t kSecond = 1000 * kMillisecond;
 
 inline int64_t Now() {
@@ -20,7 +20,7 @@ inline int64_t Now() {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
-// Seconds, which may be infinite, in nanoseconds.
+// Converts seconds, which may be infinite, to nanoseconds.
 inline int64_t Nanoseconds(double seconds) {
   constexpr double kMost = 2e6;  // in milliseconds, it still is an int
   return static_cast<int64_t>(std::min(seconds, kMost) * 1e9);
@@ -34,17 +34,17 @@ inline void SleepFor(int64_t nanoseconds) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
 }
 
-// A thread that has not polled for so long was stopped: several times as long as
-// any wait pauses between two polls.
+// A thread that has not polled for so long was stopped: the limit is several
+// times the longest pause of a wait between two polls.
 constexpr int64_t kStopped = kSecond;
 constexpr int kLongestPauseMilliseconds = 200;
 
-// The time since it was made, without that in which this process did not run: a
-// job that is suspended as a whole (SIGSTOP, a frozen cgroup) continues as if no
-// time had passed.
+// The time since its construction, without the time in which this process did not
+// run: a job that is suspended as a whole (SIGSTOP, a frozen cgroup) continues as
+// if no time had passed.
 class RunningTime {
  public:
-  // To be called at least every kLongestPauseMilliseconds.
+  // Must be called at least every kLongestPauseMilliseconds.
   int64_t Elapsed() {
     const int64_t now = Now();
     if (now - polled_ > kStopped) stopped_ += now - polled_;
@@ -60,7 +60,7 @@ class RunningTime {
   int64_t stopped_ = 0;
 };
 
-// A deadline in running time; to be polled as often.
+// A deadline in running time; it must be polled as often.
 class Deadline {
  public:
   explicit Deadline(double seconds) : nanoseconds_(Nanoseconds(seconds)) {}

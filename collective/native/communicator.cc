@@ -11,7 +11,7 @@
 namespace collective {
 namespace {
 
-constexpr size_t kTextBytes = 2048;  // of a call, in an error
+constexpr size_t kTextBytes = 2048;  // most bytes of a call in an error
 constexpr size_t kAnnouncements = 8;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
@@ -77,7 +77,7 @@ void Communicator::ConnectHosts(const std::map<int, std::vector<int>>& by_host) 
     lanes_ = lanes_ ? std::min(lanes_, here) : here;
   }
   p2p_ = std::make_unique<P2pTransport>(job_, members_, me_, area_);
-  // A rank that is alone on its host has the same memory as self().
+  // A rank that is alone on its host shares its memory with self().
   const int parts = static_cast<int>(hosts_.size()) * lanes_;
   local_ = std::make_unique<Communicator>(
       job_, local_ranks, area_, ChunkBytes(local_ranks.size() == 1 ? size_ : parts));
@@ -163,9 +163,9 @@ void Communicator::VerifyMatch(const Request& request) {
 
 void Communicator::AwaitPostsOnSharedCores(const Request& request) {
   // With two ranks on each core, one switch for each collective is enough: the
-  // rank that gets the core ends the current collective and begins the next.
-  // That requires that ranks which run at the same time wait for each other,
-  // rather than yield their cores at once.
+  // rank that gets the core ends the current collective and begins the next. It
+  // requires that ranks which run at the same time wait for each other, and do
+  // not yield their cores at once.
   const auto missing = [&](bool on_other_core, auto&& await) {
     for (int i = 1; i < size_; ++i) {
       const int member = (me_ + i) % size_;
@@ -188,8 +188,8 @@ bool Communicator::AllPosted() {
 }
 
 void Communicator::ThrowMismatched(const Request& request) {
-  // Every rank has seen that the hashes differ, so every rank comes here, some
-  // of them with slots filled. Finish skips these chunks.
+  // Every rank has seen that the hashes differ, so every rank reaches this line,
+  // some with filled slots. Finish skips these chunks.
   Finish(kDepth);
   std::vector<uint64_t> signatures;
   for (int member = 0; member < size_; ++member) {
@@ -225,8 +225,8 @@ void Communicator::Finish(uint32_t chunks) {
 
 void Communicator::Announce(uint32_t number, const Announcement& announcement) {
   if (p2p_) return p2p_->Announce(announcement);
-  // There is always room: every rank has run the collective before the last, or
-  // this rank could not have ended it.
+  // There is always room: every rank has run the collective before the last one,
+  // or this rank could not have ended the last one.
   AnnouncementBox& box = announcements_[number % kAnnouncements];
   box.announcement = announcement;
   box.number.Raise(number);

@@ -10,7 +10,7 @@
 //              every post k+1, so every rank is done with posts k.
 //   slots      A ring of kDepth chunks, each with room for every rank's data
 //              and the result. Chunks are numbered across collectives; three
-//              counters of each rank say how far it is: it has filled its slot,
+//              counters of each rank count its stages: it has filled its slot,
 //              read the slots, read the result.
 //
 // If the ranks are on several hosts there is no such memory: posts carry no
@@ -38,22 +38,22 @@ class Communicator {
  public:
   // Chunks in flight: the direct algorithm works on three at a time.
   static constexpr uint32_t kDepth = 4;
-  // Of one rank's slot. 128 and 256 KB were slower by 2 to 15 %
+  // Size of one rank's slot. 128 and 256 KB were slower by 2 to 15 %
   // (docs/explanation/algorithms.md).
   static constexpr size_t kChunkBytes = size_t{512} << 10;
-  // Of a chunk that is divided among hosts and lanes into so many parts, each of
-  // which is a message: chunks grow with the parts, so that a message is not
-  // mostly overhead, up to what shared memory of all ranks of a host allows.
+  // Size of a chunk that is divided among hosts and lanes into so many parts. Each
+  // part is a message: chunks grow with the parts, so that a message is not
+  // mostly overhead, up to the limit of shared memory of all ranks of a host.
   static size_t ChunkBytes(int parts) {
     constexpr size_t kPartBytes = size_t{32} << 10, kMostBytes = size_t{8} << 20;
     return std::clamp(parts * kPartBytes, kChunkBytes, kMostBytes);
   }
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
-  static constexpr int kPrivate = -1;             // in place of an area
+  static constexpr int kPrivate = -1;             // stands for an area
 
-  // `members`: ranks of the job, ascending, including this one. `area`: of the
-  // job's shared memory, or kPrivate for memory of this rank's own. `slot_bytes`:
-  // room for the largest chunk of one rank.
+  // `members`: ranks of the job, ascending, including this one. `area`: number in
+  // the job's shared memory, or kPrivate for memory of this rank alone.
+  // `slot_bytes`: room for the largest chunk of one rank.
   Communicator(Job* job, std::vector<int> members, int area,
                size_t slot_bytes = kChunkBytes);
   Communicator(const Communicator&) = delete;
@@ -66,7 +66,7 @@ class Communicator {
   // The number of this communicator in the job, and of its next collective.
   int area() const { return area_; }
   uint32_t CountRun() { return ++runs_; }
-  // If so, there are messages only: no data in posts, no slots.
+  // If true, there are messages only: posts have no data, and there are no slots.
   bool spans_hosts() const { return p2p_ != nullptr; }
 
   // ---- groups that span hosts ----------------------------------------------
@@ -75,26 +75,26 @@ class Communicator {
   // Members by host; hosts and members ascend.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int my_host() const { return my_host_; }
-  // The ranks of the host with the fewest: so many can share its messages.
+  // The least number of ranks on a host: so many can share its messages.
   int lanes() const { return lanes_; }
-  // Of the members on this host, numbered from 0 as in hosts()[my_host()].
+  // The members on this host, numbered from 0 as in hosts()[my_host()].
   Communicator& local() { return *local_; }
-  // Of this rank only, as MPI_COMM_SELF.
+  // This rank only, as MPI_COMM_SELF.
   Communicator& self();
 
   // ---- posts ---------------------------------------------------------------
 
-  // Where the data of the next post goes; fill it before Post.
+  // Memory for the data of the next post; fill it before Post.
   char* PostData() { return DataOf(sequence_ + 1, me_); }
-  // Publishes what this rank is about to call.
+  // Publishes the call that this rank is about to make.
   void Post(const Request& request);
   // Waits for every post. If they differ, throws kFailedPrecondition on every
-  // rank, naming each rank's call; the communicator stays usable, even if ranks
-  // have filled slots of up to kDepth chunks before.
+  // rank, with each rank's call. The communicator stays usable, even if ranks
+  // have already filled slots of up to kDepth chunks.
   void VerifyMatch(const Request& request);
-  // Whether VerifyMatch would not wait. Only on one host.
+  // Whether VerifyMatch would return without a wait. Only on one host.
   bool AllPosted();
-  // After VerifyMatch: the data that a member posted.
+  // The data that a member posted; call it after VerifyMatch.
   const char* PostedBy(int member) { return DataOf(sequence_, member); }
 
   // ---- slots ---------------------------------------------------------------
@@ -106,17 +106,17 @@ class Communicator {
     return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * slot_bytes_;
   }
   char* Result(uint32_t chunk) { return Slot(chunk, size_); }
-  // Where a chunk of so many bytes begins in its slot, or in a part of it of
-  // `room` bytes. Small chunks rotate through the slot: a line that has left
-  // the cache of the core that read it is faster to write.
+  // The beginning of a chunk of so many bytes in its slot, or in a part of the
+  // slot of `room` bytes. Small chunks rotate through the slot: a line that has
+  // left the cache of the core that read it is faster to write.
   static size_t SlotOffset(uint32_t chunk, size_t bytes, size_t room = kChunkBytes) {
     constexpr size_t kPage = 4096;
     const size_t pages = (bytes + kPage - 1) / kPage;
     if (pages == 0 || pages > room / kPage) return 0;
     return chunk / kDepth % (room / kPage / pages) * pages * kPage;
   }
-  // The same in one of `parts` equal parts of a slot, of PartBytes(parts) each:
-  // whole pairs of cache lines.
+  // The same in one of `parts` equal parts of a slot, each of PartBytes(parts),
+  // which are whole pairs of cache lines.
   static size_t PartBytes(int parts) { return kChunkBytes / parts / 128 * 128; }
   char* Part(uint32_t chunk, int member, int part, int parts, size_t bytes) {
     const size_t room = PartBytes(parts);
@@ -140,7 +140,7 @@ class Communicator {
 
   // ---- order by name (queue.h) ---------------------------------------------
 
-  // The first member announces what comes next; every other member reads it.
+  // The first member announces the next collective; every other member reads it.
   void Announce(uint32_t number, const Announcement& announcement);
   Announcement Announced(uint32_t number, const Request& request);
   // The same without a wait: false if it has not arrived. Only on one host.
@@ -166,13 +166,13 @@ class Communicator {
   std::vector<std::vector<int>> hosts_;
   int my_host_ = 0, lanes_ = 0;
   std::unique_ptr<Communicator> local_, self_;
-  uint64_t signature_ = 0;  // of the last post, if there is no shared memory
+  uint64_t signature_ = 0;  // signature of the last post, without shared memory
   std::vector<int> members_;
   int size_;
   int me_ = 0;
   const Kernels& kernels_;
   uint32_t sequence_ = 0;
-  uint32_t chunk_ = kDepth;  // so that AwaitFree needs no case for the first
+  uint32_t chunk_ = kDepth;  // so that AwaitFree treats the first as any other
   std::unique_ptr<char, decltype(&std::free)> private_{nullptr, std::free};
   // Null if the group spans hosts.
   char* posts_ = nullptr;

@@ -75,7 +75,7 @@ int64_t Core::Join() {
   join.kind = Kind::kJoin;
   std::vector<std::future<Failure>> outcomes;
   for (Order order : {Order::kProgramOrder, Order::kByName}) {
-    // Shared: if the second Submit throws, the first still ends some day.
+    // Shared, because if the second Submit throws, the first still ends later.
     const auto outcome = std::make_shared<std::promise<Failure>>();
     outcomes.push_back(outcome->get_future());
     queue(0, order).Submit(join, [outcome](Code code, const char* message) {

@@ -1,8 +1,8 @@
 // The job of this process, and its groups of ranks.
 //
-// It is what the C API and the TensorFlow ops work on. A reconfiguration makes
-// a new Core, so that handles and process sets of the former job are refused
-// rather than mixed up with those of the new one.
+// The C API and the TensorFlow ops work on it. A reconfiguration makes a new Core,
+// so that handles and process sets of the former job are refused, and cannot be
+// mixed up with new ones.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@
 
 namespace collective {
 
-// Some ranks of the job, with a queue for each order. Each queue has a
-// communicator of its own, so that TensorFlow's collectives and those of the
-// program never block each other.
+// Some ranks of the job, with a queue for each order. Each queue has its own
+// communicator, so that the collectives of TensorFlow and of the program never
+// block each other.
 class Group {
  public:
   Group(Job* job, std::vector<int> members, int number);
@@ -34,7 +34,7 @@ class Group {
 
 class Core {
  public:
-  // Of a job that is made from these arguments (job.h).
+  // Makes the job from these arguments (job.h).
   template <class... Arguments>
   explicit Core(std::in_place_t, Arguments&&... arguments)
       : job_(std::forward<Arguments>(arguments)...), number_(NextNumber()) {
@@ -44,17 +44,17 @@ class Core {
   Job& job() { return job_; }
   const Job& job() const { return job_; }
   // Collective over all ranks of the job. Returns the group's number, also on a
-  // rank that is no member. No other job of this process uses that number.
+  // rank that is not a member. No other job of this process uses that number.
   // Throws kInvalidArgument for ranks that are not ascending and in the job.
   int AddGroup(std::vector<int> members);
   // Ranks of the job, ascending. Throws kInvalidArgument for an unknown group.
   const std::vector<int>& members(int group);
   // The part of a group's number that is the same on every rank.
   static int IndexOf(int group) { return group & (Job::kMaxAreas / 2 - 1); }
-  // Takes part in the collectives of the other ranks until all ranks have
-  // called Join. Returns in how many.
+  // Takes part in the collectives of the other ranks until all ranks have called
+  // Join. Returns their number.
   int64_t Join();
-  // Throws kInvalidArgument for an unknown group, and on a rank that is no
+  // Throws kInvalidArgument for an unknown group, and on a rank that is not a
   // member.
   Queue& queue(int group, Order order);
 
@@ -64,7 +64,7 @@ class Core {
   Group& Find(int group);
 
   Job job_;
-  const int number_;  // of the job in this process, from 1
+  const int number_;  // number of the job in this process, from 1
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;
 };

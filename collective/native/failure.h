@@ -1,4 +1,4 @@
-// The one exception of the core: what went wrong, in words and as a code.
+// The one exception of the core: a failure in words and as a code.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace collective {
 
-// Part of the C ABI; TensorFlow's codes of the same names are set from these.
+// Part of the C ABI; they set TensorFlow's codes of the same names.
 enum class Code : int32_t {
   kOk = 0,
-  kInvalidArgument = 1,     // this rank asked for what cannot be done
+  kInvalidArgument = 1,     // this rank's request is impossible
   kFailedPrecondition = 2,  // ranks do not agree; nothing was summed
   kUnavailable = 3,         // a peer died or left: the job cannot continue
   kDeadlineExceeded = 4,    // a peer was too late
@@ -26,7 +26,7 @@ class Failure : public std::runtime_error {
  public:
   Failure(Code code, const std::string& what, const std::string& hint)
       : std::runtime_error(what + "\nHINT: " + hint), code_(code) {}
-  // A message that has its hint already.
+  // A message that already has its hint.
   Failure(Code code, const std::string& message)
       : std::runtime_error(message), code_(code) {}
   Code code() const { return code_; }

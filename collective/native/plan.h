@@ -1,4 +1,4 @@
-// Which collectives a traced function has, as one rank knows them.
+// The collectives of a traced function, as one rank knows them.
 //
 // A tf.function is traced before it runs, so a rank knows the names of all its
 // collectives when the first of them runs. Ranks that run the same function
@@ -12,11 +12,11 @@
 
 namespace collective {
 
-// Hashes. Zero: the collective belongs to no traced function.
+// Hashes. Zero: the collective is outside of every traced function.
 struct Plan {
-  uint64_t function = 0;  // of its name
-  uint64_t names = 0;     // of its collectives in one group, in any order
-  int number = 0;         // this rank's, of the trace
+  uint64_t function = 0;  // hash of its name
+  uint64_t names = 0;     // hash of its collectives in one group, in any order
+  int number = 0;         // this rank's number of the trace
   int group = 0;
 };
 
@@ -25,18 +25,19 @@ struct Announcement {
   uint64_t name = 0;  // a hash
   Plan plan;
   char text[96] = {};   // the name itself, or its beginning
-  bool joined = false;  // none: this member has joined (join.h)
+  bool joined = false;  // no collective: this member has joined (join.h)
 };
 
-// After the name of a collective of rows: its first step, which tells their numbers.
+// Follows the name of a collective of rows, for the first step, which exchanges
+// their numbers.
 constexpr char kRowsStep[] = " (rows)";
 
-// While a function is traced: one more collective. `number` is this rank's, of
-// the trace, and not 0.
+// While a function is traced: adds one more collective. `number` is this rank's
+// number of the trace, and not 0.
 void AddToPlan(int number, int group, const std::string& function,
                const std::string& name);
 
-// When the collective runs. No plan for number 0 and unknown numbers.
+// The plan when the collective runs; empty for number 0 and unknown numbers.
 Plan PlanOf(int number, int group);
 // Whether it has a collective of that name, given as a hash, in another group.
 bool PlanHas(int number, int group, uint64_t name);

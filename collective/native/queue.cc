@@ -16,14 +16,14 @@
 namespace collective {
 namespace {
 
-// What ranks match a collective by.
+// The key by which ranks match a collective.
 uint64_t HashOf(const Request& request) {
   const uint64_t name = std::hash<std::string>()(request.name);
   return name ^ static_cast<uint64_t>(request.ticket) * 0x9E3779B97F4A7C15u;
 }
 
-// If ranks run the same function with different names: the time without a
-// submission after which none is expected. (Another thread could still submit.)
+// If ranks run the same function with different names: after so long without a
+// submission none is expected. (Another thread could still submit.)
 constexpr double kQuietSeconds = 5;
 constexpr std::chrono::milliseconds kPollInterval(100);
 
@@ -35,8 +35,8 @@ thread_local bool in_worker = false;
 // Waking the worker takes about as long.
 constexpr int64_t kBriefWait = 30'000;  // nanoseconds
 
-// Whether the condition becomes true within that time. If ranks share cores,
-// they need the core: no wait.
+// Whether the condition becomes true within that time. If ranks share cores, they
+// need the core, so there is no wait.
 template <class Condition>
 bool AwaitBriefly(bool shared_cores, Condition&& condition) {
   const int64_t end = Now() + kBriefWait;
@@ -119,7 +119,7 @@ void Queue::StartWorker(const Request& request) {
   try {
     worker_ = std::thread([this] { Work(); });
   } catch (const std::system_error& error) {
-    // Every other rank will wait for this collective.
+    // Every other rank waits for this collective.
     ranks_->job().Break(Code::kInternal,
                         "rank " + std::to_string(ranks_->job().rank()) +
                             " cannot start a thread for " + request.Describe() + ": " +
@@ -130,11 +130,11 @@ void Queue::StartWorker(const Request& request) {
 }
 
 void Queue::Submit(Request request, Done done, bool blocks) {
-  // A callback continues what the calling thread has begun.
+  // A callback continues the work of the calling thread.
   if (!in_worker) ranks_->job().NoteCaller();
   const uint64_t name = HashOf(request);
   std::unique_lock<std::mutex> lock(mutex_);
-  // First: if it fails, nothing was queued, recorded or posted.
+  // It is first, so that nothing was queued, recorded or posted if it fails.
   StartWorker(request);
   ranks_->job().CountSubmission();
   blocks = blocks && (in_worker || ranks_->job().IsCaller());
@@ -231,7 +231,7 @@ void Queue::Work() {
 }
 
 void Queue::SetBusy(bool busy) {
-  // By name, AwaitSubmission notices what is never submitted.
+  // By name, AwaitSubmission notices a missing submission.
   if (order_ == Order::kByName || busy == busy_) return;
   busy_ = busy;
   ranks_->job().CountBusyQueues(busy ? 1 : -1);
@@ -255,7 +255,7 @@ bool Queue::Perform(Item& item) {
     message = error.what();
   }
   {
-    // Before `done`, whose caller may call Run at once.
+    // Before `done`, because its caller may call Run at once.
     std::lock_guard<std::mutex> lock(mutex_);
     running_ = false;
     if (over && item.request.once) once_.erase(item.name);
@@ -312,7 +312,7 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
     std::unique_lock<std::mutex>& lock, const Announcement& next) {
   auto found = Find(next.name);
   if (found != items_.end()) return found;
-  // Nothing is taken from the queue meanwhile, so its front stays.
+  // The wait takes nothing from the queue, so its front stays.
   Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0), items_.front().request);
   size_t submitted = items_.size();
   RunningTime quiet;  // since the last submission
@@ -322,7 +322,7 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
     if (closing_) {
       throw Failure(Code::kUnavailable, kShutDown);
     }
-    if (items_.size() != submitted) quiet = RunningTime();  // still more come
+    if (items_.size() != submitted) quiet = RunningTime();  // submissions continue
     submitted = items_.size();
     if (quiet.Seconds() > Patience(next)) ThrowNotSubmitted(next);
     found = Find(next.name);
@@ -336,8 +336,8 @@ double Queue::Patience(const Announcement& next) const {
   for (const Item& item : items_) {
     const Plan& mine = item.request.plan;
     if (mine.function == 0 || mine.function != next.plan.function) continue;
-    // The same plan: it is submitted once it is computed, however long that
-    // takes. Member 0, which waits for it, has the deadline.
+    // The plans are equal: the collective is submitted once it is computed, after
+    // any time. Member 0, which waits for it, has the deadline.
     if (mine.names == next.plan.names) {
       return std::numeric_limits<double>::infinity();
     }

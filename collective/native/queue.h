@@ -1,10 +1,10 @@
-// Collectives waiting to be run, one after the other, on one communicator.
+// Collectives that wait to run, one after another, on one communicator.
 //
 // Program order: the order of submission, which must be the same on every rank.
 // A blocking call runs in the caller's thread if the queue is empty.
 //
 // By name: ranks may submit in any order, as TensorFlow does. Member 0 takes
-// collectives as they come and announces each name; the other members run them
+// collectives as they arrive and announces each name; the other members run them
 // in that order. An announcement is one store, which the others read while they
 // wait anyway: no round trip. Two collectives of one name run in the order of
 // submission, or are refused if that order may differ between ranks
@@ -12,7 +12,7 @@
 //
 // The number of an announcement, equal on all members, is the ticket of the
 // collective: combined with it, the name of a later collective that belongs to
-// it (its gradient) is unique, however often both run.
+// it (its gradient) is unique, even if both run often.
 #pragma once
 
 #include <condition_variable>
@@ -35,8 +35,8 @@ class Queue {
   using Done = std::function<void(Code code, const char* message)>;
 
   Queue(std::unique_ptr<Communicator> ranks, Order order);
-  // What still waits fails. Not in a worker thread, which could not join
-  // itself.
+  // The waiting collectives fail. Not called in a worker thread, which could not
+  // join itself.
   ~Queue();
   Queue(const Queue&) = delete;
 
@@ -46,7 +46,7 @@ class Queue {
   // mode.
   void Submit(Request request, Done done, bool blocks = false);
   Communicator& ranks() { return *ranks_; }
-  // " among ranks 0,2"; empty if these are all ranks.
+  // The text " among ranks 0,2"; empty if these are all ranks.
   const char* among() const { return among_.c_str(); }
   // Whether the calling thread is the worker of any queue.
   static bool InWorker();
@@ -66,10 +66,10 @@ class Queue {
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);
-  // Waits until what was announced is submitted here.
+  // Waits until the announced collective is submitted here.
   std::deque<Item>::iterator AwaitSubmission(std::unique_lock<std::mutex>& lock,
                                              const Announcement& next);
-  // Seconds without a submission after which none is expected any more.
+  // Seconds without a submission after which none is expected.
   double Patience(const Announcement& next) const;
   [[noreturn]] void ThrowNotSubmitted(const Announcement& next);
   // Breaks the job: another request of this name has not ended.
@@ -86,8 +86,8 @@ class Queue {
   std::condition_variable change_;
   std::deque<Item> items_;
   std::unordered_set<uint64_t> once_;  // names of items that have not ended
-  bool running_ = false;               // a collective, in any thread
-  bool busy_ = false;                  // what SetBusy reported
+  bool running_ = false;               // a collective runs, in any thread
+  bool busy_ = false;                  // the last report of SetBusy
   bool closing_ = false;
   uint32_t number_ = 0;  // of announcements
   std::thread worker_;

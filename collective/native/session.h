@@ -1,4 +1,4 @@
-// What the C interface's files share: the core of this process, and requests.
+// Shared by the files of the C interface: the core of this process, and requests.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@ namespace collective {
 // Throws kFailedPrecondition before init and after shutdown.
 std::shared_ptr<Core> CurrentCore();
 
-// Copies a request; throws kInvalidArgument where a number means nothing.
+// Copies a request; throws kInvalidArgument if a number has no meaning.
 void Convert(const collective_request& from, Request* to);
 
-// Makes the exception that was caught this thread's error; returns its code.
+// Makes the caught exception this thread's error; returns its code.
 int32_t SetErrorFromException();
 
-// Runs `action`; turns what it throws into a code and this thread's error.
+// Runs `action`; turns its exception into a code and this thread's error.
 template <class Action>
 int32_t Guard(Action&& action) {
   try {

@@ -12,7 +12,7 @@
 namespace collective {
 namespace {
 
-// All in bytes, by member.
+// Numbers of bytes, by member.
 struct Layout {
   std::vector<size_t> starts, lengths;
   size_t longest;

@@ -1,4 +1,4 @@
-// Which algorithm an all-reduce uses, type by type.
+// Chooses the algorithm of an all-reduce, type by type.
 #include "algorithms/all_reduce.h"
 
 #include "algorithms/arguments.h"
@@ -6,13 +6,13 @@
 namespace collective {
 namespace {
 
-// Up to here, one step that reads every post is faster than the two steps of
-// the direct algorithm, between near and between far cores; and if ranks share
+// Up to this size, one step that reads every post is faster than the two steps of
+// the direct algorithm, between near and between far cores; also if ranks share
 // cores, which then have to switch between ranks in each step.
 constexpr size_t kOneShotBytes = size_t{2} << 10;
 constexpr size_t kOneShotBytesOnSharedCores = size_t{16} << 10;
 
-// Between hosts, up to here fewer messages matter more than fewer bytes.
+// Between hosts, fewer messages matter more than fewer bytes up to this size.
 constexpr size_t kLatencyBoundBytes = size_t{64} << 10;
 
 bool AveragesBools(const Request& request) {
@@ -26,7 +26,7 @@ bool HostsHaveSeveralRanks(const Communicator& ranks) {
   return ranks.size() > static_cast<int>(ranks.hosts().size());
 }
 
-// On one host, whose ranks send no messages: they would copy once more.
+// On one host, where ranks do not send messages: these need one more copy.
 Algorithm OnOneHost(const Communicator& ranks, const Request& request, size_t bytes) {
   if (request.algorithm >= Algorithm::kHalvingDoubling) return Algorithm::kDirect;
   if (request.algorithm != Algorithm::kAuto) return request.algorithm;
@@ -45,17 +45,17 @@ Algorithm BetweenHosts(const Communicator& ranks, const Request& request,
   return HostsHaveSeveralRanks(ranks) ? Algorithm::kHierarchical : Algorithm::kDirect;
 }
 
-// The algorithm for the tensors of one type, if `algorithm` is that of the
-// request.
+// The algorithm for the tensors of one type, if the request asks for
+// `algorithm`.
 Algorithm ForType(const Communicator& ranks, const Reduction& reduction,
                   Algorithm algorithm) {
   const Request& request = reduction.request;
-  // If the user names no algorithm, 16-bit sums are rounded once, however few.
+  // If the user names no algorithm, 16-bit sums are rounded once, at any size.
   const bool round_once = ranks.spans_hosts() &&
                           request.algorithm == Algorithm::kAuto &&
                           SizeOf(reduction.dtype) == 2;
-  // Partial sums are kept in the tensors' type, in which the sum of integers to
-  // be averaged could overflow.
+  // Partial sums are kept in the tensors' type, in which a sum of integers that
+  // is averaged later could overflow.
   const bool overflows =
       request.op == Op::kAverage && reduction.dtype > DType::kBFloat16;
   if (round_once || overflows) return Algorithm::kDirect;

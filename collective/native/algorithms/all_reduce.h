@@ -1,6 +1,6 @@
 // All-reduce: every rank ends with the sum (or mean, ...) over all ranks.
 //
-// Outputs have the same bits on every rank, whatever the algorithm: each
+// Outputs have the same bits on every rank, in every algorithm: each
 // element is either summed by one rank, or by all ranks in the same order.
 #pragma once
 
@@ -24,17 +24,17 @@ struct Reduction {
   bool in_place;
 };
 
-// All data in the posts, at most Communicator::kPostBytes in all; every rank
-// sums all of it. Includes Post and VerifyMatch.
+// For at most Communicator::kPostBytes in all: the posts hold all data, and every
+// rank sums all of it. Includes Post and VerifyMatch.
 bool FitsOneShot(const Request& request);
 void AllReduceOneShot(Communicator& ranks, const Request& request);
-// Whether AllReduce uses that algorithm; and its first half, which waits for no
-// other rank. AllReduce of a request that is marked as posted does the rest.
+// Whether AllReduce uses that algorithm; and its first half, which does not wait
+// for other ranks. AllReduce of a request that is marked as posted does the rest.
 bool IsOneShot(const Communicator& ranks, const Request& request);
 void PostOneShot(Communicator& ranks, const Request& request);
 
 // These are called after Post. AllReduceDirect calls VerifyMatch itself if
-// `verify`; before the other ones it has been called.
+// `verify`; the caller does so before the others.
 void AllReduceDirect(Communicator& ranks, const Reduction& reduction, bool verify);
 void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction);
 // Only if the ranks are on several hosts.

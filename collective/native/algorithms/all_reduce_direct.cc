@@ -5,7 +5,7 @@
 //   2. sums its own part, read from its tensor and the other ranks' slots, and
 //      writes the sum to its output and to the result slot;
 //   3. copies the other ranks' sums from the result slot to its output.
-// Steps: 2, as all ranks read at once. Bytes: each rank writes the message once
+// Steps: 2, because all ranks read at once. Bytes: each rank writes the message once
 // to shared memory and reads 2(n-1)/n of it; its own part is never copied
 // through shared memory, and the tensors are read and written in place: there
 // is no fusion buffer. Each element is summed by one rank, in rank order.
@@ -19,8 +19,8 @@
 namespace collective {
 namespace {
 
-// From here on, outputs that are not the inputs do not stay in cache anyway and
-// are written by non-temporal stores.
+// From this size on, outputs that are not the inputs do not stay in cache anyway,
+// and are written by non-temporal stores.
 constexpr size_t kStreamOutputBytes = size_t{16} << 20;
 
 class Direct {
@@ -44,7 +44,7 @@ class Direct {
         CopyIn(turn);
         ranks_.Pass(Communicator::kFilled, first_ + turn);
       }
-      // Only now, where this rank has to wait anyway: a wait of its own took a
+      // Only here, because this rank has to wait anyway: a separate wait took a
       // sixth of the time of 1 MB if ranks share cores. No output has been
       // written yet.
       if (turn == 1 && verify) ranks_.VerifyMatch(r_.request);
@@ -59,8 +59,8 @@ class Direct {
   size_t Length(uint32_t turn) const {
     return std::min(per_chunk_, r_.tensors.length() - Begin(turn));
   }
-  // Calls visit(piece) for each piece of a member's part; positions are those
-  // in the chunk.
+  // Calls visit(piece) for each piece of a member's part; positions are relative
+  // to the chunk.
   template <class Visit>
   void ForPart(uint32_t turn, int member, Visit&& visit) {
     const size_t length = Length(turn), begin = Begin(turn);
@@ -69,7 +69,7 @@ class Direct {
                        begin + ShareBegin(length, member + 1, ranks_.size(), align),
                        begin, visit);
   }
-  // Where a chunk begins in its slots.
+  // The beginning of a chunk in its slots.
   size_t Offset(uint32_t turn) const {
     return Communicator::SlotOffset(first_ + turn, Length(turn) * wire_.bytes());
   }

@@ -1,8 +1,8 @@
 // All-reduce of ranks on several hosts: shared memory within each host,
 // messages between hosts.
 //
-// Each chunk is divided into lanes, as many as the smallest host has ranks.
-// Lane l of every host is carried by the host's rank number l. Five steps:
+// Each chunk is divided into lanes, as many as the smallest host has ranks. The
+// rank with number l on its host carries lane l. Five steps:
 //   1. each rank copies its data into its slot;
 //   2. the carrier of a lane sums that lane over its host's slots, and sends to
 //      its peer on each other host the part that this peer sums;
@@ -21,8 +21,8 @@
 // AllReduceExchange is the same with every rank as a host of its own: each part
 // goes straight to the rank that sums it, in rank order. 16-bit elements are
 // then rounded once, and integers are averaged without overflow. A rank that is
-// alone on its host needs no slots: a chunk of one tensor is sent, received and
-// summed in place.
+// alone on its host does not need slots: a chunk of one tensor is sent, received
+// and summed in place.
 #include <optional>
 #include <vector>
 
@@ -34,8 +34,8 @@ namespace {
 
 class Hierarchical {
  public:
-  // `local`: the members on this host. `hosts`: members by host. `lanes`: of the
-  // host with the fewest.
+  // `local`: the members on this host. `hosts`: members by host. `lanes`: number
+  // of ranks on the host with the fewest.
   Hierarchical(Communicator& ranks, Communicator& local,
                const std::vector<std::vector<int>>& hosts, int my_host, int lanes,
                const Reduction& reduction)
@@ -48,7 +48,7 @@ class Hierarchical {
         codec_(reduction),
         wire_bytes_(codec_.bytes()),
         // The sums of each host are divided before they are sent: a 16-bit sum
-        // over all ranks could overflow where the average does not.
+        // over all ranks could overflow although the average does not.
         divides_early_(wire_bytes_ == 2 && r_.divisor > 1 &&
                        ranks.size() > static_cast<int>(hosts.size())),
         first_(local_.first_chunk()),
@@ -75,8 +75,8 @@ class Hierarchical {
   // A chunk between steps 2 and 4.
   struct Flight {
     P2pTransport::Transfers in_flight;
-    std::vector<char> parts;  // from each other host
-    // This rank's lane of the chunk, as its elements travel: the sum over this
+    std::vector<char> parts;  // from each of the other hosts
+    // This rank's lane of the chunk, as elements on the wire: the sum over this
     // host and, once there is one, over all hosts.
     const char* host_sum;
     char* sum;
@@ -85,7 +85,7 @@ class Hierarchical {
   size_t Length(uint32_t turn) const {
     return std::min(per_chunk_, r_.tensors.length() - turn * per_chunk_);
   }
-  // Where a lane of a chunk begins, in elements; and a host's part of this
+  // The beginning of a lane of a chunk, in elements; and a host's part of this
   // rank's lane.
   size_t LaneBegin(uint32_t turn, int lane) const {
     return ShareBegin(Length(turn), lane, lanes_, TensorList::kAlign);
@@ -101,8 +101,8 @@ class Hierarchical {
   char* Result(uint32_t turn, size_t element) {
     return local_.Result(first_ + turn) + element * wire_bytes_;
   }
-  // The piece that is all of a chunk, if the chunk need not go through slots:
-  // there is nothing to sum on this host, to convert or to divide.
+  // The piece that is all of a chunk, if the chunk does not have to go through
+  // slots: this host has nothing to sum, to convert or to divide.
   std::optional<Piece> Whole(uint32_t turn) const {
     std::optional<Piece> whole;
     if (codec_.narrow() || divides_early_ || local_.size() > 1) return whole;
@@ -117,8 +117,8 @@ class Hierarchical {
   int peer(int host) const { return members_[host][local_.me()]; }
   int OtherHost(int i) const { return (my_host_ + i) % hosts_; }
 
-  // Calls visit(piece) for each piece of a lane; positions are those in the
-  // chunk.
+  // Calls visit(piece) for each piece of a lane; positions are relative to
+  // the chunk.
   template <class Visit>
   void ForLane(uint32_t turn, int lane, Visit&& visit) {
     const size_t begin = turn * per_chunk_;
@@ -230,7 +230,7 @@ class Hierarchical {
   P2pTransport& p2p_;
   const Reduction& r_;
   const WireCodec codec_;
-  const size_t wire_bytes_;   // of an element
+  const size_t wire_bytes_;   // size of an element on the wire
   const bool divides_early_;  // in step 2; otherwise in step 3
   const uint32_t first_;
   const int hosts_;

@@ -1,6 +1,6 @@
 // All-reduce of a few bytes: every rank reads all data and sums it itself.
 //
-// Steps: 1. Bytes: each rank reads n-1 messages. The data lies behind the post,
+// Steps: 1. Bytes: each rank reads n-1 messages. The data follows the post,
 // so that one cache line brings up to 48 bytes together with the counter that
 // announces them. Sums are in rank order, the same on every rank.
 
@@ -10,7 +10,7 @@
 namespace collective {
 namespace {
 
-constexpr size_t kAlign = 16;  // of a tensor in the post: a vector register
+constexpr size_t kAlign = 16;  // alignment of a tensor in the post: a vector register
 
 size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 

@@ -1,7 +1,7 @@
 // All-to-all.
 //
 // Through shared memory, each slot is divided among the ranks: a rank writes to
-// each part the next piece of what it has for that rank, and copies the pieces
+// each part the next piece of its data for that rank, and copies the pieces
 // that the other ranks wrote for it; a chunk is read while the next one is
 // written. Steps: 1. Bytes: each rank writes (n-1)/n of its input once and
 // reads (n-1)/n of its output once. By messages: pairwise, n-1 steps.
@@ -11,10 +11,10 @@
 namespace collective {
 namespace {
 
-// In bytes: where this rank's data for each rank, and from each rank, begins.
+// In bytes: the beginning of this rank's data for each rank, and from each rank.
 struct Layout {
   std::vector<size_t> sends, receives;
-  size_t longest;  // of what any rank has for any other
+  size_t longest;  // the most bytes from one rank to another
 
   size_t SendBytes(int to) const { return sends[to + 1] - sends[to]; }
   size_t ReceiveBytes(int from) const { return receives[from + 1] - receives[from]; }

@@ -1,4 +1,4 @@
-// What several collectives compute and check about their arguments.
+// Checks and offsets that several collectives need for their arguments.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace collective {
 
-// Where the part of each rank begins, followed by where the last one ends.
+// The beginning of each rank's part, followed by the end of the last one.
 inline std::vector<size_t> OffsetsOf(const std::vector<int64_t>& counts,
                                      size_t element_bytes) {
   std::vector<size_t> offsets(counts.size() + 1, 0);

@@ -24,7 +24,7 @@ class Bytes {
   }
   size_t size() const { return list_.length(); }
 
-  // On the root: to its own outputs.
+  // On the root: copies them to its own outputs.
   void CopyToOutputs() {
     for (const Tensor& tensor : tensors_) {
       if (tensor.input != tensor.output && tensor.count > 0) {
@@ -32,7 +32,7 @@ class Bytes {
       }
     }
   }
-  // [begin, end) to shared memory on the root, from it on every other rank.
+  // Copies [begin, end) to shared memory on the root, from it on all others.
   void Copy(size_t begin, size_t end, char* shared, bool stream) {
     list_.ForEach(begin, end, begin, [&](const Piece& piece) {
       char* at = shared + piece.position;
@@ -72,8 +72,8 @@ void BroadcastBySlots(Communicator& ranks, const Request& request, Bytes& bytes)
       if (turn == 0) ranks.VerifyMatch(request);
     } else {
       if (turn == 0) ranks.VerifyMatch(request);
-      // Measured including the wait: the root writes while this rank reads, and
-      // the slower of the two matters.
+      // The measurement includes the wait: the root writes while this rank reads,
+      // and the slower of the two matters.
       SlotStores::Timer timer(stores);
       ranks.AwaitStage(Communicator::kFilled, chunk, request.root, request);
       bytes.Copy(begin, end, slot, false);
@@ -84,7 +84,7 @@ void BroadcastBySlots(Communicator& ranks, const Request& request, Bytes& bytes)
   ranks.Finish(turn);
 }
 
-// When the root has copied its inputs to its outputs.
+// Runs after the root has copied its inputs to its outputs.
 void BroadcastByMessages(Communicator& ranks, const Request& request) {
   const int n = ranks.size();
   const int me = (ranks.me() - request.root + n) % n;  // relative to the root

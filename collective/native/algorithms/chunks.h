@@ -1,5 +1,5 @@
 // The loop of the collectives that go through slots chunk by chunk: a rank
-// writes the next chunk while it reads the one before.
+// writes the next chunk while it reads the previous one.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace collective {
 
-// How much of `all` is in the chunk that begins at `begin`.
+// The size of the part of `all` in the chunk that begins at `begin`.
 inline size_t PieceOf(size_t all, size_t begin, size_t step) {
   return begin < all ? std::min(step, all - begin) : 0;
 }

@@ -1,29 +1,29 @@
 // The collectives; all-reduce is in all_reduce.h.
 //
-// Each goes through shared memory if the ranks are on one host, and otherwise
-// by Communicator::Exchange; its cost in steps is then that of [Thakur,
-// Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19(1), 2005].
+// Each goes through shared memory if the ranks are on one host, and otherwise by
+// Communicator::Exchange; then it takes as many steps as in [Thakur, Rabenseifner
+// and Gropp, Int. J. High Perform. Comput. Appl. 19(1), 2005].
 #pragma once
 
 #include "communicator.h"
 
 namespace collective {
 
-// Runs the collective that a request asks for to its end in this thread:
-// recorded, timed, and with running out of memory as an error on all ranks.
-// Throws Failure; or RanksHaveJoined, before any output is written.
+// Runs the collective of a request to its end in this thread: it is recorded and
+// timed, and running out of memory is an error on all ranks. Throws Failure; or
+// RanksHaveJoined, before any output is written.
 void Execute(Communicator& ranks, const Request& request);
 
-// No rank leaves before every rank has entered. A post without data is a
-// barrier already, in one step, since every rank reads every post.
+// No rank leaves before every rank has entered. A post without data is already a
+// barrier, in one step, since every rank reads every post.
 inline void Barrier(Communicator& ranks, const Request& request) {
   ranks.Post(request);
   ranks.VerifyMatch(request);
 }
 
 // Every rank ends with the inputs of request.root, a member. All tensors travel
-// as one array of bytes, whatever their types. On the root, outputs are written
-// only if they are not the inputs.
+// as one array of bytes, of any types. On the root, outputs are written only if
+// they are not the inputs.
 void Broadcast(Communicator& ranks, const Request& request);
 
 // Every rank ends with the tensors of all ranks, in rank order. One tensor;

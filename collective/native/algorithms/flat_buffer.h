@@ -21,9 +21,9 @@ class FlatBuffer {
   size_t bytes(size_t elements) const { return elements * size_; }
   char* at(size_t element) { return data_ + element * size_; }
 
-  // Sends [send_begin, send_end) to one member while receiving [begin, end)
-  // from another, which is combined with the elements here (Reduce) or replaces
-  // them.
+  // Sends [send_begin, send_end) to one member while receiving [begin, end) from
+  // another. The received elements are combined with the elements here (Reduce),
+  // or replace them.
   void Reduce(int to, size_t send_begin, size_t send_end, int from, size_t begin,
               size_t end);
   void Replace(int to, size_t send_begin, size_t send_end, int from, size_t begin,

@@ -11,13 +11,13 @@
 namespace collective {
 namespace {
 
-constexpr size_t kAlign = 64;  // a cache line, as the kernels like it
+constexpr size_t kAlign = 64;  // a cache line, which is fast for the kernels
 
 bool CanBeJoined(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kAllGather;
 }
 
-// One tensor of bytes.
+// A request for one tensor of bytes.
 Request RequestFor(Kind kind, const char* name, void* data, size_t bytes) {
   Request request;
   request.kind = kind;
@@ -38,9 +38,9 @@ void Broadcast(Communicator& ranks, int root, void* data, size_t bytes) {
   Execute(ranks, request);
 }
 
-// Copies a request to bytes or from them, without its tensors' data. Only
-// between processes of one machine type and one build: numbers are copied as
-// they lie in memory.
+// Copies a request to bytes or from them, without its tensors' data. Works only
+// between processes of one machine type and one build: numbers are copied as they
+// lie in memory.
 struct RequestCodec {
   std::vector<char>& bytes;
   const bool reads;
@@ -205,7 +205,7 @@ bool ServeJoined(Communicator& ranks, const Request& join) {
       if (CanBeJoined(request.kind)) RunWithIdentity(ranks, std::move(request));
     }
   } catch (const Failure& failure) {
-    // A mistake of the ranks that call: they get the error and may continue.
+    // The calling ranks made a mistake: they get the error and may continue.
     const bool not_ours = failure.code() == Code::kFailedPrecondition ||
                           failure.code() == Code::kInvalidArgument;
     if (!not_ours || ranks.job().broken()) throw;

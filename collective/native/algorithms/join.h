@@ -12,17 +12,17 @@
 namespace collective {
 
 // Runs a collective, some of whose ranks may have joined. Throws
-// kFailedPrecondition if these cannot take part: they can in an all-reduce, and
-// in an all-gather, to which they contribute no rows.
+// kFailedPrecondition if these cannot take part. They can take part in an
+// all-reduce, and in an all-gather, to which they add zero rows.
 void ExecuteWithJoined(Communicator& ranks, const Request& request);
 
-// This rank has joined: takes part in one collective of the other ranks. True
-// once all ranks have joined.
+// For a rank that has joined: takes part in one collective of the other ranks.
+// True once all ranks have joined.
 bool ServeJoined(Communicator& ranks, const Request& join);
 
 // Order by name, after the first member has announced that it has joined: the
-// announcement of the lowest member that has not, or that all have joined.
-// `mine`: what this rank would announce.
+// announcement of the lowest member that has not joined, or the news that all
+// have. `mine`: the announcement of this rank.
 Announcement AgreeOnNext(Communicator& ranks, Announcement mine);
 
 }  // namespace collective

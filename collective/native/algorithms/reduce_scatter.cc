@@ -13,7 +13,7 @@
 namespace collective {
 namespace {
 
-// The one tensor of a request, and where each rank's part of it begins, in
+// The one tensor of a request, and the beginning of each rank's part of it, in
 // elements.
 struct Parts {
   Parts(const Communicator& ranks, const Request& request)
@@ -34,7 +34,7 @@ struct Parts {
   }
   size_t Count(int member) const { return starts[member + 1] - starts[member]; }
   const char* Input(int member) const { return input + starts[member] * size; }
-  // From the data of all ranks for this one.
+  // Sums the data of all ranks for this one.
   void Sum(const void* const* sources, size_t begin, size_t count) const {
     kernel({sources, n, me, output + begin * size, count, divisor});
   }

@@ -1,5 +1,5 @@
-// How the elements of a reduction travel between ranks: unchanged, or float32
-// narrowed to 16 bits.
+// The form in which elements of a reduction travel between ranks: unchanged, or
+// float32 narrowed to 16 bits.
 //
 // It converts while it copies into and out of shared memory, so that a narrow
 // transport costs no pass of its own.
@@ -17,7 +17,7 @@ class WireCodec {
         narrow_(reduction.transport != reduction.dtype),
         narrow_type_(reduction.transport == DType::kBFloat16) {}
 
-  // Of an element on the wire.
+  // Size of an element on the wire.
   size_t bytes() const { return bytes_; }
   bool narrow() const { return narrow_; }
 
@@ -27,7 +27,7 @@ class WireCodec {
   char* Output(const Piece& piece) const {
     return static_cast<char*>(piece.tensor.output) + piece.offset * size_;
   }
-  // From a tensor's input. `stream`: by non-temporal stores (kernels.h).
+  // Copies from a tensor's input. `stream`: by non-temporal stores (kernels.h).
   void CopyIn(void* to, const Piece& piece, bool stream) const {
     if (narrow_) {
       kernels_.narrow[narrow_type_](to, Input(piece), piece.count, stream);
@@ -35,7 +35,7 @@ class WireCodec {
       kernels_.copy(to, Input(piece), piece.count * size_, stream);
     }
   }
-  // To its output.
+  // Copies to its output.
   void CopyOut(const Piece& piece, const void* from, bool stream) const {
     if (narrow_) {
       kernels_.widen[narrow_type_](Output(piece), from, piece.count, stream);

@@ -1,11 +1,11 @@
-// The Python extension: collectives on whatever has NumPy's __array_struct__.
+// The Python extension: collectives on all objects with NumPy's __array_struct__.
 //
 // Written by hand against Python's stable ABI, so that one binary serves every
-// Python from 3.10 (docs/explanation/architecture.md). It takes the plain case
-// only: C-contiguous arrays in this machine's byte order, of known dtypes, that
-// do not overlap. For all else `run` and `start` return None and have done
-// nothing; collective/operations then converts the arguments or explains what
-// is wrong with them.
+// Written by hand against Python's stable ABI, so that one binary serves every
+// Python from 3.10 (docs/explanation/architecture.md). It takes only the plain
+// case: C-contiguous arrays in this machine's byte order, of known dtypes, that
+// do not overlap. Otherwise `run` and `start` do nothing and return None;
+// collective/operations then converts the arguments or explains the error.
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -37,7 +37,7 @@ PyObject* NotPlain() {
   Py_RETURN_NONE;
 }
 
-// Raises what belongs to a code of the core.
+// Raises the exception of a code of the core.
 PyObject* Raise(int32_t code, const std::string& message) {
   const Owned nothing(PyObject_CallFunction(failed, "is", code, message.c_str()));
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, message.c_str());
@@ -57,9 +57,9 @@ PyObject* Run(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
   return call.Result();
 }
 
-// A collective under way.
+// A running collective.
 struct State {
-  std::mutex mutex;  // of who waits
+  std::mutex mutex;  // serializes callers of wait
   collective_handle* handle = nullptr;
   int32_t code = 0;
   std::string message;
@@ -78,7 +78,7 @@ void ReleaseArrays(State& state) {
   }
 }
 
-// By names if two more arguments follow: order and plan.
+// Two more arguments, order and plan, select the order by name.
 PyObject* Start(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
   const bool named = length == Call::kArguments + 2;
   if (!named && !CheckLength(length, Call::kArguments)) return nullptr;
@@ -130,7 +130,7 @@ PyObject* Done(PyObject* self, PyObject*) {
   return PyBool_FromLong(lock && (!state.handle || collective_finished(state.handle)));
 }
 
-// The core still reads and writes the arrays: they must outlive it.
+// The core still reads and writes the arrays, so they must outlive it.
 void Free(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (State* state = reinterpret_cast<Running*>(self)->state) {

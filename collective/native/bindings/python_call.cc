@@ -1,4 +1,4 @@
-// From Python's arguments to a request of the C interface.
+// Makes a request of the C interface from Python's arguments.
 #include "bindings/python_call.h"
 
 #include <algorithm>
@@ -11,16 +11,16 @@ namespace {
 // From collective/library.py; never freed.
 PyObject* new_array;    // numpy.empty
 PyTypeObject* ndarray;  // numpy.ndarray
-PyObject* bfloat16;     // its dtype, once there was such an array
+PyObject* bfloat16;     // its dtype, after the first such array
 PyObject* array_struct_name;
 PyObject* dtype_name;
 PyObject* group_name;
 PyObject* shape_name;
 
-// Flags of ArrayStruct.
+// The flags of ArrayStruct.
 constexpr int kContiguous = 0x1, kNative = 0x200, kWritable = 0x400;
 
-// Types that NumPy does not know have one kind in common.
+// All types that NumPy does not know share one kind.
 bool IsBFloat16(PyObject* array) {
   const Owned dtype(PyObject_GetAttr(array, dtype_name));
   if (dtype && dtype.get() == bfloat16) return true;
@@ -51,13 +51,13 @@ bool Is(PyObject* object, const char* text) {
   return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
-// A number, or the default's name.
+// Reads a number, or the default's name.
 bool ToAlgorithm(PyObject* object, int32_t* value) {
   *value = static_cast<int32_t>(Algorithm::kAuto);
   return Is(object, "auto") || (ToInt(object, value) && *value >= 0);
 }
 
-// A number, a name, or None.
+// Reads a number, a name, or None.
 bool ToTransport(PyObject* object, int32_t* value) {
   if (object == Py_None) {
     *value = -1;
@@ -152,7 +152,7 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
     outputs_.push_back(inputs_.back());
     Py_INCREF(outputs_.back().capsule);
   } else if (!PyObject_TypeCheck(output, ndarray) || !Take(output, &outputs_)) {
-    return false;  // a scalar's memory would be a copy
+    return false;  // the memory of a scalar is a copy
   }
   const Array &from = inputs_.back(), &to = outputs_.back();
   if (!(to.fields->flags & kWritable) || from.dtype != to.dtype) return false;
@@ -165,8 +165,8 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
   return true;
 }
 
-// Whether an output shares memory with another output, or with an input other
-// than its own; its own input must be apart or have the same memory.
+// Whether an output shares memory with another output or with the input of
+// another tensor. Its own input must be apart or have the same memory.
 bool Call::Overlap() const {
   if (inputs_.size() == 1) {  // without allocating memory
     const Array &input = inputs_[0], &output = outputs_[0];

@@ -1,7 +1,7 @@
-// What the files of the Python extension share (python.cc).
+// Shared by the files of the Python extension (python.cc).
 #pragma once
 
-// Python's stable ABI, as of the oldest version that is served.
+// Python's stable ABI, of the oldest supported version.
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,7 +14,7 @@
 
 namespace collective {
 
-// A reference that is given back at the end of its scope.
+// A reference that is released at the end of its scope.
 class Owned {
  public:
   explicit Owned(PyObject* object = nullptr) : object_(object) {}
@@ -65,10 +65,10 @@ struct Array {
 // Makes the next class ready. False, with an exception set, if it cannot.
 bool PrepareCalls(PyObject* new_array, PyObject* ndarray);
 
-// False if it is no number, or too large; sets no exception.
+// False if it is not a number, or too large; sets no exception.
 bool ToInt(PyObject* object, int32_t* value);
 
-// Everything that a request points to.
+// All objects that a request points to.
 class Call {
  public:
   Call() = default;
@@ -76,17 +76,17 @@ class Call {
   ~Call();
 
   static constexpr Py_ssize_t kArguments = 11;
-  // From the arguments of `run` (python.cc). False: not the plain case, or, if
-  // an exception is set, a failure.
+  // Reads the arguments of `run` (python.cc). False: not the plain case, or, if an
+  // exception is set, a failure.
   bool Parse(PyObject* const* arguments);
-  // For `start`: collective_request::order and plan.
+  // Sets collective_request::order and plan, for `start`.
   bool ParseOrder(PyObject* order, PyObject* plan) {
     return ToInt(order, &request_.order) && ToInt(plan, &request_.plan);
   }
   const collective_request& request() const { return request_; }
-  // The outputs, as the caller gets them: a new reference.
+  // Returns the outputs for the caller: a new reference.
   PyObject* Result() { return result_.release(); }
-  // What must live until the collective has ended.
+  // The objects that must live until the collective has ended.
   std::vector<Array> TakeArrays() {
     inputs_.insert(inputs_.end(), outputs_.begin(), outputs_.end());
     outputs_.clear();
@@ -108,8 +108,8 @@ class Call {
   Owned result_;
 };
 
-// What a rank of this host has written into its flight recorder, as a dict, and
-// its state.
+// The entries of a rank of this host in its flight recorder, as a dict, and its
+// state.
 PyObject* ReadRecorder(PyObject*, PyObject* local_rank);
 
 }  // namespace collective

@@ -1,9 +1,9 @@
 // The part of TensorFlow's C API that the ops use, declared here.
 //
-// It is a stable interface, the same since TensorFlow 2.16 at least; declaring
-// it instead of including it lets the ops be built where TensorFlow is not
-// installed, as in pip's build environment, and makes one library for all
-// versions. (tests/collective/test_tensorflow.py runs what would break.)
+// It is a stable interface, the same since TensorFlow 2.16 at least. Since it is
+// declared and not included, the ops can be built without an installed
+// TensorFlow, as in pip's build environment, and one library serves all versions.
+// (tests/collective/test_tensorflow.py would detect a change.)
 #pragma once
 
 #include <stddef.h>
@@ -21,7 +21,7 @@ struct TF_ShapeInferenceContext;
 struct TF_Status;
 struct TF_Tensor;
 
-// Status codes and dtypes are C enumerations there: ints.
+// TensorFlow has C enumerations for status codes and dtypes: ints.
 int TF_GetCode(const TF_Status*);
 const char* TF_Message(const TF_Status*);
 TF_Status* TF_NewStatus();

@@ -1,4 +1,4 @@
-// What the files of TensorFlow ops share: attributes, statuses, registration.
+// Shared by the files of TensorFlow ops: attributes, statuses, registration.
 #pragma once
 
 #include <cstdio>
@@ -28,8 +28,9 @@ class Status {
   TF_Status* status_;
 };
 
-// The core's codes as TensorFlow's. A lost peer is "aborted": "unavailable" of
-// an op inside a function becomes "internal" in TensorFlow, as a defect does.
+// Translates the core's codes to TensorFlow's. A lost peer is "aborted", because
+// TensorFlow turns "unavailable" of an op inside a function into "internal",
+// which means a defect.
 inline int CodeOf(int32_t code) {
   constexpr int kCodes[] = {0, 3, 9, 10, 4, 13};
   return code >= 0 && code < 6 ? kCodes[code] : 13;
@@ -43,7 +44,7 @@ inline int DTypeOf(int dtype) {
   return -1;
 }
 
-// What the attributes say, the same for every run of a kernel.
+// The attributes, the same for every run of a kernel.
 struct Attributes {
   int64_t op = 0, root = 0, algorithm = 0, transport = -1, process_set = 0;
   int64_t in_order = 0, plan = 0;
@@ -79,7 +80,7 @@ struct Attributes {
   }
 };
 
-// A request without tensors that says what the attributes say.
+// Makes a request from the attributes, without tensors.
 inline collective_request RequestOf(const Attributes& attributes) {
   collective_request request = {};
   request.kind = static_cast<int32_t>(attributes.kind);
@@ -97,15 +98,15 @@ inline collective_request RequestOf(const Attributes& attributes) {
 
 using Callback = std::function<void()>;
 
-// TensorFlow hands its callback as a pointer to a std::function on the stack of
-// its caller, which is gone when compute returns: it must be copied at once,
-// and the copy be called.
+// TensorFlow passes its callback as a pointer to a std::function on the stack of
+// its caller, which is gone when compute returns. So it is copied at once, and
+// the copy is called.
 inline Callback CopyOf(TF_AsyncOpKernelDoneCallback* callback) {
   return *reinterpret_cast<Callback*>(callback);
 }
 
-// One run of a kernel, from compute until its collectives have ended. Made by
-// new; frees itself at its end.
+// One run of a kernel, from compute until its collectives have ended. It is made
+// by new, and frees itself at its end.
 class Run {
  public:
   Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback)
@@ -116,15 +117,15 @@ class Run {
   Run(const Run&) = delete;
 
  protected:
-  static constexpr int kInt64 = 9;  // TensorFlow's
+  static constexpr int kInt64 = 9;  // TensorFlow's number
 
-  // False: the run has failed, and must be finished.
+  // False: the run has failed, and the caller must finish it.
   bool Check(Status& status) {
     if (!status.ok()) TF_OpKernelContext_Failure(context_, status.get());
     return status.ok();
   }
 
-  // A tensor, held until the end; null, as Check, if it was not had.
+  // Returns a tensor, held until the end; null, and the run fails, without one.
   TF_Tensor* Hold(TF_Tensor* tensor, Status& status) {
     if (!Check(status)) return nullptr;
     held_.push_back(tensor);
@@ -171,7 +172,7 @@ class Run {
     return true;
   }
 
-  // With the tickets.
+  // The request with the tickets.
   collective_request RequestOf(const Attributes& attributes) const {
     collective_request request = tensorflow::RequestOf(attributes);
     if (!name_.empty()) request.name = name_.c_str();
@@ -180,7 +181,7 @@ class Run {
     return request;
   }
 
-  // Ends the run, in failure where the code is not 0.
+  // Ends the run, as a failure if the code is not 0.
   void End(int32_t code, const char* message) {
     if (code != 0) {
       Status status;
@@ -190,7 +191,7 @@ class Run {
     Finish();
   }
 
-  // Frees the run before TensorFlow hears of its end and may reuse the context.
+  // Frees the run before TensorFlow learns of its end and may reuse the context.
   void Finish() {
     const Callback done = std::move(done_);
     delete this;
@@ -198,9 +199,9 @@ class Run {
   }
 
   TF_OpKernelContext* context_;
-  std::vector<TF_Tensor*> held_;  // until the end
+  std::vector<TF_Tensor*> held_;  // released at the end
 
-  std::string name_;  // if it is no attribute
+  std::string name_;  // if it is not an attribute
 
  private:
   Callback done_;
@@ -225,7 +226,7 @@ inline void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
 using Texts = std::vector<const char*>;
 using Shapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
-// For shape inference: an output is a scalar.
+// For shape inference: declares an output as a scalar.
 inline void SetScalar(TF_ShapeInferenceContext* context, int output,
                       TF_Status* status) {
   TF_ShapeHandle* scalar = TF_ShapeInferenceContextScalar(context);
@@ -233,7 +234,7 @@ inline void SetScalar(TF_ShapeInferenceContext* context, int output,
   TF_DeleteShapeHandle(scalar);
 }
 
-// Registers an op and its kernel; each attribute, input and output as in
+// Registers an op and its kernel. Attributes, inputs and outputs are written as in
 // TensorFlow's op definitions.
 inline void RegisterOp(const char* name, const Texts& attributes, const Texts& inputs,
                        const Texts& outputs, Shapes shapes, TF_KernelBuilder* kernel) {
@@ -254,7 +255,7 @@ inline void RegisterOp(const char* name, const Texts& attributes, const Texts& i
   }
 }
 
-// Registers the op of a collective, with what all of them have.
+// Registers the op of a collective, with the attributes that all of them have.
 template <Kind kKind>
 void Register(const char* name, Texts attributes, Texts inputs, Texts outputs,
               Shapes shapes,

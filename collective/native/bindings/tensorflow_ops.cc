@@ -3,8 +3,8 @@
 //
 // The kernels are asynchronous: they hand the tensors to the core's queue and
 // return, so no thread of TensorFlow ever waits for another rank. Tensors are
-// read and written where TensorFlow keeps them, in the same place where it lets
-// an input become the output.
+// read and written in TensorFlow's own memory, and in place if TensorFlow lets an
+// input become the output.
 #include "bindings/tensorflow_kernel.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // A TensorFlow op for this process' rank and the number of ranks, in the job or
-// in a process set, as they are when the graph runs. A number that Python reads
-// while a function is traced would stay in it when ranks leave or join.
+// in a process set, at the time when the graph runs. A number that Python reads
+// while a function is traced would not change when ranks leave or join.
 #include "bindings/tensorflow_kernel.h"
 
 namespace {

@@ -1,10 +1,11 @@
 // TensorFlow ops for the collectives that move rows, one tensor each:
 // all-gather, reduce-scatter and all-to-all.
 //
-// How many rows a rank receives depends on the other ranks, so all-gather and
-// all-to-all are two collectives: the numbers of rows, with what must be the
-// same on every rank, and then, with the output allocated, the rows. Between
-// them the kernel does not wait; the core calls it back.
+// The number of received rows depends on the other ranks, so all-gather and
+// all-to-all are two collectives: the first sends the numbers of rows, and values
+// that must be the same on every rank; then the output is allocated, and the
+// second sends the rows. The kernel does not wait between them; the core calls it
+// back.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -63,12 +64,12 @@ class RunOnRows : public Run {
   static constexpr int32_t kDisagree =
       static_cast<int32_t>(collective::Code::kFailedPrecondition);
 
-  // What a rank sends before its rows: what must be the same on every rank, and
-  // then the numbers of its rows. All zeros: it has joined.
+  // A rank sends this before its rows: values that must be the same on every rank,
+  // and then the numbers of its rows. All zeros: it has joined.
   struct Header {
-    int64_t hash = 0;  // of the text
+    int64_t hash = 0;  // hash of the text
     int64_t misfit = 0;
-    char text[112] = {};  // or its beginning
+    char text[112] = {};  // the text or its beginning
   };
   static constexpr size_t kHeader = sizeof(Header) / sizeof(int64_t);
 
@@ -166,7 +167,7 @@ class RunOnRows : public Run {
 
   void HaveNumbers() {
     if (!AllFit()) return;
-    // Row by row what each rank sent, without the headers.
+    // Row by row the numbers that each rank sent, without the headers.
     const size_t length = mine_.size() - kHeader;
     for (int member = 0; member < size_; ++member) {
       std::copy_n(&all_[member * mine_.size() + kHeader], length,
@@ -223,13 +224,13 @@ class RunOnRows : public Run {
     if (code != 0) End(code, collective_error());
   }
 
-  const Attributes attributes_;  // a copy: the kernel may be gone before the run
+  const Attributes attributes_;  // a copy, because the run may outlive the kernel
   int32_t size_ = 1, me_ = 0;
   TF_Tensor* input_ = nullptr;
   std::vector<int64_t> shape_;
-  int64_t row_ = 1;  // elements
+  int64_t row_ = 1;  // elements of a row
   std::string step_name_;
-  bool misfit_ = false;  // the splits
+  bool misfit_ = false;  // whether the splits do not fit
   std::vector<int64_t> rows_, mine_, all_, counts_;
   collective_tensor tensor_ = {};
 };

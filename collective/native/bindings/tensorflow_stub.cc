@@ -1,5 +1,5 @@
-// Stands for TensorFlow's library when the ops are linked: it leaves its name
-// in them, and the real one, which Python has loaded by then, is found by it.
+// Stands for TensorFlow's library when the ops are linked. It leaves its name in
+// them; by this name the loader finds the real library, which Python has loaded.
 extern "C" {
 int collective_tensorflow_stub = 0;
 }

@@ -1,8 +1,8 @@
-// Arithmetic that keeps denormals, whatever thread it runs in.
+// Arithmetic that keeps denormals in every thread.
 //
 // TensorFlow's threads flush denormals to zero, and a thread inherits that from
-// its creator. Ranks whose sums ran in different threads would end with
-// different bits.
+// its creator. Without this, ranks whose sums ran in different threads would end
+// with different bits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace collective {
 
-// For its own life, this thread keeps denormals and rounds to nearest.
+// While it lives, this thread keeps denormals and rounds to nearest.
 class KeepDenormals {
  public:
   KeepDenormals() : before_(Read()) {
@@ -24,7 +24,7 @@ class KeepDenormals {
   KeepDenormals(const KeepDenormals&) = delete;
 
  private:
-  // Flushing of results and of operands, and the rounding mode.
+  // The bits for flushing results and operands, and the rounding mode.
 #if defined(__x86_64__)
   using Mode = unsigned;
   static constexpr Mode kChanges = 0x8000 | 0x0040 | 0x6000;

@@ -1,4 +1,4 @@
-// Which kernels this processor can run.
+// Chooses the kernels that this processor can run.
 #include "kernels/kernels.h"
 
 #include <cstdlib>

@@ -11,8 +11,8 @@
 
 namespace collective {
 
-// Reduces `count` elements of `nsources` arrays, in the order given: any rank
-// that computes it gets the same bits.
+// Reduces `count` elements of `nsources` arrays, in the given order, so that every
+// rank gets the same bits.
 //
 // "stream" asks for non-temporal stores. They do not first fetch the line from
 // the core that read it last: 1.5 times (near cores) to 10 times (far cores) as
@@ -21,8 +21,8 @@ namespace collective {
 struct ReduceJob {
   const void* const* sources;
   int nsources;
-  int own;    // index of the source of the tensor's own type; the other ones
-              // are of the transport type (often the same)
+  int own;    // index of the source of the tensor's own type; the others are of
+              // the transport type (often the same)
   void* out;  // user memory, tensor's type; may be null or equal a source;
               // like the sources, at any address
   size_t count;
@@ -38,8 +38,8 @@ using ConvertKernel = void (*)(void* target, const void* source, size_t count,
 struct Kernels {
   const char* name;
   void (*copy)(void* target, const void* source, size_t bytes, bool stream);
-  // Indexed by dtype and by Op; kAverage is kSum with a divisor. Null:
-  // undefined.
+  // Indexed by dtype and by Op; kAverage is kSum with a divisor. Null: not
+  // defined.
   ReduceKernel reduce[kDTypes][kOps];
   // float32 tensors on a 16-bit transport: [0] float16, [1] bfloat16.
   ReduceKernel reduce_16[2][kOps];
@@ -51,11 +51,11 @@ struct Kernels {
 // COLLECTIVE_SIMD=baseline|avx2|avx512 limits the choice.
 const Kernels& BestKernels();
 
-// memcpy at full speed from and to any address (kernels_loops.h).
+// A memcpy at full speed from and to any address (kernels_loops.h).
 void CopyBytes(void* to, const void* from, size_t bytes);
 
-// Constants, because a function that returned one would itself be compiled for
-// an instruction set that the processor may lack. A null name: not compiled in.
+// Constants, because a function that returned one would itself be compiled for an
+// instruction set that the processor may lack. A null name: not compiled in.
 extern const Kernels kKernelsBaseline;
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;

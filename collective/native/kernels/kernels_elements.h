@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-// For functions of registers: a call would pass the registers in memory.
+// For functions of registers, because a call would pass registers in memory.
 #define COLLECTIVE_INLINE inline __attribute__((always_inline))
 
 namespace collective {
@@ -107,7 +107,7 @@ COLLECTIVE_INLINE void Narrow(float value, Float16* result) {
   uint32_t half;
   if (rest > 0x7f800000) {
     half = 0x7e00 | (rest >> 13 & 0x3ff);
-  } else if (rest >= 0x477ff000) {  // rounds to 65536 or more
+  } else if (rest >= 0x477ff000) {  // it rounds to 65536 or more
     half = 0x7c00;
   } else if (rest < 0x38800000) {  // subnormal: the addition rounds for us
     half = BitsOf(FloatOf(rest) + 0.5f) - 0x3f000000;
@@ -127,7 +127,7 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, BFloat16) {
       _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0,
                        5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi32(16 << 16));
-  constexpr __mmask32 kUpper = 0xAAAAAAAA;  // the upper halves; zero below
+  constexpr __mmask32 kUpper = 0xAAAAAAAA;  // the upper halves; the others are zero
   return {(Floats)_mm512_maskz_permutexvar_epi16(kUpper, low, bits),
           (Floats)_mm512_maskz_permutexvar_epi16(kUpper, high, bits)};
 #elif defined(__AVX2__)
@@ -149,8 +149,8 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, BFloat16) {
 #endif
 }
 
-// Rounds to what bfloat16 can hold; only the upper halves of the result count.
-// (AVX-512's own conversion flushes subnormals to zero, and is no faster.)
+// Rounds to the values of bfloat16; only the upper halves of the result count.
+// (AVX-512's own conversion flushes subnormals to zero, and is not faster.)
 COLLECTIVE_INLINE Words RoundToBFloat16(Floats values) {
   const Words bits = (Words)values;
 #if defined(__AVX512F__)
@@ -188,7 +188,7 @@ COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, BFloat16) {
       _mm256_packus_epi32((__m256i)(low >> 16), (__m256i)(high >> 16));
   return (Shorts)_mm256_permute4x64_epi64(halves, 0xD8);
 #elif defined(__SSE2__)
-  // With their signs: packing without is SSE4.1.
+  // Packs with signs; packing without signs needs SSE4.1.
   return (Shorts)_mm_packs_epi32(_mm_srai_epi32((__m128i)low, 16),
                                  _mm_srai_epi32((__m128i)high, 16));
 #else
@@ -256,7 +256,7 @@ COLLECTIVE_INLINE void Stream(void* to, V value) {
 #elif defined(__SSE2__)
   _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
 #else
-  StoreAs(to, value);  // arm64 has no store that pays here
+  StoreAs(to, value);  // no store of arm64 pays here
 #endif
 }
 

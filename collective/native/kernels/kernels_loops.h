@@ -1,8 +1,8 @@
 // The reduction and copy loops.
 //
-// Written once in GCC's vector extensions, and compiled by each kernels_*.cc
-// with an instruction set of its own. See kernels_elements.h for what may be
-// included.
+// They are written once in GCC's vector extensions, and each kernels_*.cc compiles
+// them for an instruction set of its own. kernels_elements.h says which headers
+// may be included.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -20,10 +20,9 @@ COLLECTIVE_INLINE void StoreVector(void* to, V value, bool stream) {
   }
 }
 
-// For each element type: the type it is summed in (Scalar), a register (Vector)
-// and two registers (Block) of that, and what a block becomes in memory
-// (Packed). (Two members, not an array: compilers keep an array in memory if a
-// branch fills it.)
+// For each element type: the type of its sums (Scalar), a register (Vector) and
+// two registers (Block) of that, and the form of a block in memory (Packed). (Two
+// members, not an array: compilers keep an array in memory if a branch fills it.)
 template <class T, class S>
 struct Unconverted {
   typedef S Scalar;
@@ -114,8 +113,8 @@ COLLECTIVE_INLINE size_t BytesAfterLine(const void* at) {
 }
 
 // Non-temporal stores to memory that does not begin on a cache line. Only whole
-// lines are worth streaming, so they are put together in a buffer that stays in
-// the nearest cache.
+// lines are worth streaming, so a buffer that stays in the nearest cache collects
+// them.
 class LineBuffer {
  public:
   static constexpr size_t kBytes = 1024;
@@ -124,14 +123,14 @@ class LineBuffer {
       : skew_(BytesAfterLine(to)),
         begin_(skew_),
         line_(static_cast<char*>(to) - skew_) {}
-  // Where to put the next bytes: kBytes of them, but for the last time.
+  // The address for the next bytes: kBytes, except the last time.
   char* room() { return buffer_ + skew_; }
-  // Writes them as far as they fill lines; if fewer than kBytes, all of them.
+  // Writes all full lines; if fewer than kBytes are new, writes all bytes.
   void Flush(size_t bytes) {
     typedef char Line __attribute__((vector_size(kVectorBytes)));
     const size_t end = skew_ + bytes, lines = end / kLine * kLine;
     size_t i = 0;
-    if (begin_ && lines) {  // what precedes the target is not ours
+    if (begin_ && lines) {  // bytes before the target are not ours
       __builtin_memcpy(line_ + begin_, buffer_ + begin_, kLine - begin_);
       begin_ = 0;
       i = kLine;
@@ -149,14 +148,14 @@ class LineBuffer {
   }
 
  private:
-  const size_t skew_;  // of the target within its first line
-  size_t begin_;       // of the target within this line
+  const size_t skew_;  // offset of the target within its first line
+  size_t begin_;       // offset of the target within this line
   char* line_;
   alignas(kLine) char buffer_[kBytes + kLine];
 };
 
-// Calls loop(begin, end, to) for all elements, in pieces, where element `begin`
-// goes to `to`, and streams what it writes there to `out`.
+// Calls loop(begin, end, to) for all elements, in pieces; element `begin` goes to
+// `to`. Streams the written pieces to `out`.
 template <class T, class Loop>
 void ToLines(T* out, size_t count, Loop&& loop) {
   constexpr size_t kPiece = LineBuffer::kBytes / sizeof(T);
@@ -173,8 +172,8 @@ void ToLines(T* out, size_t count, Loop&& loop) {
 // From here on, peeling pays.
 constexpr size_t kPeelBytes = 2048;
 
-// T: the type of the tensors; W: of the transport (of slots and of all sources
-// but this rank's own). NS: the number of sources if known when compiling, else
+// T: the type of the tensors; W: the type on the wire (of slots and of all sources
+// except this rank's own). NS: the number of sources if known when compiling, else
 // 0. Reduces the elements from `i` to `end`; the first of them goes to `out`.
 template <class T, class W, Step kStep, bool kDivide, int NS>
 void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out, bool stream_out) {
@@ -218,7 +217,7 @@ void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out, bool stream_
     if (out) Own::StoreOne(WireCodec::LoadOne(&packed), out++);
     ++i;
   };
-  // Slots begin on a line. Without one, the stores to `out` should: a store
+  // Slots begin on a line. Without a slot, the stores to `out` should: a store
   // across two lines costs two.
   if (!slot && (end - i) * sizeof(T) >= kPeelBytes) {
     while (BytesAfterLine(out) >= sizeof(T)) reduce_one();
@@ -276,8 +275,8 @@ void Reduce(const ReduceJob& job) {
   }
 }
 
-// The mean of integers, rounded towards zero; the sum cannot overflow on the
-// way (but for int64).
+// The mean of integers, rounded towards zero; the intermediate sum cannot overflow
+// (except for int64).
 template <class T>
 void AverageIntegers(const ReduceJob& job) {
   for (size_t i = 0; i < job.count; ++i) {
@@ -291,9 +290,9 @@ void AverageIntegers(const ReduceJob& job) {
   }
 }
 
-// A loop of vectors also where nothing is streamed: glibc's memcpy uses `rep
-// movsb` from some size on, which takes 2 to 5 times as long on AMD's Zen if
-// the target does not begin on a line.
+// A loop of vectors, even if nothing is streamed: for large sizes glibc's memcpy
+// uses `rep movsb`, which takes 2 to 5 times as long on AMD's Zen if the target
+// does not begin on a line.
 void Copy(void* target, const void* source, size_t bytes, bool stream) {
   typedef char Line __attribute__((vector_size(kVectorBytes)));
   constexpr size_t kStep = sizeof(Line);

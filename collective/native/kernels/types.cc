@@ -67,7 +67,7 @@ bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
 }
 
-// These have different lengths on each rank; `counts` lists them all.
+// These kinds have different lengths on each rank; `counts` lists them all.
 bool ShapesMayDiffer(Kind kind) {
   return kind == Kind::kAllGather || kind == Kind::kAllToAll;
 }

@@ -1,4 +1,4 @@
-// What a collective is made of: element types, operations, kinds, tensors.
+// The parts of a collective: element types, operations, kinds, tensors.
 //
 // The numbers are part of the C ABI (c_api.h) and of the Python module that
 // mirrors it, so new ones go at the end.
@@ -26,11 +26,11 @@ enum class DType : int32_t {
 };
 constexpr int kDTypes = 9;
 
-// All that is known of a dtype, by DType.
+// The properties of dtypes, by DType.
 struct DTypeRow {
   const char* name;
   int bytes;
-  char numpy;      // kind of NumPy's; 'V': one that NumPy does not know
+  char numpy;      // NumPy's kind; 'V': NumPy does not know it
   int tensorflow;  // TensorFlow's number
 };
 constexpr DTypeRow kDTypeTable[kDTypes] = {
@@ -54,7 +54,7 @@ enum class Kind : int32_t {
   kReduceScatter = 3,
   kAllToAll = 4,
   kBarrier = 5,
-  kJoin = 6,  // of a rank that takes part in the other ranks' calls (join.h)
+  kJoin = 6,  // posted by a joined rank for other ranks' calls (join.h)
 };
 constexpr int kKinds = 7;
 
@@ -76,10 +76,10 @@ const char* NameOf(Op op);
 const char* NameOf(Kind kind);
 const char* NameOf(Algorithm algorithm);
 
-// Escapes what a terminal would act on: a name may come from anywhere.
+// Escapes control characters of a terminal, because a name may have any origin.
 std::string Printable(const std::string& text);
 
-// "; rank 0,2: ...; rank 1: ...": which ranks have the same text. Both lists
+// "; rank 0,2: ...; rank 1: ...": says which ranks have the same text. Both lists
 // are by member.
 std::string ListByText(const std::vector<int>& ranks,
                        const std::vector<std::string>& texts);
@@ -93,14 +93,13 @@ struct Tensor {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;  // only compared, and shown in errors
 
-  size_t bytes() const;  // of the input
+  size_t bytes() const;  // bytes of the input
 };
 
 // One collective call on one rank.
 //
 // counts: elements per rank (all-gather, reduce-scatter: `size` entries) or the
-// whole matrix from sender to receiver, row by row (all-to-all: `size`
-// squared).
+// whole matrix from sender to receiver, row by row (all-to-all: `size` squared).
 struct Request {
   Kind kind = Kind::kBarrier;
   Op op = Op::kSum;
@@ -114,18 +113,18 @@ struct Request {
   std::vector<Tensor> tensors;
   std::vector<int64_t> counts;
   Plan plan;                  // may differ between ranks
-  bool once = false;          // no other of this name is under way here
-  int64_t ticket = 0;         // with the name, what ranks match it by
+  bool once = false;          // no other of this name runs here
+  int64_t ticket = 0;         // ranks match it by name and ticket
   int64_t* issued = nullptr;  // receives its own ticket (c_api.h)
   const char* among = "";     // which ranks, for Describe
   uint64_t recorded = 0;      // its number in the recorder (recorder.h), if any
   int64_t posted_at = 0;      // Now() if PostOneShot has posted it already
 
-  size_t bytes() const;  // of all tensors
-  // Equal on two ranks if and only if (but for hash collisions) they call the
+  size_t bytes() const;  // bytes of all tensors
+  // Equal on two ranks if and only if (apart from hash collisions) they call the
   // same collective.
   uint64_t Signature() const;
-  // One line: "all-reduce 'grad' sum float32[3,4] ...".
+  // Returns one line: "all-reduce 'grad' sum float32[3,4] ...".
   std::string Describe() const;
 };
 

@@ -1,14 +1,14 @@
-// Which waits can have no end, because ranks do not make the same calls.
+// Finds waits that cannot end, because ranks do not make the same calls.
 //
-// On one host, the shared memory shows which rank waits for which. Between
-// hosts, ranks send probes along the edges of the wait-for graph [Chandy,
-// Misra, Haas, ACM TOCS 1(2), 1983]: a rank that has waited for some seconds
-// sends one to the rank that it waits for; a rank that is itself blocked
-// forwards the probes that it has received. A probe that returns to its origin
-// has passed a cycle. A rank forwards only probes of collectives that it has
-// not begun, so no rank of the cycle can have continued meanwhile. A thread
-// that has not called anything yet is in no graph: hence the stall time before
-// a rank counts as blocked.
+// On one host, the shared memory shows which rank waits for which. Between hosts,
+// ranks send probes along the edges of the wait-for graph [Chandy, Misra, Haas,
+// ACM TOCS 1(2), 1983]: a rank that has waited for some seconds sends one to the
+// rank that it waits for; a rank that is itself blocked forwards the probes that
+// it has received. A probe that returns to its origin has passed a cycle. A rank
+// forwards only probes of collectives that it has not begun, so no rank of the
+// cycle can have continued in the mean time. A thread that has not called
+// anything yet is in no graph; therefore a rank counts as blocked only after the
+// stall time.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -23,7 +23,7 @@ namespace {
 // another rank has traced its function differently.
 constexpr double kPatienceSeconds = 5;
 
-// The collective of this thread: its communicator, and its number there.
+// The collective of this thread: its communicator, and its number in that.
 thread_local int area_of_thread = 0;
 thread_local uint32_t number_of_thread = 0;
 
@@ -104,12 +104,13 @@ void Job::LongWait::ReportToOtherHosts(int64_t now) {
   }
 }
 
-// A rank is blocked if each of its threads has found, after the stall time in
-// which no thread of the rank did anything, that it must still wait. (A thread
-// that was stopped polled too long ago to count.) If all ranks of a set are
-// blocked and wait only for each other, the first one to continue would need
-// another to have continued before. A thread that is not seen could break this:
-// hence the count of busy queues, and no result with several calling threads.
+// A rank is blocked if each of its threads has found, after a stall time in which
+// no thread of the rank did anything, that it must still wait. (The last poll of a
+// stopped thread is too old to count.) If all ranks of a set are blocked and wait
+// only for each other, the first one to continue would need another rank that had
+// continued earlier. A thread that is not seen could break this argument:
+// therefore queues with work are counted, and several calling threads give no
+// result.
 bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
   // A thread that has not called anything yet could still end every wait. Only
@@ -117,7 +118,7 @@ bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const auto rest = Nanoseconds(settings_.stall_seconds);
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
-    const int64_t last = looked.load();  // first: it is written last
+    const int64_t last = looked.load();  // read first, because it is written last
     return last - since.load() >= rest && now - last <= std::min(rest / 2, kStopped);
   };
   int queues = state.queues.load();
@@ -142,7 +143,7 @@ bool Job::InDeadlock() const {
   for (int rank = 0; rank < size(); ++rank) {
     stuck[rank] = IsBlocked(rank, now, &waits_for[rank]);
   }
-  // A rank that waits for one that is not stuck may yet continue, and so on.
+  // A rank that waits for one that is not stuck may still continue, and so on.
   for (bool fewer = true; fewer;) {
     fewer = false;
     for (int rank = 0; rank < size(); ++rank) {

@@ -20,24 +20,24 @@ struct FutexWord {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
 
-  // The acquire pairs with Raise: what the other rank wrote before is visible.
+  // The acquire pairs with Raise: earlier writes of the other rank are visible.
   bool Reached(uint32_t target) const {
     return static_cast<int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
   }
 
   void Raise(uint32_t target) {
-    // An exchange, not a store: a store may still sit in the store buffer when
-    // `sleepers` is read, and a rank that falls asleep meanwhile would never be
-    // woken.
+    // An exchange, not a store: a store may still be in the store buffer when
+    // `sleepers` is read, and a rank that falls asleep in that moment would never
+    // be woken.
     value.exchange(target, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) {
       syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
   }
 
-  // Sleeps while the value is `seen`, at most so long. The caller counts itself
-  // in `sleepers` before it reads the value. Without FUTEX_PRIVATE_FLAG: the
-  // waker is another process.
+  // Sleeps while the value is `seen`, for a limited time. The caller counts itself
+  // in `sleepers` before it reads the value. FUTEX_PRIVATE_FLAG is absent, because
+  // another process wakes the sleeper.
   void Sleep(uint32_t seen, long nanoseconds) {
     timespec most = {0, nanoseconds};
     syscall(SYS_futex, &value, FUTEX_WAIT, seen, &most, nullptr, 0);

@@ -14,12 +14,11 @@
 namespace collective {
 namespace {
 
-// How long MPI is given to learn which rank has died: polls, and their
-// interval.
+// How long MPI may take to learn which rank has died: polls, and their interval.
 constexpr int kDeathPolls = 10;
 constexpr int64_t kDeathPollInterval = 10 * kMillisecond;
 // How often a rank that finds the job broken yields while the message is being
-// written: far longer than that takes.
+// written: far longer than the writing takes.
 constexpr int kMessageYields = 1000;
 
 double SecondsFrom(const char* variable, double otherwise) {
@@ -165,7 +164,7 @@ int Job::PendingJoins() {
 Job::RankState& Job::my_state() const { return header_->ranks[info_.local_rank]; }
 
 bool Job::broken() const {
-  // Acquire: `lost` was written before.
+  // Acquire: `lost` was written earlier.
   return header_->broken.load(std::memory_order_acquire) != 0;
 }
 
@@ -256,7 +255,7 @@ void Job::ThrowBroken() {
 }
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
-  RequestDump(what);  // first, while every rank still waits where it does
+  RequestDump(what);  // first, while every rank still is in its wait
   const Failure failure(code, what, hint);
   // If another rank was first, every rank throws that rank's message.
   if (SetBroken(code, failure.what())) {
@@ -295,7 +294,7 @@ void Job::CheckOtherHosts() {
   // MPI may not know yet whose death made a rank revoke.
   for (int i = 0; i == 0 || (revoked && i < kDeathPolls); ++i) {
     for (int rank : network_->FailedRanks()) {
-      // Check has looked at this host's ranks; a rank that has left may exit.
+      // Check has examined this host's ranks; a rank that has left may exit.
       if (host_of(rank) == host_of(this->rank()) || left_[rank]) continue;
       BreakForDead("rank " + std::to_string(rank));
     }

@@ -1,4 +1,4 @@
-// The memory that the ranks of a host share: mapped, waited for, and left.
+// The memory that the ranks of a host share: maps it, waits for ranks, leaves it.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -13,7 +13,7 @@
 namespace collective {
 namespace {
 
-// About 10 us: as long as another rank needs for a small collective.
+// About 10 us, in which another rank can run a small collective.
 constexpr int kSpins = 2000;
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -51,7 +51,7 @@ void Job::AwaitAttached(const char* name) {
             request);
     }
   } catch (const Failure&) {
-    // If another rank has seen all ranks, the job had formed before it broke.
+    // If another rank has seen all ranks, the job was formed before it broke.
     header_->formed.compare_exchange_strong(formed, Header::kFailed);
     if (formed != Header::kFormed) throw;
   }
@@ -91,7 +91,7 @@ char* Job::MapArea(int index, size_t bytes) {
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
   if (memory == MAP_FAILED) ThrowNoMemory();
-  madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
+  madvise(memory, bytes, MADV_HUGEPAGE);  // if the kernel allows it
   areas_[index] = static_cast<char*>(memory);
   area_bytes_[index] = bytes;
   return areas_[index];

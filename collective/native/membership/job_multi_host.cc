@@ -1,9 +1,9 @@
 // Reconfiguration of a job on several hosts.
 //
-// MPI (ULFM) decides who the survivors are, the same on each of them. They take
-// new ranks, and those of a host hold a rendezvous. If a rank dies meanwhile,
-// some hosts succeed and others do not: so all survivors agree, by MPI, whether
-// every host has succeeded. If not, all repeat from what was agreed last.
+// MPI (ULFM) decides who the survivors are, equally on each of them. They take new
+// ranks, and the ranks of a host hold a rendezvous. If a rank dies during this, some
+// hosts succeed and others do not: so all survivors agree, by MPI, whether every
+// host has succeeded. If not, all repeat from the last agreement.
 #include <algorithm>
 #include <numeric>
 

@@ -1,8 +1,8 @@
-// How a rank waits for another, and what it does if that takes long.
+// How a rank waits for another, and how it reacts to a long wait.
 //
-// A wait passes through three phases, each of which costs other processes less
-// and this one more latency: spin, yield, sleep. The futex wakes a sleeper; it
-// also polls, because a dead rank wakes nobody.
+// A wait passes through three phases: spin, yield, sleep. Each costs other
+// processes less, and costs this one more latency. The futex wakes a sleeper. The
+// sleeper also polls, because a dead rank does not wake anyone.
 #include <sched.h>
 
 #include <algorithm>
@@ -17,15 +17,15 @@
 namespace collective {
 namespace {
 
-constexpr int kBriefSpins = 60;  // 1 to 2 us, as long as yielding a core takes
-// The yielding phase ends after so many yields (about 100 us if no other
-// process runs) or so much time. Then the core is better left to TensorFlow.
+constexpr int kBriefSpins = 60;  // 1 to 2 us, the time of yielding a core
+// The yielding phase ends after so many yields (about 100 us if no other process
+// runs) or so much time. After that TensorFlow can use the core better.
 constexpr int kYields = 1000;
 constexpr int64_t kYieldNanoseconds = 300'000;
-// Reading the clock takes as long as a yield: not each time.
+// Reading the clock takes as long as a yield, so it is not read each time.
 constexpr int kYieldsPerClock = 16;
 constexpr long kNapNanoseconds = 100'000'000;  // how often a sleeper polls
-// While messages are under way, MPI has to be called for them to progress.
+// While messages are under way, MPI must be called, or they do not progress.
 constexpr long kShortNapNanoseconds = 200'000;
 
 inline void Pause() {
@@ -71,8 +71,8 @@ void Job::AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
     if (Now() - start > kYieldNanoseconds) break;
   }
 
-  // Counted before the value is read again: Raise either sees the sleeper, or
-  // the sleeper sees the raised value.
+  // The sleeper is counted before the value is read again: either Raise sees the
+  // sleeper, or the sleeper sees the raised value.
   struct Sleeper {
     FutexWord& word;
     explicit Sleeper(FutexWord& word) : word(word) { word.sleepers.fetch_add(1); }
@@ -111,8 +111,8 @@ Job::LongWait::~LongWait() {
 void Job::LongWait::Poll() {
   const int64_t now = Now();
   if (now - polled_ < kNapNanoseconds * 9 / 10) return;
-  // A thread that was stopped since it last polled must poll once more before
-  // the other ranks may take its wait as seen.
+  // A thread that was stopped since its last poll must poll once more before the
+  // other ranks may rely on its wait.
   if (record_ && now - polled_ < kStopped) record_->polled = now;
   // A job that is suspended as a whole continues as if no time had passed.
   if (now - polled_ > kStopped) {
@@ -123,11 +123,11 @@ void Job::LongWait::Poll() {
   job_->my_state().last_waited = now;
   if (job_->blocked_) job_->SetWaitingSince(true);
   const bool left = job_->Check(rank_);
-  // The caller has looked again since the last poll.
+  // The caller has checked again since the last poll.
   if (left && left_) job_->BreakForLeft(rank_);
   left_ = left;
-  // A rank that has joined waits in one order while other ranks call in the
-  // other: what it serves there counts as progress.
+  // A rank that has joined waits in one order while other ranks call in the other
+  // order: a collective that it serves in that order counts as progress.
   const int64_t since = std::max(start_, job_->served_at_.load());
   const double waited = static_cast<double>(now - since - stopped_) * 1e-9;
   EndStuckRank(waited);
@@ -235,7 +235,7 @@ std::string Job::DescriptionOf(const WaitRecord& one) {
 }
 
 std::string Job::DescribeWaits() const {
-  // Other ranks may write meanwhile: a line may be torn, no more.
+  // Other ranks may write at the same time: a line may be torn, nothing worse.
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   std::string table;
   const int64_t now = Now();

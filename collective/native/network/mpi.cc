@@ -22,10 +22,10 @@ namespace {
 constexpr int64_t kSendTimeout = 200 * kMillisecond;
 constexpr int64_t kPollInterval = 200'000;  // nanoseconds
 constexpr int kSuccess = 0;
-constexpr int kMaxErrorString = 512;  // the largest of the three
+constexpr int kMaxErrorString = 512;  // the largest of the three ABIs
 
-// All jobs of a process share one MPI, which is asked for
-// MPI_THREAD_SERIALIZED: one call at a time.
+// All jobs of a process share one MPI. MPI_THREAD_SERIALIZED is requested, which
+// allows one call at a time.
 std::mutex mpi_mutex;
 using Lock = std::unique_lock<std::mutex>;
 
@@ -36,8 +36,8 @@ std::string HostName() {
 }
 
 // MPI_Init and the first collective wait without a deadline for every rank, and
-// only the end of the process ends that wait. Hosts of one name are a cause:
-// ranks then differ on who shares memory with whom, and wait for each other.
+// only the end of the process ends that wait. Hosts of one name are a cause: their
+// ranks disagree on who shares memory with whom, and wait for each other.
 class StartDeadline {
  public:
   StartDeadline(const std::string& who, double seconds)
@@ -63,7 +63,7 @@ class StartDeadline {
 
  private:
   std::promise<void> started_;
-  std::thread thread_;  // declared last: it uses the promise
+  std::thread thread_;  // declared last, because it uses the promise
 };
 
 [[noreturn]] void ThrowNoStart(const std::string& who, const char* reason) {
@@ -176,7 +176,7 @@ class MpiNetwork final : public Network {
       mpi_.Comm_group(comm_, &everyone);
       ranks = Translate(failed, count, everyone);
       mpi_.Group_free(&everyone);
-      // Acknowledged, MPI_ANY_SOURCE still receives from the live ranks.
+      // After this, MPI_ANY_SOURCE receives from the live ranks again.
       mpi_.Comm_failure_ack(comm_);
     }
     if (failed != mpi_.group_empty) mpi_.Group_free(&failed);
@@ -237,12 +237,12 @@ class MpiNetwork final : public Network {
   struct Transfer {
     Handle request = Loaded<Abi>().request_null;
     int code = kSuccess;
-    // Of an agreement: what this rank says, and once done what all have said.
+    // For an agreement: this rank's value, and at the end the value of all.
     int yes = 1;
   };
 
-  // After a reconfiguration the process is to end without MPI_Finalize: that of
-  // Open MPI 5.0.11 waits for ever if all ranks of a host are dead.
+  // After a reconfiguration the process must end without MPI_Finalize: in Open MPI
+  // 5.0.11 that waits for ever if all ranks of a host are dead.
   MpiNetwork(Handle comm, const MpiNetwork& former) : comm_(comm) {
     fault_tolerant_ = true;
     mpi_.skip_finalize = true;
@@ -261,14 +261,14 @@ class MpiNetwork final : public Network {
     mpi_.Comm_size(comm_, &size_);
   }
 
-  // Starts MPI for a process that has not.
+  // Starts MPI for a process that has not started it.
   void Initialize(const std::string& who) {
     int provided = 0;
     if (mpi_.Init_thread(nullptr, nullptr, Abi::kThreadSerialized, &provided) !=
         kSuccess) {
       ThrowNoStart(who, "MPI_Init_thread failed");
     }
-    // MPI cannot be started twice: it ends with the process, not with the job.
+    // MPI cannot be started twice, so it ends with the process, not with the job.
     mpi_.started_in = getpid();
     std::atexit([] {
       Mpi<Abi>& mpi = Loaded<Abi>();
@@ -280,9 +280,9 @@ class MpiNetwork final : public Network {
     mpi_.Comm_set_errhandler(mpi_.comm_self, mpi_.errors_return);
   }
 
-  // Whether MPI can be called from the core's threads. The core's lock covers
-  // only the core's own calls: if the program has started MPI, as mpi4py does,
-  // it may call MPI at the same time, which takes MPI_THREAD_MULTIPLE.
+  // Whether the core's threads can call MPI. The core's lock covers only the
+  // core's own calls: if the program has started MPI, as mpi4py does, it may call
+  // MPI at the same time, which needs MPI_THREAD_MULTIPLE.
   void CheckThreads(const std::string& who) {
     int provided = 0;
     mpi_.Query_thread(&provided);
@@ -340,8 +340,8 @@ class MpiNetwork final : public Network {
     return ranks;
   }
 
-  // MPI_Comm_split has no deadline: it is called only if all ranks are here. If
-  // a rank dies meanwhile, it succeeds perhaps on some ranks only.
+  // MPI_Comm_split has no deadline: it is called only if all ranks are present. If
+  // a rank dies during the call, it may succeed on some ranks only.
   bool SplitIfAllAgree(bool yes, int color, double seconds, Handle* next) {
     if (!Agree(yes, seconds)) return false;
     Lock lock(mpi_mutex);
@@ -351,7 +351,7 @@ class MpiNetwork final : public Network {
   }
 
   Mpi<Abi>& mpi_ = Loaded<Abi>();
-  const std::string who_;  // in an error of the start
+  const std::string who_;  // names this rank in an error of the start
   const double seconds_ = 0;
   Handle comm_;
   std::deque<ControlMessage> received_;
@@ -362,9 +362,9 @@ std::unique_ptr<Network> StartMpi(const std::string& who, double seconds) {
   return std::make_unique<MpiNetwork<Abi>>(who, seconds);
 }
 
-// Asks the library, as its name does not always say: that of Open MPI 1.10 was
-// libmpi.so.12, too, and MPICH may be built to have the standard interface
-// only. Null if no MPI is loaded.
+// Asks the library, because its name is not enough: Open MPI 1.10 was
+// libmpi.so.12, too, and MPICH may be built with the standard interface only.
+// Null if no MPI is loaded.
 std::unique_ptr<Network> StartLoaded(const std::string& who, double seconds) {
   if (!Find("MPI_Get_library_version").address) return nullptr;
   int (*version)(int*, int*) = Find("MPI_Abi_get_version");

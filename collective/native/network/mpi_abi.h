@@ -1,8 +1,7 @@
-// The binary interfaces of MPI: what mpi.h of each would say, as far as mpi.cc
-// uses it.
+// The binary interfaces of MPI: the parts of each mpi.h that mpi.cc uses.
 //
-// Each is frozen by those who make it, so declaring it is as safe as building
-// with one version's mpi.h, and one built core works with all of them.
+// The makers of each MPI have frozen its interface, so declaring it is as safe as
+// building with one version's mpi.h, and one built core works with all of them.
 // tests/hosts/mpi_abi.cc compares these numbers with the headers themselves.
 #pragma once
 
@@ -35,7 +34,7 @@ struct OpenMpi {
   Status* const status_ignore = nullptr;
 };
 
-// MPICH, and what is compatible with it since 2013 (Intel MPI, MVAPICH, Cray
+// MPICH, and the MPIs compatible with it since 2013 (Intel MPI, MVAPICH, Cray
 // MPICH): libmpi.so.12.
 struct Mpich {
   using Handle = int;
@@ -56,7 +55,7 @@ struct Mpich {
   Status* const status_ignore = reinterpret_cast<Status*>(1);
 };
 
-// The standard one of MPI 5: libmpi_abi.so.
+// The standard interface of MPI 5: libmpi_abi.so.
 struct Standard {
   using Handle = void*;
   struct Status {

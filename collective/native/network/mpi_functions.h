@@ -10,7 +10,7 @@
 
 namespace collective {
 
-// A function of the loaded MPI, of whatever type it is assigned to.
+// A function of the loaded MPI; it converts to the type of its variable.
 struct Symbol {
   template <typename Function>
   operator Function*() const {
@@ -30,9 +30,9 @@ inline Symbol Require(const char* name) {
                 "COLLECTIVE_LIBMPI=/path/to/libmpi.so");
 }
 
-// The MPI that the process has loaded, where every symbol is visible
-// (RTLD_GLOBAL): its numbers, and its functions that are called here. Handles
-// of all kinds have one type.
+// The MPI that the process has loaded with RTLD_GLOBAL, so that every symbol is
+// visible: its numbers, and its functions that the core calls. Handles of all
+// kinds have one type.
 template <typename Abi>
 struct Mpi : Abi {
   using Handle = typename Abi::Handle;
@@ -64,7 +64,7 @@ struct Mpi : Abi {
   int (*Recv)(void*, int, Handle, int, int, Handle, Status*) = Require("MPI_Recv");
   int (*Test)(Handle*, int*, Status*) = Require("MPI_Test");
 
-  // ULFM's: null where the library was built without it.
+  // ULFM's: null if the library was built without it.
   int (*Comm_failure_ack)(Handle) = Find("MPIX_Comm_failure_ack");
   int (*Comm_get_failed)(Handle, Handle*) = Find("MPIX_Comm_get_failed");
   int (*Comm_iagree)(Handle, int*, Handle*) = Find("MPIX_Comm_iagree");
@@ -72,7 +72,7 @@ struct Mpi : Abi {
   int (*Comm_revoke)(Handle) = Find("MPIX_Comm_revoke");
   int (*Comm_shrink)(Handle, Handle*) = Find("MPIX_Comm_shrink");
 
-  std::string error;  // of the last transfer that failed
+  std::string error;  // error of the last failed transfer
   bool skip_finalize = false;
   pid_t started_in = 0;  // a fork of this process must not finalize MPI
 
@@ -83,7 +83,7 @@ struct Mpi : Abi {
   }
 };
 
-// The same each time: it lives until the process ends.
+// Always the same object, which lives until the process ends.
 template <typename Abi>
 Mpi<Abi>& Loaded() {
   static auto* const loaded = new Mpi<Abi>;

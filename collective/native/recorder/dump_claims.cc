@@ -1,8 +1,8 @@
-// Which rank of a host writes a dump, and of what.
+// Decides which rank of a host writes a dump, and for which reason.
 //
-// Several ranks see the same incident at about the same time, and one dump of
-// all ranks is enough. So a rank claims the dump in shared memory first; every
-// other rank waits until it is written, or too late.
+// Several ranks see the same incident at about the same time, and one dump of all
+// ranks is enough. So a rank claims the dump in shared memory first; every other
+// rank waits until it is written, or for a limited time.
 #include <algorithm>
 
 #include "recorder/recorder.h"
@@ -12,12 +12,12 @@ namespace {
 
 // A dump that takes longer is not awaited: its writer may have died.
 constexpr int64_t kDumpTimeout = 5 * kSecond;
-// What is reported so soon after a dump is what that dump has shown.
+// A report so soon after a dump has the cause that the dump has shown.
 constexpr int64_t kSameIncident = 5 * kSecond;
-constexpr uint32_t kMaxDumps = 8;  // of a job, on a host
-// How many entries back an unfinished one is looked for.
+constexpr uint32_t kMaxDumps = 8;  // most dumps of a job on a host
+// Number of latest entries in which an unfinished one is searched.
 constexpr uint64_t kStallWindow = 8;
-// A step is stalled if it takes so many times as long as the one before it.
+// A step is stalled if it takes so many times as long as the step before.
 constexpr double kSlowStep = 10;
 
 }  // namespace
@@ -53,7 +53,7 @@ bool Recorder::DumpedJustNow() const {
 }
 
 bool Recorder::ClaimDump() {
-  int64_t last = header_->claimed;  // read before `done`
+  int64_t last = header_->claimed;  // read before `done` is
   if (!watching_ || closing_ || DumpInProgress()) return false;
   if (!header_->claimed.compare_exchange_strong(last, Now())) return false;
   if (header_->dumps.fetch_add(1) < kMaxDumps) return true;
@@ -97,19 +97,19 @@ std::string Recorder::Terminations() const {
 }
 
 void Recorder::RequestDump(const std::string& reason) {
-  // Who ends a job signals every rank: one may be seen to die of it before the
+  // The end of a job signals every rank: a rank may be seen to die of it before the
   // watching thread has seen this rank's own signal.
   if (ClaimIncident(reason + Terminations())) {
     // The core may see a death before the watching thread does. This dump shows
-    // who is dead, so the death needs no other.
+    // which ranks are dead, so that death does not need another dump.
     for (int i = 0; i < info_.local_size; ++i) {
       if (HasUnreportedDeath(i)) ranks_[i].death_reported = 1;
     }
     pending_ = true;
     Wake();
   }
-  // Also for a death that the watching thread has yet to report, as it does
-  // soon after another dump: it is to see this rank wait.
+  // This holds also for a death that the watching thread will report soon after
+  // another dump: that thread must see this rank wait.
   AwaitDumps();
 }
 
@@ -119,7 +119,7 @@ bool Recorder::ClaimDeath() {
     if (!HasUnreportedDeath(i)) {
       known_dead_[i] = true;
     } else if (ClaimDump()) {
-      if (ranks_[i].death_reported.exchange(1)) {  // by another rank meanwhile
+      if (ranks_[i].death_reported.exchange(1)) {  // another rank was first
         ReleaseClaim();
         known_dead_[i] = true;
         continue;
@@ -134,8 +134,8 @@ bool Recorder::ClaimDeath() {
   return false;
 }
 
-// The core ends its own collectives at a deadline; those of other libraries
-// have none.
+// The core ends its own collectives at a deadline; the collectives of other
+// libraries have none.
 __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
   const uint64_t last = mine_->last;
   for (uint64_t number = last; number && number + kStallWindow > last; --number) {
@@ -165,7 +165,7 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimSlowStep() {
     seen_at_ = at;
     seen_since_ = since;
   }
-  // Nothing to compare with: the first step, which also compiles.
+  // The first step, which also compiles, has no step to compare with.
   if (step_took_ == 0 || at == slow_at_) return false;
   const double took = Now() / 1e9 - since;
   if (took < std::max(stall_ / 1e9, kSlowStep * step_took_)) return false;

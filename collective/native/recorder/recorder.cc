@@ -16,7 +16,7 @@ namespace collective {
 namespace {
 
 std::atomic<Recorder*> current{nullptr};
-constexpr size_t kRingsAt = 4096;  // behind the header
+constexpr size_t kRingsAt = 4096;  // after the header
 
 template <class T>
 void RaiseAtLeast(T least, std::atomic<T>* value) {
@@ -56,8 +56,8 @@ void Recorder::Install(Recorder* opened) {
   static const int forks = pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
   (void)forks;
   // A thread or a signal handler may still use the former recorder, so it is
-  // deleted with the next. Its shared memory is released now: private pages
-  // take late writes, which nobody reads.
+  // deleted together with the next one. Its shared memory is released now: private
+  // pages take late writes, which nobody reads.
   static Recorder* before = nullptr;
   delete before;
   before = current.exchange(opened);
@@ -137,7 +137,7 @@ void Recorder::Renumber(int rank) {
 
 Recorder::Entry* Recorder::EntryOf(uint64_t number) {
   Entry* entry = &mine_->entries[number % kEntries];
-  // A later entry may have overwritten it.
+  // A later entry may have overwritten this one.
   return entry->number.load(std::memory_order_acquire) == number ? entry : nullptr;
 }
 
@@ -193,7 +193,7 @@ void Recorder::End(uint64_t number, bool failed, int64_t now) {
 RecordedRun::RecordedRun(const Request& request, int area, uint32_t sequence)
     : request_(request), recorder_(Recorder::Current()), traced_(TimelineRecords()) {
   if (!recorder_ && !traced_) return;
-  // Another rank may have ended a posted one already.
+  // Another rank may already have ended a posted entry.
   begin_ = request.posted_at ? request.posted_at : Now();
   failures_ = std::uncaught_exceptions();
   if (!recorder_) return;

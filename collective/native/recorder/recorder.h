@@ -2,14 +2,14 @@
 // ranks of its host after it was killed.
 //
 // Each rank writes into a ring buffer of its own, in anonymous memory that the
-// ranks of a host share: no file, nothing left behind. The first recorder has
-// memory of its own, because it also serves backends that run no job of the
-// core. After a reconfiguration the ring moves into the memory of the new job.
+// ranks of a host share, so no file stays. The first recorder has memory of its
+// own, because it also serves backends that do not run a job of the core. After a
+// reconfiguration the ring moves into the memory of the new job.
 //
 // Python (collective/recorder) formats and writes the dumps: a thread of it
 // waits in Watch, samples the stack of the main thread, and writes a dump when
 // Watch returns kDump. One rank of a host writes; the others wait for it a few
-// seconds, so that they still run when they are read.
+// seconds, so that they still run while the writer reads their stacks.
 #pragma once
 
 #include <atomic>
@@ -28,63 +28,63 @@ class Recorder {
  public:
   static constexpr int kEntries = 512;
   static constexpr int kOtherKind = 7;  // not a collective; Kind ends before
-  static constexpr int kNoArea = -1;    // of what the core does not run
+  static constexpr int kNoArea = -1;    // for entries that the core does not run
 
-  // Times are those of Now(), 0 for "not yet".
+  // Times are from Now(), 0 for "not yet".
   struct Entry {
     std::atomic<uint64_t> number;  // from 1; 0: empty, or being written
     int64_t announced, started, ended;
     int64_t bytes;
     int32_t kind, op, dtype, tensors;
     int32_t area;       // identifies the communicator
-    uint32_t sequence;  // number of the collective in that communicator
+    uint32_t sequence;  // number of the collective in that
     int32_t failed;
     char name[116];
-    double at;  // as in Rank
+    double at;  // as Rank::at
   };
   struct Rank {
-    std::atomic<int32_t> rank;  // -1: left before the others were renumbered
+    std::atomic<int32_t> rank;  // -1: it left before the others were renumbered
     int32_t pid;
     int32_t launch_rank;
-    int32_t joined;                       // came to a running job
+    int32_t joined;                       // it joined a running job
     std::atomic<int32_t> left;            // 1: closed its recorder; -N: signal N
-    std::atomic<int32_t> death_reported;  // by a dump
+    std::atomic<int32_t> death_reported;  // a dump has reported its death
     std::atomic<uint32_t> answered;       // the last sample request
     char stack[4084];
-    std::atomic<int64_t> sampled;  // when `stack` was
-    // Where the training loop is: 1 + 2 * step while it waits for the input,
+    std::atomic<int64_t> sampled;  // time of `stack`
+    // The place of the training loop: 1 + 2 * step while it waits for the input,
     // 2 + 2 * step within the step, else 0; and since when, in seconds. Python
-    // stores them directly: a call would cost more than the rest of the
-    // recorder (docs/how-to/flight-recorder.md).
+    // stores both directly: a call would cost more than the rest of the recorder
+    // (docs/how-to/flight-recorder.md).
     double at, since;
-    std::atomic<uint64_t> last;  // number
+    std::atomic<uint64_t> last;  // number of the last entry
     Entry entries[kEntries];
   };
 
   enum Event : int32_t { kClosed = 0, kSample = 1, kDump = 2 };
 
-  // Of this process; null before Open, and in a fork of it.
+  // The recorder of this process; null before Open, and in a fork.
   static Recorder* Current();
   ~Recorder();
-  // Rendezvous of the ranks of this host. Throws as JoinRendezvous does.
+  // Holds a rendezvous of the ranks of this host. Throws as JoinRendezvous does.
   static void Open(const RankInfo& info, int launch_rank, double start_seconds,
                    double stall_seconds);
-  // After Close: opens a recorder in `local.memory` from `offset` on, with the
-  // ring of the former recorder, if there was one.
+  // After Close: opens a recorder in `local.memory` at `offset`, with the ring of
+  // the former recorder, if there was one.
   static void Reopen(const RankInfo& info, Rendezvous local, size_t offset,
                      int launch_rank, bool joined, double stall_seconds);
   // Waits until each death has been reported. Required before ranks are
   // renumbered.
   void AwaitDumps() const;
-  // The same ranks without those that have left or died: sets the number of
-  // this rank, and omits the others from later dumps.
+  // Keeps the ranks without those that have left or died: sets this rank's number,
+  // and omits the others from later dumps.
   void Renumber(int rank);
 
   // Start records when it starts.
   uint64_t Announce(const Request& request, int64_t now);
   void Start(uint64_t number, int area, uint32_t sequence, int64_t now);
   void End(uint64_t number, bool failed, int64_t now = Now());
-  // Starts an entry that is no collective of the core.
+  // Starts an entry that is not a collective of the core.
   uint64_t Begin(int kind, const char* name, int64_t bytes, int64_t now = Now());
   // Rank::at, followed by Rank::since; store `since` first.
   double* position() { return &mine_->at; }
@@ -95,13 +95,13 @@ class Recorder {
 
   // ---- for the watching thread ---------------------------------------------
 
-  // Returns what to do next; kSample after so many milliseconds at the latest.
+  // Returns the next action, kSample after so many milliseconds at the latest.
   Event Watch(int milliseconds);
   void Sample(const char* stack);
   // Requests a sample of every other rank, and waits for those that can answer.
   void RequestSamples(int milliseconds);
   int local_size() const { return info_.local_size; }
-  // Copies what a rank has written. 0: it runs; 1: it is dead; 2: it has left.
+  // Copies the entries of a rank. 0: it runs; 1: it is dead; 2: it has left.
   int Read(int local_rank, Rank* into) const;
   std::string reason();
   void FinishDump();
@@ -109,11 +109,11 @@ class Recorder {
 
  private:
   struct Header {
-    // When the last dump was claimed; when that claim ended, written or not;
-    // and when a dump was last written.
+    // The time of the last claim of a dump; the end of that claim, written or not;
+    // and the time of the last written dump.
     std::atomic<int64_t> claimed, done, written;
     std::atomic<uint32_t> dumps;
-    std::atomic<uint32_t> asked;  // sample requests
+    std::atomic<uint32_t> asked;  // number of sample requests
   };
   Recorder(const RankInfo& info, Rendezvous local, size_t offset, double stall_seconds);
   static void Install(Recorder* opened);
@@ -122,27 +122,27 @@ class Recorder {
   Entry* EntryOf(uint64_t number);
   void Wake();
 
-  // ---- which rank writes a dump (dump_claims.cc) ----------------------------
+  // ---- choice of the rank that writes a dump (dump_claims.cc) ---------------
+  // ----------------------------
 
   bool HasUnreportedDeath(int local_rank) const;
   bool DumpInProgress() const;
   bool DumpedJustNow() const;
-  // Makes this rank the one that writes, until FinishDump or ReleaseClaim.
+  // Makes this rank the writer, until FinishDump or ReleaseClaim.
   // False if another rank writes, or the job has had enough dumps.
   bool ClaimDump();
   void ReleaseClaim();
-  // ClaimDump, unless the last dump has just shown the same cause; sets the
-  // reason.
+  // The same, unless the last dump has just shown the same cause; sets the reason.
   bool ClaimIncident(const std::string& reason);
   void SetReason(const std::string& reason);
-  // "; rank 1 received signal 15", of each rank that a signal has ended.
+  // "; rank 1 received signal 15", for each rank that a signal has ended.
   std::string Terminations() const;
   bool ClaimDeath();
   bool ClaimStall();
   bool ClaimSlowStep();
   bool ClaimTermination();
 
-  // ---- signals (termination.cc) ---------------------------------------------
+  // ---- signals (watch.cc) ---------------------------------------------------
 
   bool WaitsLong() const;
   void InstallSignalHandlers();
@@ -160,10 +160,10 @@ class Recorder {
   std::mutex mutex_;
   std::string reason_;
   std::atomic<bool> watching_{false}, closing_{false}, pending_{false};
-  std::atomic<int> terminated_{0};  // the signal
-  // Of the watching thread: the position last seen, and since when; how long
-  // the step before took; the position and the entry last dumped as stalled;
-  // the deaths that need no dump any more, by local rank.
+  std::atomic<int> terminated_{0};  // the received signal
+  // For the watching thread: the last position, and since when; the duration of
+  // the step before; the position and the entry last dumped as stalled; the deaths
+  // that are already in a dump, by local rank.
   double seen_at_ = 0, seen_since_ = 0, step_took_ = 0, slow_at_ = 0;
   uint64_t last_stalled_ = 0;
   std::vector<bool> known_dead_;
@@ -186,7 +186,7 @@ class RecordedRun {
   int failures_ = 0;
 };
 
-// Recorder::RequestDump, if there is a recorder.
+// Calls Recorder::RequestDump, if there is a recorder.
 void RequestDump(const std::string& reason);
 
 }  // namespace collective

@@ -22,11 +22,11 @@ constexpr char kEnd[] = "\n]\n";
 
 std::atomic<bool> recording{false};
 std::atomic<bool> keeping{false};
-std::mutex mutex;  // of all below
+std::mutex mutex;  // guards all below
 std::deque<TimelineEvent> kept;
-constexpr size_t kMostKept = size_t{1} << 20;  // if nobody takes them
+constexpr size_t kMostKept = size_t{1} << 20;  // records, if nobody takes them
 Descriptor file;
-int64_t length = 0;  // of the file, without kEnd
+int64_t length = 0;  // length of the file, without kEnd
 int64_t limit = 0;
 int32_t process = 0;
 
@@ -46,7 +46,7 @@ std::string Escaped(const std::string& text) {
   return escaped;
 }
 
-// Adds an event over the closing bracket, and the bracket behind it.
+// Writes an event over the closing bracket, and a new bracket after it.
 void Append(const std::string& event) {
   const std::string text = (length ? ",\n" : "[\n") + event;
   const std::string whole = text + kEnd;
@@ -128,7 +128,7 @@ void AddToTimeline(const Request& request, int64_t begin, int64_t end) {
       numbers + Escaped(request.Describe()) + "\"}}";
   std::lock_guard<std::mutex> lock(mutex);
   if (!recording) return;
-  constexpr int64_t kSpare = 200;  // for the last note
+  constexpr int64_t kSpare = 200;  // room for the last note
   if (length + static_cast<int64_t>(event.size()) + kSpare > limit) {
     Append(Note("the trace is full"));
     recording = false;

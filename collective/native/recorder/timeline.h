@@ -2,8 +2,8 @@
 // until they are taken.
 //
 // The file is a complete JSON array after every event: each write puts an event
-// and the closing bracket over the old bracket, in one system call. So it opens
-// whatever kills the job. It never grows over a limit.
+// and the closing bracket over the old bracket, in one system call. So the file is
+// valid even if the job is killed. It never grows over a limit.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace collective {
 
-// Begins to record; throws kInvalidArgument where the file cannot be written.
+// Begins to record; throws kInvalidArgument if the file cannot be written.
 void StartTimeline(const char* path, int64_t limit_bytes, int32_t process);
 void StopTimeline();
 
-// Begins or ends to keep what runs in memory.
+// Begins or ends to keep a record of each collective in memory.
 void KeepEvents(bool on);
-// Times are those of Now().
+// Times are from Now().
 struct TimelineEvent {
   int64_t begin, end, bytes;
 };
-// Takes the oldest, in order of their end; returns how many, at most `most`.
+// Takes the oldest records, in order of their end; returns their number.
 int TakeEvents(TimelineEvent* events, int most);
 
-// Whether a collective that begins now is of interest. One load each.
+// Whether a collective that begins now must be added. Costs one load each.
 bool TimelineRecords();
-// Adds a collective that has ended; times are those of Now().
+// Adds a collective that has ended; times are from Now().
 void AddToTimeline(const Request& request, int64_t begin, int64_t end);
 
 }  // namespace collective

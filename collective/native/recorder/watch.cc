@@ -1,9 +1,9 @@
 // The watching thread of a rank, and the signals that must wait for it.
 //
 // A launcher terminates all ranks as soon as one has died, before they could
-// report what they have seen. So a rank that knows of a death, or waits, defers
-// SIGTERM and SIGHUP until the dump is written. A handler that the program has
-// installed itself stays.
+// report what they have seen. So a rank that knows of a death, or is in a wait,
+// defers SIGTERM and SIGHUP until the dump is written. A handler that the program
+// has installed itself stays.
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace collective {
 namespace {
 
 constexpr int kPollMilliseconds = 100;
-// A rank that has waited so long when it is terminated reports for whom.
+// If a rank has waited so long when it is terminated, it reports the wait.
 constexpr int64_t kLongWait = kSecond;
 
 }  // namespace
@@ -29,7 +29,7 @@ Recorder::Event Recorder::Watch(int milliseconds) {
     std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0}};
     for (int i = 0; i < info_.local_size; ++i) {
       const int process = local_.processes[i].pidfd.get();
-      // While another rank writes, a death that it reports would end every
+      // While another rank writes, a death that it will report would end every
       // poll at once.
       const bool ignored = known_dead_[i] || i == info_.local_rank || DumpInProgress();
       if (!ignored && process >= 0) watched.push_back({process, POLLIN, 0});

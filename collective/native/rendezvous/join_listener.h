@@ -1,4 +1,4 @@
-// Where new processes ask a running job to take them in.
+// New processes ask a running job here to take them in.
 //
 // Local rank 0 of a job that may grow listens on a socket of its own; a new
 // process sends a JoinRequest there and waits. The ranks take it in at their
@@ -16,15 +16,15 @@ namespace collective {
 
 constexpr int kNewcomer = -1;  // stands for a rank that is not assigned yet
 
-// The address of a job's listener, as local_socket.h forms it: this RankInfo
-// and this name. It does not depend on how many ranks the job has.
+// The address of a job's listener, in the form of local_socket.h: this RankInfo
+// and this name. It does not depend on the number of ranks.
 RankInfo JoinListenerInfo(const std::string& job);
 constexpr char kJoinListenerName[] = "join";
 
 // A process that waits to join.
 struct PendingJoin {
   Descriptor connection;
-  bool requested = false;  // has sent its JoinRequest, with:
+  bool requested = false;  // it has sent its JoinRequest, with:
   Descriptor process;      // a pidfd, or invalid
   int pid = 0;
 };
@@ -34,9 +34,9 @@ class JoinListener {
   // Throws kFailedPrecondition if another process holds the address: a former
   // rank 0 may not have exited yet.
   explicit JoinListener(const RankInfo& info);
-  // How many processes have sent a request and still wait. Never blocks.
+  // The number of processes with a request that still wait. Never blocks.
   int PendingCount();
-  // Hands them over.
+  // Hands these processes over.
   std::vector<PendingJoin> TakePending();
 
  private:

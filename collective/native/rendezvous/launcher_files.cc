@@ -20,23 +20,23 @@ namespace {
 
 constexpr char kExited = 'e';  // collective/elastic/membership_file.py
 
-// As in collective/elastic/wait_report.py; times are those of Now().
+// The layout of collective/elastic/wait_report.py; times are from Now().
 struct Report {
   std::atomic<int64_t> since;  // 0: it does not wait
-  std::atomic<int64_t> last;   // when it last ceased to wait
+  std::atomic<int64_t> last;   // when its last wait ended
 };
 
 std::mutex mutex;
 int waits = 0;
 
-// How each file begins (membership_file.py).
+// The header of each file (membership_file.py).
 constexpr char kHeader[] = "collective file\n";
 constexpr size_t kHeaderBytes = sizeof(kHeader) - 1;
 
-// Maps what follows the header of a file whose path and inode a variable names,
-// as /proc/1234/fd/5:678. Null if there is none that large, or another file has
-// the path: the variable may have outlived its job, as in a daemon that a rank
-// started, and the path leads to a file of another program then.
+// Maps the contents, after the header, of a file whose path and inode a variable
+// names, as /proc/1234/fd/5:678. Null if there is no file of that size, or another
+// file has the path: the variable may have outlived its job, as in a daemon that
+// a rank started, and the path then leads to a file of another program.
 std::shared_ptr<char> Map(const char* variable, size_t bytes, bool writes) {
   const char* const value = std::getenv(variable);
   const char* const colon = value ? std::strrchr(value, ':') : nullptr;

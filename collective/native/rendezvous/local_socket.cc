@@ -14,7 +14,7 @@
 namespace collective {
 namespace {
 
-// SipHash-2-4 [Aumasson, Bernstein, INDOCRYPT 2012] of a text. Who sees the
+// SipHash-2-4 [Aumasson, Bernstein, INDOCRYPT 2012] of a text. A reader of the
 // result learns nothing about the key, or about the result for another text.
 uint64_t KeyedHash(const uint64_t key[2], const std::string& text) {
   uint64_t v0 = key[0] ^ 0x736f6d6570736575u, v1 = key[1] ^ 0x646f72616e646f6du;
@@ -46,7 +46,7 @@ uint64_t KeyedHash(const uint64_t key[2], const std::string& text) {
 socklen_t SocketAddress(const RankInfo& info, const std::string& name,
                         sockaddr_un* address) {
   // The key is a hash of the job's name (FNV-1a, twice). All users can read the
-  // addresses that are in use: from one, none of the job's others follow.
+  // addresses in use; from one address, no other of the job can be derived.
   const std::string whole = info.job + "/" + std::to_string(info.local_size);
   uint64_t key[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
   for (unsigned char letter : whole) {
@@ -71,7 +71,7 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
                 "COLLECTIVE_JOB=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')");
 }
 
-// One message, and descriptors beside it (SCM_RIGHTS).
+// One message together with descriptors (SCM_RIGHTS).
 void SendWithFiles(int socket, const void* data, size_t bytes,
                    const std::vector<int>& files) {
   iovec part = {const_cast<void*>(data), bytes};
@@ -88,11 +88,11 @@ void SendWithFiles(int socket, const void* data, size_t bytes,
     header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
     std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
   }
-  // A receiver that has died is noticed by the first rank that waits for it.
+  // The first rank that waits for a dead receiver notices its death.
   (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-// Does not block. False if no message of so many bytes is there.
+// Does not block. False if no message of so many bytes has arrived.
 bool ReceiveWithFiles(int socket, void* data, size_t bytes, std::vector<int>* files) {
   iovec part = {data, bytes};
   std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMaxRanks)));

@@ -23,12 +23,12 @@
 namespace collective {
 namespace {
 
-// How often a coordinator looks whether a survivor has died.
+// How often a coordinator checks whether a survivor has died.
 constexpr int kLookMilliseconds = 10;
 // A connection that sends no request within this time is dropped.
 constexpr double kRequestSeconds = 2;
-// Other ranks wait a little longer than the coordinator: its error names the
-// ranks that are missing.
+// Other ranks wait a little longer than the coordinator, because its error names
+// the missing ranks.
 constexpr double kExtraSeconds = 1;
 constexpr int kMaxPauseMilliseconds = 20;  // between two attempts to connect
 constexpr double kForever = 1e6;           // seconds
@@ -40,7 +40,7 @@ constexpr char kDiedHint[] = "look for its own error message above";
 
 // For a process without a pidfd: whether it is gone, or a zombie.
 bool HasExited(int pid) {
-  if (pid == 0) return false;  // of another PID namespace: cannot be known
+  if (pid == 0) return false;  // in another PID namespace: it cannot be known
   if (kill(pid, 0) != 0) return true;
   char path[32], line[512];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
@@ -53,7 +53,7 @@ bool HasExited(int pid) {
   return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
-// How long poll may wait, so that the deadline is polled often enough.
+// The limit for poll, so that the deadline is polled often enough.
 int PauseBefore(Deadline* deadline) {
   const int64_t left = std::max<int64_t>(0, deadline->Left()) / kMillisecond + 1;
   return static_cast<int>(std::min<int64_t>(left, kLongestPauseMilliseconds));
@@ -69,8 +69,8 @@ bool AwaitReadable(int connection, Deadline* deadline) {
   }
 }
 
-// The process that has sent a request. Without a pidfd its number is needed to
-// see whether it lives: that of this PID namespace, 0 for one of another.
+// The process that has sent a request. Without a pidfd, its number shows whether
+// it is alive: the number in this PID namespace, 0 if it is in another.
 Process ProcessOf(Descriptor pidfd, int pid, int connection, int rank, int previous) {
   if (!pidfd.valid()) pid = PeerCredentials(connection).pid;
   return {std::move(pidfd), pid, rank, previous};
@@ -96,7 +96,7 @@ void SendRefusal(int socket, const std::string& what, const std::string& hint) {
 // sends each of them the memory and the processes.
 class Coordinator {
  public:
-  // `gone` is empty at the first rendezvous, which every rank must join.
+  // `gone` is empty in the first rendezvous, which every rank must join.
   Coordinator(const RankInfo& info, const std::string& name, const Deadline& deadline,
               const GoneFunction& gone)
       : info_(info), deadline_(deadline), gone_(gone), peers_(info.local_size) {
@@ -235,8 +235,8 @@ class Coordinator {
     Descriptor memory(
         static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
     if (!memory.valid()) ThrowSystem(info_, "memfd_create");
-    // The memory is a file with a large hole: what counts against the limit on
-    // the size of files is the hole. The soft limit is not meant for that.
+    // The memory is a file with a large hole, and the hole counts against the limit
+    // on the size of files. The soft limit is not meant for that.
     rlimit limit = {};
     getrlimit(RLIMIT_FSIZE, &limit);
     const rlimit raised = {limit.rlim_max, limit.rlim_max};
@@ -308,7 +308,7 @@ void AwaitReply(const RankInfo& info, int connection, Deadline* deadline) {
                 std::string("see whether one failed before; ") + kSlowStartHint);
 }
 
-// Takes over the descriptors in `files`.
+// Takes the descriptors in `files` over.
 Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
   Rendezvous found;
   found.memory = Descriptor(files[0]);
@@ -322,7 +322,7 @@ Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
   return found;
 }
 
-// False if the coordinator is gone, or gave this rendezvous up.
+// False if the coordinator is gone, or gave up this rendezvous.
 bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
              Deadline* deadline, const GoneFunction& gone, Rendezvous* found) {
   const Descriptor connection = ConnectTo(info, coordinator, name, deadline, gone);

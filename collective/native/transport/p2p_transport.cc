@@ -12,19 +12,19 @@
 namespace collective {
 namespace {
 
-// Long messages go in pieces, several at a time each way: while one is summed,
-// the next ones arrive. Just below the 64 KB from which MPI's TCP transports
-// use a rendezvous protocol: 16 MB at 1 Gb/s take 143.6 ms, and 157 ms with
-// pieces of 256 KB.
+// Long messages go in pieces, several at a time in each direction: while one is
+// summed, the next ones arrive. The size is just below the 64 KB from which MPI's
+// TCP transports use a rendezvous protocol: 16 MB at 1 Gb/s take 143.6 ms, and 157
+// ms with pieces of 256 KB.
 constexpr size_t kPiece = size_t{60} << 10;
 constexpr size_t kInFlight = 16;
 constexpr size_t kTextBytes = 2048;
-// MPI is polled without a pause for so long: longer than a piece takes at
-// 10 Gb/s, so that a busy link is never waited for asleep.
+// MPI is polled without a pause for so long: longer than a piece takes at 10 Gb/s,
+// so that a rank never sleeps while a busy link delivers.
 constexpr int64_t kPollNanoseconds = 100'000;
 constexpr int kPollsPerYield = 16;
 constexpr int64_t kNap = 50'000;
-// Before a lost connection is blamed on the rank at its other end.
+// Wait before a lost connection is blamed on the rank at its other end.
 constexpr int kDeathPolls = 10;
 constexpr int64_t kDeathPollInterval = 10 * kMillisecond;
 
@@ -36,8 +36,8 @@ P2pTransport::P2pTransport(Job* job, const std::vector<int>& members, int me, in
 bool P2pTransport::Test(void* transfer, int member) {
   const int done = network_.Test(transfer);
   if (done >= 0) return done;
-  // The peer may have ended because another rank died. The ranks that know,
-  // those of that rank's host, get time to report it: then Check throws.
+  // The peer may have ended because another rank died. The ranks of that rank's
+  // host know it, and get time to report it: then Check throws.
   for (int i = 0; i < kDeathPolls; ++i) {
     if (job_->Check(members_[member])) job_->BreakForLeft(members_[member]);
     SleepFor(kDeathPollInterval);
@@ -98,7 +98,7 @@ void P2pTransport::SendReceive(int to, const void* data, int from, void* target,
 }
 
 void P2pTransport::VerifyMatch(uint64_t signature, const Request& request) {
-  // All-reduce of the minimum and the maximum. With n no power of two, some
+  // All-reduce of the minimum and the maximum. If n is not a power of two, some
   // values arrive twice, which changes neither.
   const int n = static_cast<int>(members_.size());
   uint64_t mine[2] = {signature, signature};
@@ -113,7 +113,7 @@ void P2pTransport::VerifyMatch(uint64_t signature, const Request& request) {
 }
 
 void P2pTransport::ThrowMismatched(uint64_t signature, const Request& request) {
-  // Every member gets the same minimum and maximum, so every member comes here.
+  // Every member gets the same minimum and maximum, so every member reaches this line.
   struct Call {
     uint64_t signature;
     char text[kTextBytes];
@@ -186,7 +186,7 @@ void P2pTransport::Announce(const Announcement& announcement) {
 }
 
 Announcement P2pTransport::Announced(const Request& request) {
-  const int bit = me_ & -me_;  // the lowest: the parent's number lacks it
+  const int bit = me_ & -me_;  // the lowest bit, which the parent's number lacks
   Announcement announcement;
   const int parent = me_ - bit;
   Await(

@@ -10,11 +10,11 @@
 namespace collective {
 namespace {
 
-// Twice around all slots to move them into the caches or out of them, and as
-// much again to measure.
+// Twice around all slots to move them into the caches or out of them, and the same
+// again to measure.
 constexpr size_t kWindowBytes = size_t{8} << 20;
 constexpr int64_t kMeasuredEvery = 8;
-// Between two tries of the other mode.
+// The distance between two tries of the other mode.
 constexpr double kFewestWindows = 16, kMostWindows = 4096;
 constexpr double kPartOfTime = 0.01;
 // The other mode replaces this one if its time is below this factor; it is
@@ -58,7 +58,7 @@ void SlotStores::Add(int64_t nanoseconds) {
 void SlotStores::EndWindow(State& state) {
   const bool tried = Tries(state);
   const uint32_t other = 1 - state.mode;
-  // Of the fastest part: in another part, a rank may have lost its core.
+  // The fastest part counts: in another part, a rank may have lost its core.
   double rate = 0;
   for (int part = 0; part < kParts; ++part) {
     if (state.bytes[part] == 0) continue;

@@ -1,7 +1,7 @@
 // A list of tensors of one type, seen as one long array.
 //
-// Many small tensors are reduced as one message this way, without a fusion
-// buffer to copy them into.
+// In this way many small tensors are reduced as one message, without a copy into a
+// fusion buffer.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace collective {
 // A part of a tensor, in elements.
 struct Piece {
   const Tensor& tensor;
-  size_t offset;    // in the tensor
-  size_t position;  // in the long array
+  size_t offset;    // offset in the tensor
+  size_t position;  // offset in the long array
   size_t count;
 };
 
-// Each tensor begins on a multiple of kAlign elements of the long array, so
-// that it begins on a cache line of shared memory whatever precedes it.
+// Each tensor begins on a multiple of kAlign elements of the long array, so that it
+// begins on a cache line of shared memory after any number of others.
 class TensorList {
  public:
   static constexpr size_t kAlign = 64;
@@ -33,7 +33,7 @@ class TensorList {
     end_ = starts_.back() + static_cast<size_t>(tensor.count);
   }
 
-  // Elements, including the gaps between tensors.
+  // Number of elements, including the gaps between tensors.
   size_t length() const { return end_; }
 
   // Calls visit(piece) for every part of a tensor in [begin, end). The pieces'
@@ -54,11 +54,11 @@ class TensorList {
  private:
   std::vector<const Tensor*> tensors_;
   std::vector<size_t> starts_;
-  size_t length_ = 0;  // up to where the next tensor begins
+  size_t length_ = 0;  // up to the beginning of the next tensor
   size_t end_ = 0;
 };
 
-// Where the part of `member` begins if `count` elements are divided among
+// The beginning of the part of `member` if `count` elements are divided among
 // `size` ranks in multiples of `align`.
 inline size_t ShareBegin(size_t count, int member, int size, size_t align) {
   const size_t lines = (count + align - 1) / align;
