@@ -1,10 +1,10 @@
-"""The demo: ordinary programs on one process, by stock TensorFlow, and on our ranks.
+"""The demo: ordinary programs on one process, with stock TensorFlow, and on our ranks.
 
     python examples/demo
-    python examples/demo docs/assets/demo.svg    # and a picture of what it prints
+    python examples/demo docs/assets/demo.svg    # and a picture of the printed table
 
-Prints one table, and ends with code 1 where our ranks have not trained what one process
-has.
+It prints one table, and ends with code 1 if our ranks have trained a different model from
+one process.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ BIN = Path(sys.executable).parent
 ONE = "python"
 OURS = "collectiverun -np 2 --keras"
 ELASTIC = "collectiverun -np 2 --min-np 1 --keras"
-TOLERANCE = 2e-6  # relative: losses are of float32
+TOLERANCE = 2e-6  # relative, because losses are of float32
 
 
 @dataclass(frozen=True)
 class Run:
-    """One way to run a program.
+    """A way to run a program.
 
     Attributes:
-        what: In words.
-        launch: What is typed before the program.
+        what: Its description.
+        launch: The words before the program.
         program: A file of this folder, and its arguments.
-        why: It trains a different model from one process.
+        why: The reason if its model differs from one process.
         workers: How many processes with ``TF_CONFIG`` run it.
-        kills: Whether the second rank is killed on the way.
+        kills: Whether the second rank is killed during the training.
     """
 
     what: str
@@ -54,17 +54,17 @@ class Run:
 
     @property
     def command(self) -> str:
-        """As it is typed in this folder."""
+        """Return the command, as a user types it in this folder."""
         return f"{self.launch} {self.program}"
 
     @property
     def is_plain(self) -> bool:
-        """Whether it may share its processes with other programs."""
+        """Return whether it may share its processes with other programs."""
         return not (self.why or self.kills or self.workers > 1)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it has to train what one process trains."""
+        """Return whether it has to train the model of one process."""
         return "--keras" in self.launch
 
 
@@ -103,32 +103,32 @@ PROGRAMS: dict[str, list[Run]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run printed, and how it ended."""
+    """The output of a run, and its exit code."""
 
     code: int
     printed: str
 
     @property
     def loss(self) -> float | None:
-        """None if it has failed."""
+        """Return the final loss; None if the run has failed."""
         found = re.search(r"loss: ([\d.e+-]+)", self.printed)
         return float(found[1]) if found and not self.code else None
 
     @property
     def error(self) -> str:
-        """The kind of error that it ended with."""
+        """Return the kind of error that it ended with."""
         found = re.findall(r"^(?:\[\d\] )?(\w+Error)", self.printed, re.M)
         return found[-1] if found else f"exit code {self.code}"
 
     @property
     def longest_step(self) -> str:
-        """Where it was measured; else nothing."""
+        """Return the longest step if it was measured, or an empty text."""
         found = re.search(r"longest step: ([\d.]+ s)", self.printed)
         return f", longest step {found[1]}" if found else ""
 
 
 def outcome(run: Run) -> Outcome:
-    """Runs it to its end."""
+    """Run it to its end; return its outcome."""
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", COLLECTIVE_RECORDER="off")
     environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', '')}"
     workers = [f"localhost:{port}" for port in _free_ports(run.workers)]
@@ -156,14 +156,14 @@ def outcome(run: Run) -> Outcome:
         if run.kills and "at step 20" in line:
             _second_rank(first.pid).kill()
     code = first.wait()
-    for other in processes[1:]:  # waits for the first one, in vain
+    for other in processes[1:]:  # it waits for the first one in vain
         other.kill()
         other.communicate()
     return Outcome(code, "".join(lines))
 
 
 def _second_rank(launcher: int) -> psutil.Process:
-    """The process with the script of rank 1."""
+    """Return the process with the script of rank 1."""
     for process in psutil.Process(launcher).children(recursive=True):
         if process.environ().get("COLLECTIVE_RANK") == "1":
             return process
@@ -179,10 +179,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 def together(launch: str, runs: Sequence[Run]) -> dict[Run, Outcome]:
-    """Runs several programs in the same processes, so that they start once."""
+    """Run several programs in the same processes, so that they start once."""
     found = outcome(Run("", f"{launch} together.py", " ".join(r.program for r in runs)))
     parts = found.printed.split("== ")[1:]
-    parts += [found.printed] * (len(runs) - len(parts))  # it ended before they began
+    # A program that never began gets all of the output.
+    parts += [found.printed] * (len(runs) - len(parts))
     failed = [found.code if i == len(runs) - 1 else 0 for i in range(len(runs))]
     return {
         run: Outcome(code, part)
@@ -191,7 +192,7 @@ def together(launch: str, runs: Sequence[Run]) -> dict[Run, Outcome]:
 
 
 def outcomes(runs: Sequence[Run]) -> dict[Run, Outcome]:
-    """Makes all runs, two at a time; what is timed runs alone, at the end."""
+    """Make all runs, two at a time; timed runs are alone, at the end."""
     plain = {
         launch: [r for r in runs if r.is_plain and r.launch == launch]
         for launch in (ONE, OURS)
@@ -206,7 +207,7 @@ def outcomes(runs: Sequence[Run]) -> dict[Run, Outcome]:
 
 
 def verdict(run: Run, found: Outcome, wanted: Outcome) -> tuple[str, bool]:
-    """A word on a run beside that of one process, and whether all is well."""
+    """Return a word that compares a run with one process, and whether it is right."""
     if found.loss is None:
         return f"ends with a {found.error}", not run.is_ours and bool(wanted.loss)
     if found is wanted:
@@ -218,16 +219,16 @@ def verdict(run: Run, found: Outcome, wanted: Outcome) -> tuple[str, bool]:
 
 
 def picture(console: Console) -> str:
-    """An SVG of what the console has shown; with fonts of the reader's machine alone."""
+    """Return an SVG of the console's text, with fonts of the reader's machine only."""
     drawn = console.export_svg(title="make demo")
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S)
 
 
 def main(svg: str | None = None) -> int:
-    """Runs everything, and prints the table.
+    """Run everything, and print the table.
 
     Args:
-        svg: A file for a picture of it.
+        svg: A file for a picture of the table.
     """
     runs = [run for ways in PROGRAMS.values() for run in ways]
     console = Console(record=svg is not None, width=None if svg is None else 108)

@@ -1,4 +1,4 @@
-"""BatchNormalization, a clipped gradient, and a last batch that is shorter.
+"""BatchNormalization, a clipped gradient, and a shorter last batch.
 
 clipped.py            on one process, or on the ranks of collectiverun -np 2 --keras
 clipped.py mirrored   as tf.distribute does it: two replicas in one process
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def scope():
-    """The scope of a strategy with two processors as its devices, where it was asked for."""
+    """Return the scope of a strategy with two processors, if an argument asks for it."""
     if "mirrored" not in sys.argv:
         return contextlib.nullcontext()
     processor = tf.config.list_physical_devices("CPU")[0]

@@ -1,8 +1,8 @@
-"""A loss of the hardest rows of a batch: not a mean over rows.
+"""A loss of the hardest rows of a batch, which is not a mean over rows.
 
 hard_examples.py            on one process, or on ranks of collectiverun -np 2 --keras
-hard_examples.py averaged   as Horovod does it: each rank a batch of its own, the
-                            gradients averaged
+hard_examples.py averaged   as Horovod does it: each rank has a batch of its own, and the
+                            gradients are averaged
 """
 
 import sys
@@ -15,7 +15,7 @@ HARD, BATCH = 8, 32
 
 
 def hardest(y, predicted):
-    """The mean error of the eight rows with the largest."""
+    """Return the mean error of the eight rows with the largest errors."""
     errors = ops.sum(ops.square(y - predicted), axis=-1)
     return ops.mean(ops.top_k(errors, min(HARD, BATCH)).values)
 
@@ -27,11 +27,11 @@ every = x, y
 
 optimizer = keras.optimizers.SGD(0.02)
 if "averaged" in sys.argv:
-    import collective.tensorflow.keras as hvd  # stands for horovod.tensorflow.keras
+    import collective.tensorflow.keras as hvd  # replaces horovod.tensorflow.keras
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer)
-    # Its half of each batch, and its half of the hardest.
+    # Each rank has its half of the batch, and its half of the hardest rows.
     BATCH, HARD = BATCH // hvd.size(), HARD // hvd.size()
     own = np.arange(len(x)) // BATCH % hvd.size() == hvd.rank()
     x, y = x[own], y[own]

@@ -1,4 +1,4 @@
-"""A training of some seconds, of which a rank may be killed (``kill -9``).
+"""A training of some seconds, during which a rank may be killed (``kill -9``).
 
 killed.py    on one process, or on ranks of collectiverun -np 2 --min-np 1 --keras
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class LongestStep(keras.callbacks.Callback):
-    """Measures; and waits a little, so that there is time to kill a rank."""
+    """Measures the longest step; waits a little, so that a rank can be killed in time."""
 
     def on_train_begin(self, logs=None):
         self.ended, self.longest, self.steps = None, 0.0, 0

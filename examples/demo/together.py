@@ -1,4 +1,4 @@
-"""Runs programs one after the other in one process: TensorFlow is imported once.
+"""Runs programs one after another in one process, so that TensorFlow is imported once.
 
 together.py FILE...
 """

@@ -8,7 +8,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def batches(size):
-    """Images of two kinds: bright on the left, or on the right."""
+    """Return images of two kinds: bright on the left, or on the right."""
     rng = np.random.default_rng(0)
     kinds = rng.integers(0, 2, 200)
     images = rng.normal(size=(200, 8, 8, 1)).astype("float32")

@@ -1,4 +1,4 @@
-"""Sums gradients itself, clips what is summed, and updates without an optimizer."""
+"""Sums gradients itself, clips the sums, and updates without an optimizer."""
 
 import tensorflow as tf
 from common import classifier, dataset, finish, losses

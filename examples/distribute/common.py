@@ -14,7 +14,7 @@ ROWS, FEATURES, CLASSES = 60, 6, 3
 
 
 def rows(count: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Points around three centers: ``x [count, 6]``, classes ``y [count]``."""
+    """Return points around three centers: ``x [count, 6]``, classes ``y [count]``."""
     draw = np.random.default_rng(seed)
     y = draw.integers(0, CLASSES, count)
     centers = np.random.default_rng(9).normal(size=(CLASSES, FEATURES))
@@ -23,25 +23,25 @@ def rows(count: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dataset(batch: int, count: int = ROWS, seed: int = 0) -> tf.data.Dataset:
-    """The same in batches."""
+    """Return the same points in batches."""
     return tf.data.Dataset.from_tensor_slices(rows(count, seed)).batch(batch)
 
 
 def classifier() -> keras.Model:
-    """A small model, the same in every run."""
+    """Return a small model, the same in every run."""
     keras.utils.set_random_seed(4)
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(CLASSES)]
     return keras.Sequential([keras.Input((FEATURES,)), *layers])
 
 
 def losses(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """The loss of each row."""
+    """Return the loss of each row."""
     compute = keras.losses.sparse_categorical_crossentropy
     return compute(labels, logits, from_logits=True)
 
 
 def finish(**results: object) -> None:
-    """Prints what was trained; keeps it in ``$OUT.RANK.npz`` for a comparison."""
+    """Print the results, and keep them in ``$OUT.RANK.npz`` for a comparison."""
     arrays = {}
     for name, value in results.items():
         parts = value if isinstance(value, list) else [value]

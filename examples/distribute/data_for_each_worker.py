@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from common import classifier, finish, losses, rows
 
-BATCH = 12  # divided by 1, 2 and 3 workers, so that each step has the same rows in all
+BATCH = 12  # 1, 2 and 3 workers divide it, so that each step has the same rows
 
 
 def main(strategy: tf.distribute.Strategy) -> None:

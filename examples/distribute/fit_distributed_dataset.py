@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate`` on what ``experimental_distribute_dataset`` returns."""
+"""``fit`` and ``evaluate`` on the result of ``experimental_distribute_dataset``."""
 
 import keras
 import tensorflow as tf

@@ -10,7 +10,7 @@ from common import CLASSES, FLOAT, dataset, finish, losses
 
 
 class Classifier(keras.Model):
-    """Its two layers have an optimizer each."""
+    """A classifier whose two layers have an optimizer each."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The outputs of all replicas for a data set, also where the last batch is short."""
+"""The outputs of all replicas for a data set, even if the last batch is short."""
 
 import tensorflow as tf
 from common import classifier, finish, rows

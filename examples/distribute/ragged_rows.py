@@ -1,4 +1,4 @@
-"""Rows of different lengths: ragged batches, cut for the replicas as others are."""
+"""Rows of different lengths: ragged batches, divided among the replicas like other batches."""
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""keras.distribution.DataParallel, as it is written for JAX: arrays, and a data set."""
+"""keras.distribution.DataParallel, in the form for JAX: with arrays, and with a data set."""
 
 import sys
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     devices = keras.distribution.list_devices()
     mesh = keras.distribution.DeviceMesh((len(devices),), ["batch"], devices)
     parallel = keras.distribution.DataParallel(device_mesh=mesh)

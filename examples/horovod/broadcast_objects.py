@@ -15,7 +15,7 @@ variable = tf.Variable([float(hvd.rank()), settings["rate"]])
 hvd.broadcast_variables([variable], root_rank=hvd.size() - 1)
 assert int(variable[0]) == hvd.size() - 1
 
-# Rows of different numbers on every rank, sent where they belong.
+# Every rank sends a different number of rows to each rank.
 rows = tf.range(hvd.size()) + 10 * hvd.rank()
 received, numbers = hvd.alltoall(rows, splits=[1] * hvd.size())
 if hvd.rank() == 0:

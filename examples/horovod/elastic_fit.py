@@ -1,4 +1,4 @@
-"""Elastic state: what is committed can be restored, and is the same on every rank."""
+"""Elastic state: committed values can be restored, and are the same on every rank."""
 
 import horovod.tensorflow.keras as hvd
 import keras
@@ -18,7 +18,7 @@ losses = []
 
 @hvd.elastic.run
 def train(state):
-    """Continues from the state, which every rank now has."""
+    """Continue from the state, which every rank now has."""
     history = model.fit(
         x,
         y,

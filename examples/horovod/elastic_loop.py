@@ -9,13 +9,14 @@ hvd.init()
 random = np.random.default_rng(hvd.rank())
 x = random.normal(size=(320, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
-weights = tf.Variable(random.normal(size=(4, 1)).astype("float32"))  # rank 0's count
+# The values of rank 0 count.
+weights = tf.Variable(random.normal(size=(4, 1)).astype("float32"))
 losses = []
 
 
 @tf.function
 def step(rows, targets):
-    """One update; the loss of all ranks."""
+    """Make one update; return the loss of all ranks."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(rows @ weights - targets))
     tape = hvd.DistributedGradientTape(tape)
@@ -26,7 +27,7 @@ def step(rows, targets):
 
 @hvd.elastic.run
 def train(state):
-    """Continues from the state, which every rank now has."""
+    """Continue from the state, which every rank now has."""
     while state.batch < 20:
         rows = slice(16 * state.batch, 16 * state.batch + 16)
         losses.append(float(step(tf.constant(x[rows]), tf.constant(y[rows]))))

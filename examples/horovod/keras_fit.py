@@ -16,7 +16,7 @@ options = parser.parse_args()
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())
 
-# Every rank takes its rows of the same data.
+# Every rank takes its own rows of the same data.
 random = np.random.default_rng(0)
 x = random.normal(size=(512, 16)).astype("float32")
 y = (x @ random.normal(size=(16, 4))).argmax(1)
@@ -58,6 +58,6 @@ history = model.fit(
 )
 losses = history.history["loss"]
 if hvd.rank() == 0:
-    # Goes on where it was, and needs no other rank to be loaded.
+    # The loaded model continues its training; loading does not need other ranks.
     keras.models.load_model(folder / "model.keras")
     print(f"keras_fit: loss {losses[0]:.3f} to {losses[-1]:.3f} on {hvd.size()} ranks")

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 hvd.init(process_sets="dynamic")
 
-# Every rank makes both sets, in this order, and uses the one it is in.
+# Every rank makes both sets, in this order, and uses the set that contains it.
 even = hvd.add_process_set(range(0, hvd.size(), 2))
 odd = hvd.add_process_set(range(1, hvd.size(), 2))
 mine = even if even.included() else odd

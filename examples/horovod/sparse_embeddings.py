@@ -29,7 +29,7 @@ hvd.broadcast_variables(weights, root_rank=0)
 
 @tf.function
 def step():
-    """One update; the loss of all ranks."""
+    """Make one update; return the loss of all ranks."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(words, training=True) - label))
     # sparse_as_dense=True would send the whole table instead.

@@ -8,7 +8,7 @@ import tensorflow as tf
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())
 
-random = np.random.default_rng(hvd.rank())  # data of its own on every rank
+random = np.random.default_rng(hvd.rank())  # each rank has data of its own
 true = np.linspace(-1, 1, 8)[:, None]
 x = random.normal(size=(256, 8)).astype("float32")
 y = (x @ true + 0.01 * random.normal(size=(256, 1))).astype("float32")
@@ -25,7 +25,7 @@ hvd.broadcast_variables(weights + state, root_rank=0)
 
 @tf.function
 def step(rows, targets):
-    """One update; the loss of all ranks."""
+    """Make one update; return the loss of all ranks."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(rows, training=True) - targets))
     tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16)

@@ -8,7 +8,7 @@ from keras import layers
 
 
 def make_data(rows, seed):
-    """Noisy images whose upper part is a little brighter or darker."""
+    """Return noisy images whose upper part is a little brighter or darker."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, rows)
     images = rng.normal(scale=1.0, size=(rows, 10, 10, 1))

@@ -8,7 +8,7 @@ from keras import layers
 
 
 def make_images(rows):
-    """Soft spots at random places."""
+    """Return images of soft spots at random places."""
     rng = np.random.default_rng(0)
     grid = np.stack(np.meshgrid(np.arange(8), np.arange(8)), axis=-1)
     centres = rng.uniform(1, 7, size=(rows, 1, 1, 2))

@@ -1,4 +1,4 @@
-"""A convnet with BatchNormalization, whose statistics are those of the whole batch."""
+"""A convnet with BatchNormalization, whose statistics cover the whole batch."""
 
 import sys
 
@@ -8,7 +8,7 @@ from keras import layers
 
 
 def make_data(rows, seed):
-    """Textures of four kinds, at an unknown brightness."""
+    """Return textures of four kinds, at an unknown brightness."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 4, rows)
     i, j = np.meshgrid(np.arange(8), np.arange(8))

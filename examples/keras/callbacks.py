@@ -1,4 +1,4 @@
-"""Callbacks: a falling learning rate, an early end, checkpoints, a log, one's own."""
+"""Callbacks: a falling learning rate, an early end, checkpoints, a log, a user's own."""
 
 import csv
 import sys

@@ -10,7 +10,7 @@ PAIRS, FEATURES, KINDS = 367, 14, 5
 
 
 def make_pairs():
-    """Two noisy points each, and 1 where they are of one kind."""
+    """Return pairs of noisy points, and 1 for each pair of one kind."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(KINDS, FEATURES))
     kinds = rng.integers(0, KINDS, (PAIRS, 2))
@@ -21,7 +21,7 @@ def make_pairs():
 
 
 def contrastive_loss(margin=1.0):
-    """Makes a loss that pulls pairs together, or apart up to the margin."""
+    """Make a loss that pulls pairs together, or apart up to the margin."""
 
     def loss(y_true, distance):
         near = y_true * ops.square(distance)
@@ -32,7 +32,7 @@ def contrastive_loss(margin=1.0):
 
 
 def same_kind(y_true, distance):
-    """How often the distance is right about whether both are of one kind."""
+    """Return how often the distance tells rightly whether a pair is of one kind."""
     return ops.cast(ops.equal(y_true > 0.5, distance < 0.5), "float32")
 
 

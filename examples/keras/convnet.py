@@ -11,7 +11,7 @@ SIZE, CLASSES = 12, 3
 
 
 def make_images(rows, seed):
-    """Noisy images of a horizontal bar, a vertical one, or a square."""
+    """Return noisy images of a horizontal bar, a vertical one, or a square."""
     rng = np.random.default_rng(seed)
     images = rng.uniform(0, 0.3, size=(rows, SIZE, SIZE, 1))
     labels = rng.integers(0, CLASSES, rows)

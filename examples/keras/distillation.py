@@ -11,7 +11,7 @@ ROWS, FEATURES, CLASSES, TEMPERATURE = 419, 10, 5, 3.0
 
 
 class Distiller(keras.Model):
-    """Trains ``student`` on the labels and on what ``teacher`` says."""
+    """Trains ``student`` on the labels and on the predictions of ``teacher``."""
 
     def __init__(self, student, teacher, alpha=0.3):
         super().__init__()
@@ -46,7 +46,7 @@ class Distiller(keras.Model):
 
 
 def classifier(width):
-    """One hidden layer."""
+    """Return a model with one hidden layer."""
     return keras.Sequential(
         [
             keras.Input((FEATURES,)),

@@ -8,7 +8,7 @@ from keras import layers
 
 
 def make_images(rows, kinds, seed):
-    """Stripes, whose direction gives the class."""
+    """Return images of stripes; the direction gives the class."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, kinds, rows)
     angle = (labels * np.pi / kinds)[:, None, None]
@@ -19,7 +19,7 @@ def make_images(rows, kinds, seed):
 
 
 def report(stage, history):
-    """Prints what the last epoch came to."""
+    """Print the results of the last epoch."""
     for name, values in history.history.items():
         print(f"{stage}_{name}: {values[-1]:.9g}")
 
@@ -37,12 +37,12 @@ def main():
     options = dict(batch_size=32, epochs=2, shuffle=False, verbose=2)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    # First a task with many rows.
+    # First, train on a task with many rows.
     first = keras.Sequential([base, layers.Dense(6)])
     first.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
     report("base", first.fit(*make_images(353, 6, seed=0), **options))
 
-    # Then one with few: the layers below the new head stay as they are.
+    # Then train on a task with few: the layers below the new head stay fixed.
     base.trainable = False
     inputs = keras.Input((10, 10, 1))
     outputs = layers.Dense(4)(base(inputs, training=False))
@@ -51,7 +51,7 @@ def main():
     x, y = make_images(121, 4, seed=1)
     report("head", model.fit(x, y, **options))
 
-    # Last all of it, slowly.
+    # Finally, train all layers slowly.
     base.trainable = True
     base.layers[0].trainable = False
     model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])

@@ -55,7 +55,7 @@ class GAN(keras.Model):
 
 
 def network(inputs, outputs):
-    """Two dense layers between the given widths."""
+    """Return two dense layers between the given widths."""
     return keras.Sequential(
         [
             keras.Input((inputs,)),

@@ -8,7 +8,7 @@ from keras import layers
 
 
 def batches(seed):
-    """Yields batches of noisy oscillations, of unequal size, for ever."""
+    """Yield batches of noisy oscillations, of unequal size, for ever."""
     rng = np.random.default_rng(seed)
     time = np.linspace(0, 1, 25)
     while True:

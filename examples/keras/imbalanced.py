@@ -8,7 +8,7 @@ from keras import layers, metrics
 
 
 def make_data(rows, seed):
-    """Transactions, of which about one in fifteen is a fraud."""
+    """Return transactions, of which about one in fifteen is a fraud."""
     rng = np.random.default_rng(seed)
     x = rng.exponential(size=(rows, 8)).astype("float32")
     fraud = x[:, 0] * x[:, 1] + 0.3 * rng.normal(size=rows) > 3.2

@@ -14,7 +14,7 @@ LENGTH = 15
 
 
 def make_data():
-    """Windows of the text; the target of each character is the next one."""
+    """Return windows of the text; the target of each character is the next one."""
     text = TEXT * 3
     characters = sorted(set(text))
     tokens = np.array([characters.index(c) for c in text], "int32")
@@ -24,7 +24,7 @@ def make_data():
 
 
 def token_loss(y_true, y_pred):
-    """The cross entropy of every token, as one long list of them."""
+    """Return the cross entropy of every token, as one long list."""
     classes = ops.shape(y_pred)[-1]
     return keras.losses.sparse_categorical_crossentropy(
         ops.reshape(y_true, [-1]), ops.reshape(y_pred, [-1, classes]), from_logits=True
@@ -32,7 +32,7 @@ def token_loss(y_true, y_pred):
 
 
 def perplexity(y_true, y_pred):
-    """The exponential of the cross entropy, for each row."""
+    """Return the exponential of the cross entropy, for each row."""
     loss = keras.losses.sparse_categorical_crossentropy(
         y_true, y_pred, from_logits=True
     )

@@ -11,7 +11,7 @@ ROWS, WORDS = 257, 30
 
 
 def sequences():
-    """Yields words and, for each, whether its neighbours are both smaller."""
+    """Yield words and, for each, whether its neighbours are both smaller."""
     rng = np.random.default_rng(0)
     for length in rng.integers(3, 18, ROWS):
         words = rng.integers(1, WORDS, length)
@@ -20,7 +20,7 @@ def sequences():
 
 
 def make_dataset():
-    """Batches whose length is that of their longest sequence; 0 fills the others."""
+    """Return batches as long as their longest sequence; 0 fills the others."""
     signature = (
         tf.TensorSpec((None,), tf.int32),
         tf.TensorSpec((None,), tf.int32),

@@ -8,7 +8,7 @@ from keras import layers
 
 
 def make_data(rows, seed):
-    """Points of four classes that a line does not separate."""
+    """Return points of four classes that a line does not separate."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 12)).astype("float32")
     y = (x[:, 0] * x[:, 1] > 0) + 2 * (x[:, 2] > x[:, 3])

@@ -10,7 +10,7 @@ ROWS, WORDS, TAGS, DEPARTMENTS = 431, 50, 6, 4
 
 
 def make_data():
-    """Tickets: the words of a title, some tags; a priority and a department each."""
+    """Return tickets: title words and tags; a priority and a department for each."""
     rng = np.random.default_rng(0)
     title = rng.integers(1, WORDS, (ROWS, 9))
     tags = rng.integers(0, 2, (ROWS, TAGS)).astype("float32")

@@ -11,7 +11,7 @@ LABELS = 5
 
 
 def make_data(rows, seed):
-    """Features, and which of the labels hold for them."""
+    """Return features, and the labels that hold for each row."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 14))
     truth = np.random.default_rng(7).normal(size=(14, LABELS))

@@ -1,4 +1,4 @@
-"""A compute_loss of one's own: a penalty on the slope of the prediction."""
+"""A compute_loss of the user's own: a penalty on the slope of the prediction."""
 
 import sys
 
@@ -9,7 +9,7 @@ from keras import layers, ops
 
 @keras.saving.register_keras_serializable("examples")
 class Smooth(keras.Model):
-    """Predicts well, and nearly the same for the neighbour of each row."""
+    """Learns a prediction that changes little between neighbouring rows."""
 
     def __init__(self, strength=0.5, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Metrics of one's own: a class with variables, one inside a layer, a function."""
+"""Metrics of the user's own: a class with variables, one inside a layer, a function."""
 
 import sys
 
@@ -47,7 +47,7 @@ class Explained(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("examples")
 class Watched(layers.Layer):
-    """Passes its input on and keeps the mean of how much of it is zero."""
+    """Returns its input, and keeps the mean share of zeros in it."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -59,7 +59,7 @@ class Watched(layers.Layer):
 
 
 def largest_error(y_true, y_pred):
-    """The largest error of the outputs of each row."""
+    """Return the largest error of the outputs of each row."""
     return ops.max(ops.abs(y_true - y_pred), axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Quantile regression: a loss class of one's own for each of three outputs."""
+"""Quantile regression: a loss class of the user's own for each of three outputs."""
 
 import sys
 
@@ -9,7 +9,7 @@ from keras import layers, ops
 
 @keras.saving.register_keras_serializable("examples")
 class Pinball(keras.losses.Loss):
-    """Costs ``quantile`` where the prediction is low, the rest where it is high."""
+    """Costs ``quantile`` for a low prediction, and the rest to 1 for a high one."""
 
     def __init__(self, quantile, name="pinball", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -24,7 +24,7 @@ class Pinball(keras.losses.Loss):
 
 
 def below(y_true, y_pred):
-    """How many targets are below the prediction."""
+    """Return how many targets are below the prediction."""
     return ops.cast(y_true < y_pred, "float32")
 
 

@@ -10,7 +10,7 @@ USERS, ITEMS, FACTORS, RATINGS = 5003, 2003, 12, 1511
 
 
 def make_ratings():
-    """Who rated what, and how: few users rate much."""
+    """Return users, items and ratings; few users rate many items."""
     rng = np.random.default_rng(0)
     user = (USERS * rng.power(0.4, RATINGS)).astype("int32")
     item = (ITEMS * rng.power(0.4, RATINGS)).astype("int32")

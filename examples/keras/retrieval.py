@@ -10,7 +10,7 @@ ROWS, FEATURES, WIDTH = 349, 9, 8
 
 
 def in_batch_softmax(y_true, y_pred):
-    """Cross entropy of finding one's own item among those of the whole batch."""
+    """Return the cross entropy of finding each query's item in the whole batch."""
     queries, items = y_pred[:, :WIDTH], y_pred[:, WIDTH:]
     scores = ops.matmul(queries, ops.transpose(items)) / 0.2
     own = ops.arange(ops.shape(scores)[0])
@@ -18,7 +18,7 @@ def in_batch_softmax(y_true, y_pred):
 
 
 def tower(name):
-    """Features to a vector of length one."""
+    """Return a model from features to a vector of length one."""
     return keras.Sequential(
         [
             keras.Input((FEATURES,)),

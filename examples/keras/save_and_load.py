@@ -1,4 +1,4 @@
-"""Saves in the middle of a training, loads, and continues where it was."""
+"""Saves a model in the middle of its training, loads it, and continues."""
 
 import sys
 import tempfile
@@ -33,7 +33,7 @@ def main():
         del model
         model = keras.models.load_model(file)
 
-    # The optimizer came back, too: its moments and the number of steps.
+    # The file has the optimizer, too: its moments and the number of steps.
     print(f"steps: {int(model.optimizer.iterations)}")
     second = model.fit(x, y, epochs=4, initial_epoch=2, **options)
     print(f"second_epochs: {' '.join(str(e) for e in second.epoch)}")

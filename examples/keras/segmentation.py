@@ -10,7 +10,7 @@ SIZE = 16
 
 
 def make_data(rows, seed):
-    """Images with a bright disc, and where it is."""
+    """Return images with a bright disc, and the mask of the disc."""
     rng = np.random.default_rng(seed)
     centre = rng.uniform(4, SIZE - 4, size=(rows, 1, 1, 2))
     radius = rng.uniform(2, 5, size=(rows, 1, 1, 1))
@@ -21,7 +21,7 @@ def make_data(rows, seed):
 
 
 def double(x, filters):
-    """Two convolutions."""
+    """Return the result of two convolutions."""
     for _ in range(2):
         x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
     return x

@@ -13,7 +13,7 @@ KINDS = np.array(["flat", "house", "studio"])
 
 
 def make_table():
-    """Homes and, for each, whether it is dear."""
+    """Return homes and, for each, whether it is expensive."""
     rng = np.random.default_rng(0)
     table = {
         "area": rng.gamma(6, 15, ROWS).astype("float32"),

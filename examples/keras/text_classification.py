@@ -13,7 +13,7 @@ OTHER = ["the", "film", "plot", "was", "and", "with", "very", "a", "music", "in"
 
 
 def make_reviews(rows, seed):
-    """Sentences of unequal length; the label says which kind of word prevails."""
+    """Return sentences of unequal length; the label is the more frequent kind of word."""
     rng = np.random.default_rng(seed)
     texts, labels = [], []
     for _ in range(rows):

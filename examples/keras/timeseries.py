@@ -10,7 +10,7 @@ LENGTH, AHEAD = 24, 3
 
 
 def make_series(steps=700):
-    """Two related measurements with a daily and a slow wave."""
+    """Return two related measurements with a daily and a slow wave."""
     rng = np.random.default_rng(0)
     time = np.arange(steps)
     daily = np.sin(2 * np.pi * time / 24)
@@ -20,7 +20,7 @@ def make_series(steps=700):
 
 
 def windows(series, start, end):
-    """Windows that begin in a range; the target is the first column, some hours later."""
+    """Return windows that begin in a range; the target is the first column, later."""
     return keras.utils.timeseries_dataset_from_array(
         series[: -LENGTH - AHEAD],
         series[LENGTH + AHEAD :, 0],

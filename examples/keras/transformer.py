@@ -37,7 +37,7 @@ class Positions(layers.Layer):
 
 
 def encoder(x, heads):
-    """One block: attention and a dense part, each added to what it is given."""
+    """Return one block: attention and a dense part, each added to its input."""
     attended = layers.MultiHeadAttention(heads, WIDTH // heads)(x, x)
     x = layers.LayerNormalization()(x + attended)
     dense = layers.Dense(2 * WIDTH, activation="gelu")(x)

@@ -28,7 +28,7 @@ class Sampling(layers.Layer):
 
 
 def make_data():
-    """Waves of random phase and frequency, and the noise for each."""
+    """Return waves of random phase and frequency, and the noise for each."""
     rng = np.random.default_rng(0)
     phase, frequency = rng.uniform(0, 2, size=(2, ROWS, 1))
     waves = np.sin((1 + frequency) * np.linspace(0, 4, PIXELS) + 3 * phase)

@@ -1,4 +1,4 @@
-"""Regression in which rows count unequally: sample_weight and validation_split."""
+"""Regression with rows of unequal weight: sample_weight and validation_split."""
 
 import sys
 
@@ -13,8 +13,8 @@ def main():
     x = rng.uniform(-1, 1, size=(473, 4))
     noise = rng.exponential(size=473)
     y = np.cos(3 * x[:, 0]) + x[:, 1] * x[:, 2] + noise * rng.normal(size=473)
-    weight = 1 / (0.1 + noise)  # trust what was measured well
-    weight[40:75] = 0  # and what was measured with a broken device not at all
+    weight = 1 / (0.1 + noise)  # a precise measurement counts more
+    weight[40:75] = 0  # a broken device measured these
 
     model = keras.Sequential(
         [

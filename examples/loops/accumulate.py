@@ -10,7 +10,7 @@ ROWS = 16
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(10)
     random = np.random.default_rng(13)
     x = random.normal(size=(96, 5)).astype(keras.config.floatx())
@@ -24,7 +24,7 @@ def main():
         for step, (inputs, targets) in enumerate(batches):
             with tf.GradientTape() as tape:
                 squares = tf.square(model(inputs, training=True) - targets)
-                # The size of the batch is a number of the program's own.
+                # The program itself uses the size of the batch.
                 loss = tf.reduce_sum(squares) / ROWS
             gradients = tape.gradient(loss, model.trainable_variables)
             sums = [a + g for a, g in zip(sums, gradients, strict=True)]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(3)
     random = np.random.default_rng(5)
     x = random.normal(size=(100, 8, 8, 1)).astype(keras.config.floatx())

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 
 def rows():
-    """Features and classes."""
+    """Return features and classes."""
     random = np.random.default_rng(11)
     x = random.normal(size=(150, 12)).astype(keras.config.floatx())
     return x, x[:, :3].argmax(1)
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(2)
     x, y = rows()
     train = tf.data.Dataset.from_tensor_slices((x[:120], y[:120])).batch(33)

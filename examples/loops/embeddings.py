@@ -16,13 +16,13 @@ class Trainer:
         self.steps = 0
 
     def gradients(self, words, labels):
-        """Returns the loss of a batch, and its gradients."""
+        """Return the loss of a batch, and its gradients."""
         with tf.GradientTape() as tape:
             value = self.loss(labels, self.model(words, training=True))
         return value, tape.gradient(value, self.model.trainable_variables)
 
     def fit(self, words, labels, epochs, rows):
-        """Returns the losses."""
+        """Return the losses."""
         losses = []
         for _ in range(epochs):
             for first in range(0, len(words), rows):
@@ -38,7 +38,7 @@ class Trainer:
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(6)
     random = np.random.default_rng(9)
     words = random.integers(1, 30, (64, 7))

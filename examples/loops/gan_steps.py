@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def main():
-    """Trains, and returns the generator."""
+    """Train, and return the generator."""
     keras.utils.set_random_seed(8)
     random = np.random.default_rng(3)
     dtype = keras.config.floatx()

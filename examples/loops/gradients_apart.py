@@ -1,4 +1,4 @@
-"""One tf.function adds gradients up in variables; another applies what has been added."""
+"""One tf.function adds gradients up in variables; a second one applies the sums."""
 
 import sys
 
@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-BATCHES = 3  # of one update
+BATCHES = 3  # batches of one update
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(21)
     random = np.random.default_rng(22)
     x = random.normal(size=(90, 5)).astype(keras.config.floatx())

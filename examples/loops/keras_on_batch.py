@@ -7,7 +7,7 @@ import numpy as np
 
 
 def main():
-    """Trains, and returns the model."""
+    """Train, and return the model."""
     keras.utils.set_random_seed(4)
     random = np.random.default_rng(7)
     x = random.normal(size=(90, 6)).astype(keras.config.floatx())
