@@ -1,11 +1,11 @@
-"""What --checkpoint-every 10 costs the steps.
+"""Measures how much --checkpoint-every 10 delays the steps.
 
     python benchmarks/checkpoint_stall.py resnet50
 
-One training; forty steps with a checkpoint due every ten, of which some are left out where
-they would take more than 5 % of the time, forty steps with none, and so on. The ratio of
-their wall time is taken pair by pair, everything between two steps included. The first
-pair is left out. ``--all`` leaves out no checkpoint.
+It runs one training: forty steps with a checkpoint due every ten, of which those are left out
+that would take more than 5 % of the time, then forty steps without, and so on. The ratio of
+their wall time is taken pair by pair; it includes everything between two steps, and leaves
+out the first pair. With ``--all`` no checkpoint is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCHES = {"resnet50": 16, "transformer": 64}
 
 
 def main() -> None:
-    """Runs the pairs and prints medians and their ratio."""
+    """Run the pairs and print medians and their ratio."""
     p = workloads.parser(__doc__)
     p.add_argument("model", choices=BATCHES, nargs="?", default="resnet50")
     p.add_argument("--pairs", type=int, default=2)
@@ -38,7 +38,7 @@ def main() -> None:
         from collective import training
 
     class Alternating(training.Checkpoint):
-        """Is due in every second block of steps; notes when each block has ended."""
+        """Is due in every second block of steps; records the end of each block."""
 
         def due(self, step: int, epoch_ended: bool) -> bool:
             if step % BLOCK == 0:

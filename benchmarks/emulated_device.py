@@ -1,11 +1,11 @@
-"""A step on a device that computes beside the cores, as a GPU does: its layers sleep.
+"""A step on a device that computes in parallel with the cores, as a GPU does.
 
     python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit \
         python benchmarks/emulated_device.py --gigabits 1
 
-Back-propagation makes the gradients one after the other, each after a sleep; the backend
-sums them, by default as it would in a training. Prints the median step beside the larger
-of what computing and the wire need: no step can be shorter.
+Each layer sleeps. Back-propagation makes the gradients one after another, each after a sleep;
+the backend sums them, by default as it would in a training. The output is the median step,
+and the larger of the times for computing and for the wire: no step can be shorter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WARM_UP = 2
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print the times."""
     p = workloads.parser(__doc__)
     p.add_argument("--backend", default="native")
     p.add_argument("--bytes", type=int, default=94 << 20, help="of all gradients")

@@ -1,11 +1,11 @@
-"""What ``collective.training.fit`` costs over plain ``keras.Model.fit``, at one process.
+"""Measures the cost of ``collective.training.fit`` over ``keras.Model.fit``, in one process.
 
     python benchmarks/fit_overhead.py cnn
     python benchmarks/fit_overhead.py resnet50
     python benchmarks/fit_overhead.py resnet50 --jit-compile    # as Keras does on GPUs
 
-Two models of the same kind train on the same arrays, an epoch of one, an epoch of the
-other, in one process; the ratio is taken pair by pair. The first pair is left out.
+Two models of the same kind train on the same arrays in one process, and take turns after each
+epoch. The ratio is taken pair by pair, without the first pair.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import workloads
 from collective import backends
 from collective.backends.quiet import quiet
 
-# Rows of an epoch, batch size.
+# Rows of an epoch, and the batch size.
 SIZES = {"mlp": (6400, 64), "cnn": (3200, 64), "resnet50": (384, 16)}
 
 
 def main() -> None:
-    """Runs the pairs and prints medians and their ratio."""
+    """Run the pairs and print medians and their ratio."""
     p = workloads.parser(__doc__)
     p.add_argument("model", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--pairs", type=int, default=15)
@@ -47,7 +47,7 @@ def main() -> None:
     plain, ours, theirs = make(), [], []
 
     class Pair(keras.callbacks.Callback):
-        """After each epoch of ours, one of plain Keras."""
+        """Runs one epoch of plain Keras after each epoch of ours."""
 
         def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
             self.began = time.perf_counter()

@@ -1,10 +1,11 @@
-"""How long no rank trains when a job grows to another host of the lab (tests/hosts/lab.py).
+"""Measures the pause when a job grows to another host of the lab (tests/hosts/lab.py).
 
     python benchmarks/growing.py --runs 5
 
-In turns, with the next generation prepared meanwhile and with ``--no-overlap``: from the
-end of the last step on one host to the end of the first step on two, and how many steps
-were made meanwhile. The training is that of tests/hosts/ranks_overlapping.py.
+The runs take turns: with a next generation that is prepared during the training, and with
+``--no-overlap``. The pause lasts from the end of the last step on one host to the end of the
+first step on two; the output also has the number of steps until then. The training is
+tests/hosts/ranks_overlapping.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.hosts.ranks_renewed import announce
 
 
 def main() -> None:
-    """All runs, a line each, and the median of each way."""
+    """Make all runs; print a line for each, and the median of each way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="of each way")
     parser.add_argument("--from", type=int, default=1, dest="first", help="hosts")
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def run(hosts: lab.Lab, first: int, way: str) -> tuple[float, int]:
-    """The pause in seconds, and the steps between the news of the host and the pause."""
+    """Return the pause in seconds, and the steps between the host's arrival and the pause."""
     places = [f"{lab.NETWORK}.{number + 1}:1" for number in range(first + 1)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,13 +1,12 @@
-"""All-reduce between two hosts, beside MPI_Allreduce and what TCP can carry.
+"""Compares all-reduce between two hosts with MPI_Allreduce and with the capacity of TCP.
 
     python -m tests.hosts.lab --hosts 2 --slots 1 --rate 10gbit \
         python benchmarks/hosts.py --gigabits 10
 
-Contestants take turns; a time is that of the slowest rank, and so is the time of a
-core that it needed, in the median. The wire bound is 2(n-1)/n of the message at the
-rate given. ``tcp`` has the two ranks send each other the bytes of that bound through
-one socket, with a thread for each direction: it sums nothing, and no all-reduce over
-this network is faster.
+Contestants take turns. A time is the median of the slowest rank's times; so is the time of a
+core that it needed. The wire bound is 2(n-1)/n of the message at the given rate. In ``tcp``
+the two ranks send each other the bytes of that bound through one socket, with a thread for
+each direction: it sums nothing, and no all-reduce over this network is faster.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ import collective
 from collective.bench.measure import Bench, Subject
 from collective.bench.peers import mpi
 
-ANYWHERE = ("10.77.0.254", 9)  # to learn this host's address; nothing is sent
+ANYWHERE = ("10.77.0.254", 9)  # shows this host's address; nothing is sent
 
 
 class Tcp:
-    """A socket between ranks 0 and 1, and as many bytes each way as they like."""
+    """A socket between ranks 0 and 1 that carries bytes in both directions."""
 
     def __init__(self) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -47,7 +46,7 @@ class Tcp:
         server.close()
 
     def run(self, data: np.ndarray, incoming: np.ndarray) -> None:
-        """Sends all of ``data`` and receives as many bytes."""
+        """Send all of ``data`` and receive as many bytes."""
         sender = threading.Thread(target=self.socket.sendall, args=(data,))
         sender.start()
         view = memoryview(incoming).cast("B")
@@ -57,7 +56,7 @@ class Tcp:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print the times."""
     parser = workloads.parser(__doc__)
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--gigabits", type=float, required=True, help="of each link")
@@ -95,7 +94,7 @@ def main() -> None:
 
 
 def timed(run: Callable[[], object]) -> np.ndarray:
-    """Milliseconds of the slowest rank, and those of a core that it needed."""
+    """Return the milliseconds of the slowest rank, and of a core that it needed."""
     collective.barrier()
     start = np.array([time.perf_counter(), time.process_time()])
     run()

@@ -1,16 +1,15 @@
-"""All-reduce inside a ``tf.function``: the core, and Horovod beside it.
+"""Compares all-reduce inside a ``tf.function`` by the core and by Horovod.
 
     python benchmarks/in_function.py
     python benchmarks/in_function.py --bytes 4 65536 67108864 \
         --launch "horovodrun --gloo -np 2"
 
-Two questions. What does a call of 4 bytes add to an empty ``tf.function``? And how long
-do 160 tensors of 100 MB together take, as the gradients of a ResNet-50 would?
-``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``; with the empty
-function they take turns in one job. Horovod is a job of its own, for its thread, which
-looks for work once a millisecond, would slow the others; the jobs take turns, too. Each
-time is that of the slowest rank, and the medians of all turns are printed, with the best
-beside them. Sums are checked first.
+It answers two questions. What does a call of 4 bytes add to an empty ``tf.function``? And how
+long do 160 tensors of 100 MB together take, as the gradients of a ResNet-50 would?
+``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``; these and the empty
+function take turns in one job. Horovod is a job of its own, because its thread, which polls
+once a millisecond, would slow the others; the jobs take turns, too. Each time is the slowest
+rank's. The output has the medians and the best of all turns. Sums are checked first.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TENSORS, MEGABYTES = 160, 100
 
 
 def main() -> None:
-    """Starts the jobs and prints a line for each contestant; or is a rank of one."""
+    """Start the jobs and print a line for each contestant; or run a rank of one."""
     p = workloads.parser(__doc__)
     p.add_argument("--launch", default="mpirun -np 2", type=shlex.split)
     p.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
@@ -76,7 +75,7 @@ def main() -> None:
 def job(
     args: argparse.Namespace, names: list[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of the calls of one job, by what was summed and by whom."""
+    """Return the seconds of the calls of one job, by size and contestant."""
     with tempfile.NamedTemporaryFile() as record:
         command = [*args.launch, sys.executable, __file__, "--turns", str(args.turns)]
         command += ["--bytes", *map(str, args.bytes)]
@@ -88,7 +87,7 @@ def job(
 
 
 def rank(args: argparse.Namespace) -> None:
-    """Measures the contestants; rank 0 writes the record."""
+    """Measure the contestants; rank 0 writes the record."""
     with quiet():
         import tensorflow as tf
 
@@ -107,7 +106,7 @@ def rank(args: argparse.Namespace) -> None:
     found: dict[str, dict[str, list[float]]] = {}
     for tensors in cases:
         size = sum(int(t.shape[0]) * 4 for t in tensors)
-        inner = max(1, min(200, 10**7 // size))  # turns are about equally long
+        inner = max(1, min(200, 10**7 // size))  # so turns are about equally long
         functions = {}
         for name, sums in summing.items():
             functions[name] = tf.function(sums, autograph=False)
@@ -127,7 +126,7 @@ def rank(args: argparse.Namespace) -> None:
 
 
 def contestant(name: str) -> Callable:
-    """A function from a list of tensors to the list of their sums."""
+    """Return a function from a list of tensors to the list of their sums."""
     import tensorflow as tf
 
     if name == "empty":
@@ -135,7 +134,7 @@ def contestant(name: str) -> Callable:
     if name == "collective":
         from collective import Sum, tensorflow_ops
 
-        # Its other arguments would be inspected in each call of the function.
+        # Each call of the function would inspect its other arguments.
         return lambda tensors: tensorflow_ops.all_reduce(tensors, Sum)
     package = "collective" if name == "drop-in" else "horovod"
     hvd = importlib.import_module(f"{package}.tensorflow")
@@ -151,13 +150,13 @@ def contestant(name: str) -> Callable:
 
 
 def sizes(elements: int, count: int) -> list[int]:
-    """Lengths like those of a network: many small tensors, few large ones."""
+    """Return lengths as in a network: many small tensors, few large ones."""
     weights = np.arange(1, count + 1) ** 3.0
     return [max(1, int(n)) for n in elements * weights / weights.sum()]
 
 
 def timed(function: Callable, tensors: list, inner: int) -> float:
-    """Seconds of a call on the slowest rank."""
+    """Return the seconds of a call on the slowest rank."""
     import collective
 
     collective.barrier()

@@ -1,15 +1,15 @@
-"""Memory of a model whose weights or optimizer are shared out.
+"""Measures the memory of a model whose weights or optimizer are divided among ranks.
 
     python benchmarks/memory.py shard-optimizer -np 2
     python benchmarks/memory.py tensor-parallel -np 2
     python benchmarks/memory.py model-parallel -np 2
 
-Models that are little but weights train three steps with Adam, without the option and
-with it: four layers of 4096 x 4096, or an embedding of 65536 rows of 512 and two pairs of
-layers, 512 to 16384 to 512. Printed are the bytes of weights and optimizer on each rank
-or device, from the variables themselves; and for ranks the largest peak of resident
-memory, as the operating system counts it. Devices are logical CPU devices where there
-are no GPUs: what runs on each has one memory.
+Models that consist mainly of weights train three steps with Adam, without the option and with
+it: four layers of 4096 x 4096, or an embedding of 65536 rows of 512 and two pairs of layers,
+512 to 16384 to 512. The output has the bytes of weights and optimizer on each rank or device,
+from the variables themselves; and for ranks the largest peak of resident memory, as the
+operating system counts it. Without GPUs the devices are logical CPU devices, which share one
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, LENGTH, WORDS, WIDTH = 4, 8, 65536, 512
 
 
 def main() -> None:
-    """Starts a process, or ranks, without the option and with it."""
+    """Start a process, or ranks, without the option and with it."""
     p = workloads.parser(__doc__)
     p.add_argument(
         "what", choices=("shard-optimizer", "tensor-parallel", "model-parallel")
@@ -50,11 +50,11 @@ def main() -> None:
 
 
 def train(what: str, count: int) -> None:
-    """Trains; rank 0 prints what each rank or device held.
+    """Train; on rank 0, print the bytes on each rank or device.
 
     Args:
         what: The option.
-        count: Among how many ranks or devices; 1 for none of it.
+        count: Number of ranks or devices; 1 for training without the option.
     """
     with quiet():
         from collective import backends
@@ -91,7 +91,7 @@ def train(what: str, count: int) -> None:
 
 
 def dense() -> tuple[Any, tuple[np.ndarray, ...]]:
-    """Four layers, compiled, and data."""
+    """Return a compiled model of four layers, and data."""
     import keras
 
     layers = [keras.layers.Dense(4096, "tanh") for _ in range(4)]
@@ -102,7 +102,7 @@ def dense() -> tuple[Any, tuple[np.ndarray, ...]]:
 
 
 def embedding() -> tuple[Any, tuple[np.ndarray, ...]]:
-    """What makes the model of parallel layers, and data."""
+    """Return a function that makes the model of parallel layers, and data."""
 
     def make() -> Any:
         import keras

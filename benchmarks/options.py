@@ -1,4 +1,4 @@
-"""What an option of ``train.py`` does to time and memory: trainings take turns.
+"""Measures the effect of an option of ``train.py`` on time and memory; trainings take turns.
 
     python benchmarks/options.py --with "" --with "--virtual-replicas 2" --threads 1
     python benchmarks/options.py --with "--bucket-bytes 1000000000" \
@@ -9,10 +9,10 @@
         --with "" --with "--accumulate 4" --model benchmarks.workloads:transformer \
         --data synthetic:256x64x1:10
 
-All other options are those of each training. Printed are milliseconds: the median of
-the steps of all rounds but the first two of each training, the lowest and highest
-median of a round, and the all-reduce's share of the mean; and the peak of the resident
-memory of rank 0, of which TensorFlow alone takes most in a small training.
+All other options are the same for each training. The output has milliseconds: the median of
+the steps of all rounds without the first two of each training, the lowest and highest median
+of a round, and the all-reduce's share of the mean; and the peak of the resident memory of rank
+0, most of which TensorFlow alone takes in a small training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import workloads
 
 
 def main() -> None:
-    """Runs the rounds and prints a line for each kind of training."""
+    """Run the rounds and print a line for each kind of training."""
     parser = workloads.parser(__doc__)
     add = parser.add_argument
     add("--with", dest="kinds", action="append", required=True, metavar="OPTIONS",
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def train(launch: list[str], options: list[str]) -> dict:
-    """What ``train.py --json`` writes."""
+    """Return the record of ``train.py --json``."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "run.json")
         program = [sys.executable, str(workloads.ROOT / "train.py"), "--verbose", "0"]

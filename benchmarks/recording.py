@@ -1,13 +1,13 @@
-"""What the flight recorder costs a training step.
+"""Measures the cost of the flight recorder in a training step.
 
     collectiverun -np 2 python benchmarks/recording.py cnn
     collectiverun -np 2 python benchmarks/recording.py tiny
 
-A block of steps with it and a block without take turns, in an order that changes, in
-the same processes: so what the machine does meanwhile meets both alike. The ratio is
-taken block by block; the interval of its median is a bootstrap's. ``cnn`` and ``mlp``
-are steps of ``training`` on ``native``, with the spans that ``collective.training.fit`` records; a
-step of ``tiny`` is nothing but 100 all-reduces of 1 KB from NumPy.
+A block of steps with it and a block without it take turns, in a changing order, in the same
+processes, so that other work of the machine affects both alike. The ratio is taken block by
+block; a bootstrap gives the interval of its median. ``cnn`` and ``mlp`` are steps of
+``training`` on ``native``, with the spans that ``collective.training.fit`` records; a step of
+``tiny`` consists of 100 all-reduces of 1 KB from NumPy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTLE = 3  # steps at the beginning of a block that are not timed
 
 
 def main() -> None:
-    """Takes part in all blocks; rank 0 prints medians and the ratio."""
+    """Take part in all blocks; rank 0 prints medians and the ratio."""
     p = workloads.parser(__doc__)
     p.add_argument("what", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--blocks", type=int, default=600, help="pairs of them")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def switch(on: bool, name: str) -> None:
-    """Opens the recorder, or closes it; every rank calls it."""
+    """Open the recorder, or close it; every rank calls this."""
     recorder.close()
     if on:
         place = session.place()
@@ -67,7 +67,7 @@ def switch(on: bool, name: str) -> None:
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
-    """In which the median lies, with 95 %."""
+    """Return the interval in which the median lies, with 95 %."""
     rng = np.random.default_rng(0)
     drawn = rng.choice(ratios, (2000, ratios.size))
     low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
@@ -75,7 +75,7 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
 
 
 def reduce_only() -> Callable[[], None]:
-    """A step of small all-reduces."""
+    """Return a step of small all-reduces."""
     collective.init()
     array = np.ones(256, np.float32)
     names = [f"gradient {number}" for number in range(100)]
@@ -88,7 +88,7 @@ def reduce_only() -> Callable[[], None]:
 
 
 def training_step(what: str) -> Callable[[], None]:
-    """A step of a training that does not end."""
+    """Return a step of a training that does not end."""
     from collective.backends.quiet import quiet
 
     with quiet():

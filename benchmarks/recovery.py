@@ -1,12 +1,12 @@
-"""How long one elastic function takes to go on without a killed worker.
+"""Measures how long an elastic function takes to continue without a killed worker.
 
     python benchmarks/recovery.py --runs 5
 
-The same script (``WORKER``) under ``horovodrun --min-np`` with Horovod and under
-``collective.launch --min-np`` with the drop-in: of three workers, the last kills itself
-(``kill -9``) in a step. The time is from there to the end of the next step that the
-others finish. Contestants take turns. Horovod needs a host for each worker, for it never
-comes back to one where a worker failed: three names of this one. Its workers meet again
+The same script (``WORKER``) runs under ``horovodrun --min-np`` with Horovod and under
+``collective.launch --min-np`` with the drop-in: the last of three workers kills itself
+(``kill -9``) in a step. The time lasts from there to the end of the next step that the others
+finish. Contestants take turns. Horovod needs a host for each worker, because it never returns
+to one on which a worker failed: these are three names of this host. Its workers meet again
 only after ``--gloo-timeout-seconds``, 30 by default; so one contestant has 3.
 """
 
@@ -49,7 +49,7 @@ train(hvd.elastic.TensorFlowState([tf.Variable(0.0)], step=0))
 
 
 def seconds(launch: list[str], module: str) -> float:
-    """From the kill to the end of the next step."""
+    """Return the seconds from the kill to the end of the next step."""
     with tempfile.TemporaryDirectory() as folder:
         script, log = Path(folder, "worker.py"), Path(folder, "log")
         script.write_text(WORKER)
@@ -65,11 +65,11 @@ def seconds(launch: list[str], module: str) -> float:
 
 
 def main() -> None:
-    """Runs the rounds and prints a line for each."""
+    """Run the rounds and print a line for each."""
     parser = workloads.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    # As Ctrl-C: the job that is under way ends, too.
+    # Like Ctrl-C, so that the running job ends, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ours = [*workloads.LAUNCH, "3", "--min-np", "2"]
     hosts = f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"

@@ -1,11 +1,11 @@
-"""What a second process buys: one core alone, two trainings apart, two together.
+"""Measures the gain of a second process: one core alone, two trainings apart, two together.
 
     python benchmarks/scaling.py --model resnet50 --data synthetic:64x64x3:10 --rows 32
 
-Each process has one core and ``--rows`` rows a step. ``alone`` is one process while the
-other core rests. ``apart`` is two that never talk: what the machine itself gives up,
-because cores share memory and clock. ``native`` is the two training one model. The three
-take turns; rates of each round are compared with each other only.
+Each process has one core and ``--rows`` rows a step. ``alone`` is one process while the other
+core rests. ``apart`` is two processes that do not communicate: it shows the loss that is due
+to the machine, because cores share memory and clock. ``native`` is two processes that train
+one model. The three take turns; only rates of one round are compared with each other.
 """
 
 import json
@@ -22,7 +22,7 @@ TRAIN = workloads.ROOT / "train.py"
 
 
 def rates(commands: list[list[str]], options: list[str]) -> float:
-    """Samples per second of all commands together, run at the same time."""
+    """Return samples per second of all commands, which run at the same time."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, f"{i}.json") for i in range(len(commands))]
         running = [
@@ -38,7 +38,7 @@ def rates(commands: list[list[str]], options: list[str]) -> float:
 
 
 def main() -> None:
-    """Runs the rounds and prints medians and shares of twice one core."""
+    """Run the rounds and print medians and shares of twice one core."""
     parser = workloads.parser(__doc__)
     parser.add_argument("--rows", type=int, default=32, help="of each process")
     parser.add_argument("--rounds", type=int, default=3)

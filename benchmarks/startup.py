@@ -1,17 +1,17 @@
-"""How long from typing the command to the first step, by launcher.
+"""Measures the time from typing the command to the first step, by launcher.
 
     python benchmarks/startup.py --ranks 4 hello
     python benchmarks/startup.py --ranks 4 --rounds 4 --launchers collectiverun,mpirun train
 
-``hello`` ends when the last rank runs its first line: what the launcher itself takes.
-``train`` ends when the last rank has finished the first step of a small model on the
-native backend. The launchers take turns, in another order each round; a warm-up round
-is left out. Ranks write times of the machine's one clock (CLOCK_MONOTONIC).
+``hello`` ends when the last rank runs its first line: it shows the time of the launcher
+itself. ``train`` ends when the last rank has finished the first step of a small model on the
+native backend. The launchers take turns, in another order each round; a warm-up round is left
+out. Ranks write times of the machine's one clock (CLOCK_MONOTONIC).
 """
 
 import time
 
-BEGAN = time.monotonic()  # of a rank: before anything is imported
+BEGAN = time.monotonic()  # start of a rank, before anything is imported
 
 import argparse  # noqa: E402
 import os  # noqa: E402
@@ -31,7 +31,7 @@ LAUNCHERS = {
 
 
 def first_step() -> float:
-    """The time at which this rank has trained one batch."""
+    """Return the time at which this rank has trained one batch."""
     from collective import backends
     from collective.backends.quiet import quiet
 
@@ -49,13 +49,13 @@ def first_step() -> float:
 
 
 def be_a_rank(kind: str, folder: str) -> None:
-    """Leaves a file with the time."""
+    """Write a file with the time."""
     reached = first_step() if kind == "train" else BEGAN
     Path(folder, str(os.getpid())).write_text(str(reached))
 
 
 def seconds(name: str, ranks: int, kind: str) -> float:
-    """From the start of a launcher until the last rank has come as far as that."""
+    """Return the seconds from the launcher's start until the last rank is done."""
     program, *more = name.split()
     here = str(Path(__file__).resolve())
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def seconds(name: str, ranks: int, kind: str) -> float:
 
 
 def main() -> None:
-    """Runs the rounds and prints medians and the ratio to mpirun."""
+    """Run the rounds and print medians and the ratio to mpirun."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("hello", "train"))
     parser.add_argument("--ranks", type=int, default=4)

@@ -1,8 +1,8 @@
-"""A step of a ``strategy.run`` loop: ours over a backend, beside MultiWorkerMirroredStrategy.
+"""Compares a step of a ``strategy.run`` loop over our backends and in stock TensorFlow.
 
     python benchmarks/strategy.py                        # 2 ranks on this host, in turns
     python benchmarks/strategy.py --backends native tf-multiworker --ranks 2 --turns 3
-    mpirun -np 2 python benchmarks/strategy.py --one native     # what each turn starts
+    mpirun -np 2 python benchmarks/strategy.py --one native     # the command of each turn
 
 The program is the same; only the name given to ``collective.distribute.Strategy`` differs.
 """
@@ -20,7 +20,7 @@ UNITS, ROWS, STEPS, BLOCKS = 512, 32, 20, 10
 
 
 def one(backend: str) -> None:
-    """Runs the loop as one rank; rank 0 prints milliseconds of a step, the median."""
+    """Run the loop as one rank; rank 0 prints milliseconds of a step, the median."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -61,7 +61,7 @@ def one(backend: str) -> None:
 
 
 def main() -> int:
-    """Starts the backends in turns, and prints the median of each."""
+    """Start the backends in turns, and print the median of each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--one", metavar="BACKEND", help="run as a rank")
     parser.add_argument("--backends", nargs="+", default=["native", "tf-multiworker"])

@@ -1,13 +1,13 @@
-"""Kills ranks of a training at random moments, and proves that it made no difference.
+"""Kills ranks of a training at random moments, and proves that the results stay the same.
 
     python benchmarks/survive.py --ranks 4 --runs 10
     python benchmarks/survive.py --ranks 4 --hosts 2    # of tests/hosts/lab.py
 
-Each run trains in float64 under ``collective.launch --min-np 1``, some ranks are killed
-(``kill -9``), and then: the loss of every step is that of one process, to 1e-12; the
-ledger is perfect; the exit code is 0. The times are those of the timeline: from the end
-of the last step until the ranks that are left agree on the state, and from there to the
-end of the first step that they make.
+Each run trains in float64 under ``collective.launch --min-np 1``, and some ranks are killed
+(``kill -9``). It then checks that the loss of every step equals one process to 1e-12, that the
+ledger is perfect, and that the exit code is 0. The times come from the timeline: from the end
+of the last step until the remaining ranks agree on the state, and from there to the end of
+their first step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS = 138
 
 
 def main() -> None:
-    """All runs, a line each."""
+    """Make all runs, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=1, help="that share the ranks")
@@ -60,7 +60,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def launcher(hosts: int, ranks: int) -> Iterator[list[str]]:
-    """The words that start the ranks."""
+    """Yield the words that start the ranks."""
     if hosts == 1:
         yield [*LAUNCH, str(ranks)]
         return
@@ -73,7 +73,7 @@ def launcher(hosts: int, ranks: int) -> Iterator[list[str]]:
 
 
 def rank_of(process: psutil.Process) -> str:
-    """The number of the rank that a process is; empty where it is none."""
+    """Return the number of the rank that a process is; empty if it is not a rank."""
     with contextlib.suppress(psutil.Error):
         if process.status() != psutil.STATUS_ZOMBIE and TRAIN[1] in process.cmdline():
             environment = process.environ()
@@ -90,7 +90,7 @@ def run(
     folder: Path,
     wanted: list[float],
 ) -> str:
-    """One training; what was done to it, and how it went on."""
+    """Run one training; return the kills, and how it continued."""
     files = {name: folder / name for name in ("json", "ledger", "timeline")}
     options = [word for name, file in files.items() for word in (f"--{name}", file)]
     command = [*start, "--min-np", "1", *TRAIN, "--backend", "native"]
@@ -101,7 +101,7 @@ def run(
     for victim, step in zip(victims, moments, strict=True):
         while job.poll() is None and steps_in(files["ledger"]) < step:
             time.sleep(0.0005)
-        time.sleep(rng.random() * 0.02)  # anywhere in a step
+        time.sleep(rng.random() * 0.02)  # at a random time in a step
         for process in psutil.process_iter():
             if rank_of(process) == str(victim):
                 process.kill()
@@ -115,12 +115,12 @@ def run(
 
 
 def steps_in(ledger: Path) -> int:
-    """Steps that were noted so far."""
+    """Return the number of steps in the ledger so far."""
     return ledger.read_text().count('{"step"') if ledger.exists() else 0
 
 
 def times(timeline: Path) -> str:
-    """How long ranks took to agree, and then to the end of a step: the longest."""
+    """Return the longest times until ranks agreed, and then to the end of a step."""
     events, agreements = json.loads(timeline.read_text()), []
     for event in events:
         if not re.fullmatch(r"continues as rank \d+ of \d+", event["name"]):

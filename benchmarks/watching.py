@@ -1,11 +1,11 @@
-"""What watching a training costs: the desync alarm every 100 steps, the timeline.
+"""Measures the cost of watching a training: the desync alarm every 100 steps, the timeline.
 
     collectiverun -np 2 python benchmarks/watching.py mlp
     mpirun -np 2 python benchmarks/watching.py cnn --backend mpi
 
-In one job, by turns a step without the alarm and one with it, every hundredth of which
-compares: medians. Of what the timeline takes after each step, the mean. The first round
-is left out.
+In one job, a step without the alarm and one with it take turns; every hundredth of the latter
+compares. The output has their medians, and the mean time that the timeline takes after each
+step. The first round is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 100
 
 
 def main() -> None:
-    """Runs the rounds; rank 0 prints medians and ratios."""
+    """Run the rounds; rank 0 prints medians and ratios."""
     p = workloads.parser(__doc__)
     p.add_argument("model", nargs="?", default="cnn")
     p.add_argument("--backend", default="auto")

@@ -1,4 +1,4 @@
-"""What several benchmarks share: models, data, and contestants that take turns."""
+"""Shared by several benchmarks: models, data, and contestants that take turns."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ROOT = Path(__file__).resolve().parents[1]
 # Followed by the number of ranks and a command.
 LAUNCH = [sys.executable, "-m", "collective.launch", "-np"]
 CLASSES = 10
-# Of a row.
+# The shape of a row.
 SHAPES = {"resnet50": (64, 64, 3)} | dict.fromkeys(
     ("mlp", "cnn", "transformer"), (28, 28, 1)
 )
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with a program's first line."""
+    """Return a parser whose help begins with a program's first line."""
     return argparse.ArgumentParser(description=(description or "").splitlines()[0])
 
 
 def take_turns(
     contestants: dict[str, Callable[[], Result]], rounds: int
 ) -> dict[str, list[Result]]:
-    """By contestant, what it returns in each round."""
+    """Return by contestant its results in each round."""
     found: dict[str, list[Result]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
@@ -42,7 +42,7 @@ def take_turns(
 
 
 def random_rows(count: int, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Data whose values do not matter: x ``[count, *shape]`` and y ``[count]``."""
+    """Return data whose values do not matter: x ``[count, *shape]`` and y ``[count]``."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count, *shape)).astype(np.float32)
     return x, rng.integers(0, CLASSES, count).astype(np.int32)
@@ -51,7 +51,7 @@ def random_rows(count: int, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarra
 def compiled(
     name: str, optimizer: Any, shape: Sequence[int], **options: Any
 ) -> keras.Model:
-    """A built-in model of ``collective.training.models``; imports TensorFlow."""
+    """Return a built-in model of ``collective.training.models``; imports TensorFlow."""
     import keras
 
     from collective.training import models
@@ -63,19 +63,19 @@ def compiled(
 
 
 def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """One of 8 blocks, of width 256, for ``train.py --model``."""
+    """Return a transformer of 8 blocks of width 256, for ``train.py --model``."""
     from collective.training.models import transformer
 
     return transformer(input_shape, classes, blocks=8, width=256, heads=8)
 
 
 def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
-    """The step of ``collective.training.fit`` for a model of 8x8 images, prepared.
+    """Return the step of ``collective.training.fit`` for a model of 8x8 images, prepared.
 
     Args:
         name: The model.
-        backend: Of ``collective.backends``.
-        plan: The input, of ``collective.training.input.pipeline``.
+        backend: A backend of ``collective.backends``.
+        plan: The input, from ``collective.training.input.pipeline``.
         attachments: Maps the model to the step's attachments.
     """
     import keras
@@ -96,12 +96,12 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
 def print_pairs(
     names: tuple[str, str], seconds: Iterable[Sequence[float]], steps: int
 ) -> None:
-    """Prints the medians of two contestants, and of the ratio pair by pair.
+    """Print the medians of two contestants, and of the ratio pair by pair.
 
     Args:
-        names: Of the contestants.
-        seconds: Of each: the times of blocks.
-        steps: Of a block.
+        names: Names of the contestants.
+        seconds: Times of the blocks, for each contestant.
+        steps: Steps of a block.
     """
     first, second = (np.array(times) for times in seconds)
     for name, times in zip(names, (first, second), strict=True):
