@@ -1,10 +1,10 @@
-"""Which tests a change can reach: ``make test CHANGED=1``.
+"""Finds the tests that a change can reach: ``make test CHANGED=1``.
 
     python -m tests.changed [COMMIT]
 
-Prints the test files that import a file which differs from a commit (HEAD), whether by
-themselves or through others. A file also reaches what it starts: the modules that it names
-in a string, and of a test the files.
+It prints the test files that import a file which differs from a commit (HEAD), directly or
+through others. A file also reaches the files that it starts: the modules that it names in a
+string, and, if it is a test, the files that it names.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 import collective
 from tests.test_imports import ROOT, imported, modules
 
-# What is no Python module stands for the one that loads it.
+# A file that is not a Python module counts as the module that loads it.
 STANDS_FOR = {"collective/native/": "collective/library.py"}
-# What make test leaves out: each has a target of its own.
+# Tests that make test leaves out; each has a target of its own.
 OWN_TARGET = tuple(f"tests/{name}/" for name in ("hosts", "faults", "cluster", "gpu"))
-# Who changes one of these may have changed any result.
+# A change of one of these may change any result.
 EVERYWHERE = ("pyproject.toml", "tests/conftest.py", "tests/launch.py")
 
 
 def sources() -> dict[str, Path]:
-    """Every Python file that a test can import or start: by import name."""
+    """Return every Python file that a test can import or start, by import name."""
     found = modules()
     for path in (*ROOT.glob("*.py"), *(ROOT / "tests").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -36,7 +36,7 @@ def sources() -> dict[str, Path]:
 
 
 def named(path: Path, names: dict[str, Path], files: dict[str, set[str]]) -> set[str]:
-    """The modules that a file names in strings, or whose files: it starts them."""
+    """Return the modules that a file starts: it names them, or their files, in strings."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -46,7 +46,7 @@ def named(path: Path, names: dict[str, Path], files: dict[str, set[str]]) -> set
 
 
 def lazily_imported(path: Path) -> set[str]:
-    """The modules behind the names that a file takes from ``collective`` itself."""
+    """Return the modules of the names that a file imports from ``collective`` itself."""
     taken = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -59,7 +59,7 @@ def lazily_imported(path: Path) -> set[str]:
 
 @functools.cache
 def edges() -> dict[str, set[str]]:
-    """Which modules each one reaches at once; a package's ``__init__`` is one of them."""
+    """Return the modules that each one reaches directly; a package's ``__init__``, too."""
     names = sources()
     files: dict[str, set[str]] = {}
     for name, path in names.items():
@@ -68,19 +68,19 @@ def edges() -> dict[str, set[str]]:
     found = {}
     for name, path in names.items():
         reached = set(imported(path, names)) | lazily_imported(path)
-        if name != "tests.launch":  # starts what those who call it name
+        if name != "tests.launch":  # it starts files that its callers name
             reached |= named(path, names, files if name.startswith("tests.") else {})
         for each in [*reached]:
             parts = each.split(".")
             reached |= {".".join(parts[:n]) for n in range(1, len(parts))}
-        if name != "collective":  # its names are lazy: each stands for its own module
+        if name != "collective":  # its names are lazy; each counts as its own module
             found[name] = reached & names.keys()
     found["collective"] = {"collective.namesake"}
     return found
 
 
 def reached_from(name: str, edges: dict[str, set[str]]) -> set[str]:
-    """All that a module reaches, itself included."""
+    """Return all modules that a module reaches, itself included."""
     seen, waiting = {name}, [name]
     while waiting:
         new = edges[waiting.pop()] - seen
@@ -90,7 +90,7 @@ def reached_from(name: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def reaching(changed: set[str]) -> list[str]:
-    """The test files that reach one of the changed files, as paths from the root."""
+    """Return the test files that reach a changed file, as paths from the root."""
     names = sources()
     paths = {name: str(path.relative_to(ROOT)) for name, path in names.items()}
     tests = {n: p for n, p in paths.items() if names[n].name.startswith("test_")}
@@ -107,7 +107,7 @@ def reaching(changed: set[str]) -> list[str]:
 
 
 def changed_since(commit: str) -> set[str]:
-    """What differs from a commit in this checkout, new files included."""
+    """Return the files that differ from a commit in this checkout, new ones included."""
     words = (["diff", "--name-only", commit], ["ls-files", "-o", "--exclude-standard"])
     printed = "".join(
         subprocess.check_output(["git", "-C", str(ROOT), *each], text=True)

@@ -1,4 +1,4 @@
-"""A copy of the checkout as it is now, for what must not be done to the checkout."""
+"""A copy of the present checkout, for actions that must not change the checkout itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def copy(to: Path) -> None:
-    """Copies what git tracks, and new files that it does not ignore, links as links.
+    """Copy tracked files, and new files that git does not ignore; links stay links.
 
     Args:
         to: A folder, made if it is missing.
 
     Raises:
-        subprocess.CalledProcessError: If this is no checkout.
+        subprocess.CalledProcessError: If this is not a checkout.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -31,7 +31,7 @@ def copy(to: Path) -> None:
 
 
 def sources(root: Path, suffixes: tuple[str, ...] = (".py", ".cc", ".h")) -> list[Path]:
-    """The product's source files below a checkout; no tests, no second way by a link."""
+    """Return the product's source files below a checkout, without tests and links."""
     floors = (root / name for name in ("collective", "backends"))
     return [
         file

@@ -1,4 +1,4 @@
-"""What all tests share: devices, backends, and the results of one process."""
+"""Shared by all tests: devices, backends, and the results of one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import launch
 from tests.lean import stacks
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Logical devices are made once, before TensorFlow's first operation, or never.
+# Logical devices can be made only once, before TensorFlow's first operation.
 DEVICES = 4
 
 
@@ -61,20 +61,20 @@ def pytest_configure(config: pytest.Config) -> None:
             launch.redirect_segments(config)
             launch.prepare_forkserver(config)
         refuse_a_stale_core()
-        # SIGTERM as SIGINT: what a test has started is ended with the session.
+        # SIGTERM acts like SIGINT: the processes of tests end with the session.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
-    """Has pytest find nothing to collect at its end, where it does so.
+    """Leave no garbage for pytest, which collects it at its end.
 
-    Graphs are millions of objects: that took seconds in each worker and each rank.
+    Graphs have millions of objects, so that took seconds in each worker and each rank.
     """
     gc.freeze()
 
 
 def refuse_a_stale_core() -> None:
-    """Tests of a library that was built from other sources would show nothing."""
+    """Refuse a core from other sources, because its tests would prove nothing."""
     if not library.path().exists():
         return
     try:
@@ -88,23 +88,23 @@ def refuse_a_stale_core() -> None:
         )
 
 
-# In the names of tests that run on several replicas of one process.
+# Names of tests that run on several replicas of one process contain this.
 SEVERAL = "tf-mirrored"
-# Who asks for one of these trains a model.
+# A test that asks for one of these fixtures trains a model.
 TRAINING = {"clean_keras", "backends_by_name", "reference", "graphs_as_made"}
 
 
 def proved_by_a_launch(item: pytest.Item) -> bool:
-    """Whether the launch of this test's file shows what it would show in one process."""
+    """Return whether the launch of this test's file proves the same as the test alone."""
     if item.get_closest_marker("launches") or SEVERAL in item.nodeid:
         return False
     return item.get_closest_marker("on_ranks") is not None
 
 
 def launches_between(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """The order in which each worker starts ranks now and then until most is done.
+    """Return an order in which each worker starts ranks at intervals until most is done.
 
-    pytest-xdist cuts it into as many pieces as there are workers. A launch waits much
+    pytest-xdist cuts it into as many pieces as there are workers. A launch waits for most
     of its time, so that several at once, or some at the end, leave processors idle.
     """
     files: dict[Path, list[pytest.Item]] = {}
@@ -114,7 +114,7 @@ def launches_between(items: list[pytest.Item], workers: int) -> list[pytest.Item
             files.setdefault(item.path, []).append(item)
         else:
             others.append(item)
-    # Whole files, as they share fixtures; those of training, which take longest, first.
+    # Whole files, because they share fixtures; first tests/training, the longest.
     ordered = [files[path] for path in sorted(files, reverse=True)]
     result: list[pytest.Item] = []
     for worker in range(workers):
@@ -129,7 +129,7 @@ def launches_between(items: list[pytest.Item], workers: int) -> list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Ranks start no ranks."""
+    """Remove tests that start ranks from a rank, and mark the others."""
     for item in items:
         if TRAINING & set(getattr(item, "fixturenames", ())):
             item.add_marker("trains")
@@ -137,20 +137,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker("matrix")
     if launch.launched():
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
-    yield  # those that the command line leaves out go here
+    yield  # the command line leaves tests out here
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         items[:] = launches_between(items, int(workers))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests that need Horovod where it is not installed."""
+    """Skip tests that need Horovod if it is not installed."""
     if item.get_closest_marker("horovod") and (misfit := installed.misfit()):
         pytest.skip(f"{misfit}: make horovod")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
-    """Makes the logical devices if any test imports TensorFlow."""
+    """Make the logical devices if any test imports TensorFlow."""
     if "tensorflow" in sys.modules:
         stacks.forget()
         if not launch.launched():
@@ -162,9 +162,9 @@ def devices() -> None:
                 for gpu in tf.config.list_physical_devices("GPU"):
                     tf.config.experimental.set_memory_growth(gpu, True)
             else:
-                tf.config.set_visible_devices([], "GPU")  # make test-gpu is for these
+                tf.config.set_visible_devices([], "GPU")  # only make test-gpu uses GPUs
                 local_devices(DEVICES)
-    # Keras' and TensorFlow's own objects live for ever: exclude them from collections,
+    # Keras' and TensorFlow's own objects live for ever. Exclude them from collections,
     # which took more than a third of the time of all tests that trace a model.
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
@@ -172,7 +172,7 @@ def devices() -> None:
 
 @pytest.fixture(scope="session")
 def backends_by_name() -> Iterator[Callable]:
-    """Makes backends; a launch has one, a plain session several: ``tf-mirrored:2``."""
+    """Make backends; a launch has one, a plain session several: ``tf-mirrored:2``."""
     from collective import backends
 
     made: dict[str, backends.Backend] = {}
@@ -194,7 +194,7 @@ def backends_by_name() -> Iterator[Callable]:
 
 
 def multiply_instead_of_summing(backend) -> None:
-    """The mutation: right only where every replica holds the same data."""
+    """Apply the mutation, which is right only if all replicas hold the same data."""
     backend._all_reduce = lambda tensors: [t * backend.replicas for t in tensors]
     if hasattr(backend, "sum_devices"):
         backend.sum_devices = lambda columns: [
@@ -205,7 +205,7 @@ def multiply_instead_of_summing(backend) -> None:
 
 @pytest.fixture
 def pretended_gpu(monkeypatch) -> None:
-    """TensorFlow names a GPU that is not there."""
+    """Have TensorFlow name a GPU that does not exist."""
     import tensorflow as tf
 
     real = tf.config.list_logical_devices
@@ -219,8 +219,8 @@ def pretended_gpu(monkeypatch) -> None:
 class Reference:
     """The results of the cases in one process, or on N logical devices of one.
 
-    A plain session computes them when they are first needed; the ranks of a launch
-    read what the session that started them has written to a folder.
+    A plain session computes them when they are first needed; the ranks of a launch read the
+    files that the session which started them has written to a folder.
     """
 
     def __init__(self, folder: Path, backend: Callable):
@@ -238,7 +238,7 @@ class Reference:
 
             assert not launch.launched(), f"no reference for this launch: {file}"
             name = f"tf-mirrored:{replicas}" if case.replicas_matter else "single"
-            # Without micro-batches, except where they matter too (batch statistics).
+            # Without micro-batches, unless they matter, too (batch statistics).
             parts = case.accumulate if case.replicas_matter else 1
             result = train(case, self.backend(name), precision, parts)
             # Renamed when complete: another worker may read it at any time.
@@ -251,21 +251,22 @@ class Reference:
 
 @pytest.fixture(scope="session")
 def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the workers of a session have in common."""
+    """Return a folder that the workers of a session have in common."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
 def once(shared_path: Path) -> Callable[[str, Callable[[Path], None]], Path]:
-    """Has a folder made by the first worker that asks for it by its name."""
+    """Have a folder made by the first worker that asks for it by its name."""
 
     def folder(name: str, make: Callable[[Path], None]) -> Path:
         path, part = shared_path / name, shared_path / f"{name}.part"
         with (shared_path / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                shutil.rmtree(part, ignore_errors=True)  # of one that has failed
+                # Left by a worker that has failed.
+                shutil.rmtree(part, ignore_errors=True)
                 part.mkdir()
                 make(part)
                 part.rename(path)
@@ -285,10 +286,10 @@ def reference(backends_by_name: Callable, shared_path: Path) -> Reference:
 
 @pytest.fixture
 def clean_keras() -> Iterator[None]:
-    """Keras as it is after import, before and after the test."""
+    """Bring Keras to its state after import, before and after the test."""
     import keras
 
-    # Without a collection of garbage, which takes longer than most tests.
+    # This does not collect garbage, which takes longer than most tests.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx("float32")
     yield

@@ -1,4 +1,4 @@
-"""Processes in a frozen cgroup: they do nothing, and not even SIGKILL ends them."""
+"""Processes in a frozen cgroup: they do nothing, and even SIGKILL does not end them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-FREEZER = Path("/sys/fs/cgroup/freezer")  # of version 1: version 2 lets them die
+FREEZER = Path("/sys/fs/cgroup/freezer")  # version 1, because version 2 lets them die
 
 
 def why_not() -> str:
-    """Why nothing can be frozen here; empty where it can."""
+    """Return why freezing is impossible here; empty if it is possible."""
     return "" if os.access(FREEZER, os.W_OK) else "no cgroup can be frozen here"
 
 
 @contextlib.contextmanager
 def frozen(processes: Sequence[int]) -> Iterator[None]:
-    """Freezes them, until the end of the context."""
+    """Freeze them, until the end of the context."""
     group = FREEZER / f"collective-tests-{os.getpid()}"
     group.mkdir()
     try:
@@ -34,7 +34,7 @@ def frozen(processes: Sequence[int]) -> Iterator[None]:
 def _remove(group: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):  # what was in it has not ended yet
+        with contextlib.suppress(OSError):  # its processes have not ended yet
             group.rmdir()
             return
         time.sleep(0.05)

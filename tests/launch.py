@@ -1,4 +1,4 @@
-"""Runs a test file on several ranks at once, and is what each of those ranks runs.
+"""Runs a test file on several ranks at once; it is also the program of each rank.
 
 ``launch`` is for a test in a plain pytest session: it starts N processes, waits, and
 returns the outcome of every test on every rank. As a script, this file is one rank.
@@ -28,26 +28,26 @@ from collective.launch import processes
 from tests.lean import forkserver
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of processes that tests start: sitecustomize.py in tests/lean says what for.
+# PYTHONPATH of processes that tests start, for sitecustomize.py in tests/lean.
 PYTHONPATH = f"{ROOT / 'tests' / 'lean'}{os.pathsep}{ROOT}"
 
-# Set for the ranks of a launch: the backend under test, and where they write results.
+# Set for the ranks of a launch: the backend under test, and the folder for results.
 BACKEND = "COLLECTIVE_TEST_BACKEND"
 REFERENCE = "COLLECTIVE_TEST_REFERENCE"
 MUTATION = "COLLECTIVE_TEST_MUTATION"
 RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
-# Set by make test-gpu: what it runs of other tests sees the GPUs.
+# Set by make test-gpu: other tests that it runs see the GPUs.
 ON_GPU = "TESTS_ON_GPU"
-# Of a session and its workers: the path of the servers that fork ranks.
+# For a session and its workers: the path of the servers that fork ranks.
 FORKSERVER = "TESTS_FORKSERVER"
 # The folder of Open MPI's shared memory.
 SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
 
-# Many times as long as what a test waits for takes, as the machine may be busy: to import
-# TensorFlow takes 40 s on one that is.
+# Many times the usual duration of the event that a test waits for, because the machine may
+# be busy: then the import of TensorFlow alone takes 40 s.
 PATIENCE_SECONDS = 120.0
-# By so much a deadline is longer than what is enough on a machine that has little to do.
+# Factor between a deadline and the time that is enough on an idle machine.
 PATIENCE = 4
 
 # Process backends and the launcher that starts their ranks.
@@ -64,12 +64,12 @@ NEEDS_CORE = pytest.mark.skipif(
 NOT_ON_RANKS = pytest.mark.skipif(
     "COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"
 )
-#: Of a file whose tests start jobs of their own.
+#: Marks of a file whose tests start jobs of their own.
 STARTS_RANKS = [pytest.mark.launches, NOT_ON_RANKS, NEEDS_CORE]
 
 
 def launched() -> bool:
-    """Whether this process is one of the ranks of a launch."""
+    """Return whether this process is one of the ranks of a launch."""
     return BACKEND in os.environ
 
 
@@ -79,7 +79,7 @@ class Launch:
 
     Attributes:
         code: Exit status; None if the launch was killed at its deadline.
-        output: What the ranks printed.
+        output: The output of the ranks.
         outcomes: For each rank, ``passed``, ``failed`` or ``skipped`` of each test.
     """
 
@@ -88,13 +88,13 @@ class Launch:
     outcomes: list[dict[str, str]]
 
     def passed(self, *, skips: bool = False) -> int:
-        """How many tests have passed, the same ones on every rank.
+        """Return the number of passed tests, which are the same on every rank.
 
         Args:
-            skips: Whether there may be others, which were skipped.
+            skips: Whether skipped tests are allowed.
 
         Raises:
-            AssertionError: One has not, or ranks differ; or the launch failed.
+            AssertionError: A test has failed, or ranks differ; or the launch failed.
         """
         assert self.code == 0, self.output
         first, *others = self.outcomes
@@ -105,26 +105,26 @@ class Launch:
 
 
 def command(backend: str, ranks: int) -> list[str]:
-    """The words that start ranks, to put before the program."""
+    """Return the words that start ranks, to put before the program."""
     name = LAUNCHERS[backend]
     if name == "collectiverun":
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
     program = processes.find_program(name) or name
     more = ["--oversubscribe"] if name == "mpirun" else []
     if name == "horovodrun" and ranks > 2:
-        more = ["--gloo"]  # by MPI with 2: so both are tested
+        more = ["--gloo"]  # MPI starts 2 ranks, so both are tested
     return [program, "-np", str(ranks), *more]
 
 
 def redirect_dumps(config: pytest.Config) -> None:
-    """Keeps the flight recorder's dumps of the events that tests cause out of the checkout."""
+    """Keep the flight recorder's dumps out of the checkout; tests cause many."""
     folder = tempfile.TemporaryDirectory(prefix="dumps-")
     os.environ[recorder.VARIABLE] = folder.name
     config.add_cleanup(folder.cleanup)
 
 
 def redirect_segments(config: pytest.Config) -> None:
-    """Gives Open MPI a folder for its shared memory: a killed mpirun leaves files there."""
+    """Give Open MPI a folder for its shared memory: a killed mpirun leaves files there."""
     memory = "/dev/shm"
     folder = tempfile.TemporaryDirectory(
         dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
@@ -134,18 +134,18 @@ def redirect_segments(config: pytest.Config) -> None:
 
 
 def prepare_forkserver(config: pytest.Config) -> None:
-    """Has the ranks that this session starts forked off a process with TensorFlow."""
+    """Have the ranks that this session starts forked off a process with TensorFlow."""
     folder = tempfile.TemporaryDirectory(prefix="forkserver-")
     os.environ[FORKSERVER] = os.path.join(folder.name, str(os.getpid()))
     config.add_cleanup(folder.cleanup)
 
 
 def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
-    """The environment of a process that a test starts: that of no launcher's rank.
+    """Return the environment of a process that a test starts, outside of every job.
 
     Args:
-        forked: Whether ranks below it are forked off a process that has TensorFlow: for
-            tests of what they compute, not of processes, as it is nobody's child.
+        forked: Whether its ranks are forked off a process that has TensorFlow. This is for
+            tests of their results, not of processes, because such a rank has no parent.
         more: Further variables.
     """
     prefixes = (
@@ -159,16 +159,16 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
-    # Of two ranks that import TensorFlow, one may be much later than the other.
+    # Two ranks that import TensorFlow may finish at very different times.
     env["COLLECTIVE_START_TIMEOUT"] = "300"
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
-    # The session's folder; and a core that is not the installed one.
+    # Keep the session's folder, and the path of a core that is not installed.
     for name in (SEGMENTS, "COLLECTIVE_LIBRARY"):
         if name in os.environ:
             env[name] = os.environ[name]
-    # Several tests share the cores: a rank that waits in MPI yields its core.
+    # Several tests share the cores, so a rank that waits in MPI yields its core.
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    # As where the environment is activated: horovodrun looks for mpirun there.
+    # As in an activated environment, because horovodrun looks there for mpirun.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:
         env |= dict.fromkeys(
@@ -183,16 +183,16 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
 def run(
     arguments: list[str], env: dict[str, str], seconds: float, folder: Path = ROOT
 ) -> tuple[int | None, str]:
-    """Runs a command in a folder; at a deadline ends it and all its descendants.
+    """Run a command in a folder; at a deadline, end it and all its descendants.
 
     Args:
         arguments: Program and arguments.
         env: Its environment.
-        seconds: That are enough where the machine is not busy.
-        folder: Where it runs.
+        seconds: Seconds that are enough on an idle machine.
+        folder: Folder in which it runs.
 
     Returns:
-        Exit status, None past the deadline; and the output, stderr included.
+        Exit status, or None after the deadline; and the output, stderr included.
     """
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -218,16 +218,16 @@ def run(
 def capture(
     command: Sequence[Any], seconds: float = 60, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run``, in ``environment()``: the two outputs apart, as text.
+    """Call ``subprocess.run`` in ``environment()``; return both outputs as text.
 
-    ``seconds`` are enough where the machine is not busy; the deadline is later.
+    ``seconds`` are enough on an idle machine; the deadline is later.
     """
     options = {"env": environment(), "timeout": PATIENCE * seconds} | options
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def await_that(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """Asks until the answer is true, and returns it; fails after a while."""
+    """Ask until the answer is true, and return it; fail after a while."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "this did not come about"
@@ -236,7 +236,7 @@ def await_that(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) 
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a process, its group, and its descendants in groups of their own."""
+    """End a process, its group, and its descendants in groups of their own."""
     family = []
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -262,14 +262,14 @@ def launch(
     start: Callable[[list[str]], list[str]] | None = None,
     **more: str,
 ) -> Launch:
-    """Runs tests on the ranks of a backend.
+    """Run tests on the ranks of a backend.
 
     Args:
         backend: One of ``LAUNCHERS``, or an in-process one for a process of its own.
-        ranks: How many.
+        ranks: Number of ranks.
         tests: Arguments of pytest.
         reference: Folder with the results of one process.
-        seconds: As of ``run``.
+        seconds: As for ``run``.
         start: Turns the command of one rank into the one that starts all; by default
             the backend's own launcher on this host.
         more: Environment variables.
@@ -307,7 +307,7 @@ def _outcomes(file: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Runs pytest on one rank: outcomes go to a file, output to rank 0's stdout only."""
+    """Run pytest on one rank: outcomes go to a file, output to rank 0's stdout only."""
     from collective.environment import detect
 
     rank, results = detect().rank, Path(os.environ[RESULTS])

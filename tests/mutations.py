@@ -1,11 +1,11 @@
-"""Ten defects put into a copy of the checkout, one at a time: the tests must see each.
+"""Puts ten defects into a copy of the checkout, one at a time: tests must find each.
 
     python -m tests.mutations            # make mutations
     python -m tests.mutations root epoch # some of them
 
-For each it prints the test that failed. Then it takes the defect out and runs that test
-again, which must pass: a test that fails anyway has caught nothing. Exits with 1 if a
-defect stays unseen.
+For each it prints the test that failed. Then it removes the defect and runs that test again,
+which must pass: a test that always fails has not found anything. The exit code is 1 if a
+defect stays hidden.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Mutation:
     """A defect.
 
     Attributes:
-        name: For the command line.
-        what: What is wrong then.
+        name: Its name on the command line.
+        what: The error that it causes.
         old: The code; it must be found exactly once in the product's sources.
-        new: What takes its place.
-        tests: Arguments of pytest: the smallest selection that should see it.
-        ranks: How many ranks of the core run pytest; 1: none is started.
+        new: The code that replaces it.
+        tests: Arguments of pytest: the smallest selection that should find it.
+        ranks: Number of ranks of the core that run pytest; 1: no ranks are started.
     """
 
     name: str
@@ -125,10 +125,10 @@ MUTATIONS = (
 
 
 def place(root: Path, mutation: Mutation) -> Path:
-    """The one file that has the code.
+    """Return the only file that has the code.
 
     Raises:
-        SystemExit: If it is not there exactly once.
+        SystemExit: If the code does not occur exactly once.
     """
     found = []
     for file in checkout.sources(root):
@@ -143,7 +143,7 @@ def place(root: Path, mutation: Mutation) -> Path:
 
 
 def build(root: Path) -> None:
-    """Builds the native core of the copy: as a whole the first time."""
+    """Build the native core of the copy: completely the first time."""
     target = root / "build" / "native"
     commands = [["cmake", "-S", str(root), "-B", str(target), "-G", "Ninja"]]
     if (target / "build.ninja").exists():
@@ -156,13 +156,13 @@ def build(root: Path) -> None:
 
 
 def failed_test(root: Path, tests: Sequence[str], ranks: int) -> str:
-    """Runs tests until one fails.
+    """Run tests until one fails.
 
     Returns:
-        Its name; empty where all passed.
+        Its name; empty if all passed.
 
     Raises:
-        SystemExit: If none ran.
+        SystemExit: If no test ran.
     """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no"]
     command += ["--color=no", "-p", "no:cacheprovider", *tests]
@@ -186,7 +186,7 @@ def failed_test(root: Path, tests: Sequence[str], ranks: int) -> str:
 
 
 def caught(root: Path, mutation: Mutation) -> str:
-    """The test that sees a mutation and passes without; empty where none does."""
+    """Return the test that fails with a mutation only; empty if there is none."""
     file = place(root, mutation)
     text = file.read_text()
     native = file.suffix != ".py"
@@ -206,7 +206,7 @@ def caught(root: Path, mutation: Mutation) -> str:
 
 
 def main() -> int:
-    """Applies the mutations; the exit code."""
+    """Apply the mutations; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
     names = [mutation.name for mutation in MUTATIONS]
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
@@ -221,7 +221,8 @@ def main() -> int:
             shutil.copy2(library, root / "collective" / "native")
         wanted = [mutation for mutation in MUTATIONS if mutation.name in chosen]
         for mutation in wanted:
-            place(root, mutation)  # all are looked for before the first takes its time
+            # Find all of them before the first one takes its time.
+            place(root, mutation)
         for mutation in wanted:
             name = caught(root, mutation)
             unseen += not name

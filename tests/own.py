@@ -14,18 +14,18 @@ from collective.errors import UsageError
 from collective.training.input.arrays import Arrays
 from collective.training.input.source import numpy_rows
 
-POISONED = 37  # the row, of 64, that is not finite
-UNREADABLE = 18  # the row, of 24, that cannot be read
+POISONED = 37  # index of the row, of 64, that is not finite
+UNREADABLE = 18  # index of the row, of 24, that cannot be read
 
 
 def few_outputs(input_shape):
-    """Three outputs, whatever the number of classes."""
+    """Return a model of three outputs for any number of classes."""
     layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(3)]
     return keras.Sequential(layers, name="few_outputs")
 
 
 def other_shape(classes):
-    """Wants rows of five numbers."""
+    """Return a model that expects rows of five numbers."""
     layers = [keras.Input((5,)), keras.layers.Dense(classes)]
     return keras.Sequential(layers, name="other_shape")
 
@@ -35,7 +35,7 @@ def no_model():
 
 
 def poisoned():
-    """One row holds an Inf, so only one rank has it."""
+    """Return rows of which one holds an Inf, so only one rank has it."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(64, 6)).astype("float32")
     x[POISONED, 2] = np.inf
@@ -43,7 +43,7 @@ def poisoned():
 
 
 class Unreadable(Arrays):
-    """Rows of which one cannot be read."""
+    """Rows, one of which cannot be read."""
 
     def read(self, rows):
         (rows,) = numpy_rows(self._read_all, rows, [tf.TensorSpec([], tf.int64)])
@@ -57,14 +57,14 @@ class Unreadable(Arrays):
 
 
 def unreadable():
-    """Only one rank reads the row that cannot be read."""
+    """Return rows, one of which cannot be read; only one rank reads that."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(24, 4, 4, 3)).astype("float32")
     return Unreadable(x, rng.integers(0, 3, 24).astype("int32"))
 
 
 def two_layers(input_shape, classes):
-    """Variables ``hidden/...`` and ``out/...``."""
+    """Return a model with variables ``hidden/...`` and ``out/...``."""
     layers = [
         keras.Input(input_shape),
         keras.layers.Dense(4, activation="tanh", name="hidden"),
@@ -74,7 +74,7 @@ def two_layers(input_shape, classes):
 
 
 def dies_under_native(input_shape, classes):
-    """A model that ends its process without a word under one backend."""
+    """Return a model that silently ends its process under one backend."""
     if "native" in sys.argv:
         print("about to die", flush=True)
         os._exit(7)
@@ -83,7 +83,7 @@ def dies_under_native(input_shape, classes):
 
 
 class Drifting(keras.optimizers.SGD):
-    """On the last of several ranks, moves one weight too far in step 4."""
+    """Moves one weight too far in step 4, on the last of several ranks."""
 
     def apply(self, grads, trainable_variables=None):
         super().apply(grads, trainable_variables)
@@ -94,7 +94,7 @@ class Drifting(keras.optimizers.SGD):
 
 
 def drifting(input_shape, classes):
-    """``two_layers``, compiled with an optimizer that parts the ranks."""
+    """Return ``two_layers``, compiled with an optimizer that makes ranks differ."""
     model = two_layers(input_shape, classes)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(Drifting(0.01), loss)
@@ -102,6 +102,6 @@ def drifting(input_shape, classes):
 
 
 def finite():
-    """Rows as in ``poisoned``, all of them finite."""
+    """Return rows as in ``poisoned``, all of them finite."""
     x, y = poisoned()
     return np.nan_to_num(x, posinf=0), y

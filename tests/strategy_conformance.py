@@ -1,12 +1,12 @@
-"""Runs TensorFlow's and Keras' own tests of strategies, from their wheels, against ours.
+"""Runs TensorFlow's and Keras' own tests of strategies, from their wheels, on ours.
 
     python -m tests.strategy_conformance            # in one process, and on two ranks
     python -m tests.strategy_conformance --one      # in one process only
 
-Each test runs with our strategy and with TensorFlow's that it stands in for: two devices of
-one process beside ``MirroredStrategy``, two ranks of ``native`` beside
-``MultiWorkerMirroredStrategy``. Exit code 0 where ours fails in none that TensorFlow's
-passes, but those that ``EXCEPTIONS`` names with their reasons.
+Each test runs with our strategy and with the one of TensorFlow that it replaces: two devices
+of one process and ``MirroredStrategy``, two ranks of ``native`` and
+``MultiWorkerMirroredStrategy``. The exit code is 0 if ours passes all tests that TensorFlow's
+passes, except those that ``EXCEPTIONS`` names with their reasons.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ KERAS = (
 LIBRARY = "tensorflow.python.distribute.strategy_test_lib"
 SECONDS = 300
 ONE, TWO = ["CPU:0"], ["CPU:0", "CPU:1"]
-# By the name of a test: why ours fails, and TensorFlow's does not.
+# By the name of a test: the reason why ours fails, and TensorFlow's does not.
 EXCEPTIONS: dict[str, str] = {}
 
 
 def strategy(which: str, devices: list[str]) -> Any:
-    """``single``: ours in this process; ``mirrored``: TensorFlow's; or of ranks, by name."""
+    """Return ours in this process (``single``), TensorFlow's (``mirrored``), or by name."""
     import tensorflow as tf
 
     from collective.distribute import Strategy
@@ -61,13 +61,13 @@ def _backend(name: str) -> Any:
 
 
 def of_keras(which: str) -> unittest.TestSuite:
-    """The tests in Keras' wheel, which make a MirroredStrategy of two devices."""
+    """Return tests in Keras' wheel that make a MirroredStrategy of two devices."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
     if which == "single":
         tf.distribute.MirroredStrategy = lambda *_, **__: strategy(which, TWO)
-    context._reset_context = lambda: None  # the devices are there
+    context._reset_context = lambda: None  # the devices exist already
     tf.config.set_logical_device_configuration = mock.Mock()
     suite = unittest.TestSuite()
     for name in KERAS:
@@ -81,7 +81,7 @@ def of_keras(which: str) -> unittest.TestSuite:
 
 
 def of_tensorflow(which: str) -> unittest.TestSuite:
-    """The cases of TensorFlow's library of strategy tests that take one strategy."""
+    """Return TensorFlow's cases of strategy tests that take one strategy."""
     library = importlib.import_module(LIBRARY)
     suite = unittest.TestSuite()
     for base in vars(library).values():
@@ -113,7 +113,7 @@ def _with(name: str, which: str, devices: list[str]) -> Any:
 
 
 def run(which: str, file: str) -> None:
-    """Runs all tests, and writes the outcome of each to a file, by its name."""
+    """Run all tests, and write the outcome of each to a file, by its name."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -123,7 +123,8 @@ def run(which: str, file: str) -> None:
         tf.config.set_logical_device_configuration(cpu, two)
     else:
         file += f".{_backend(which).rank}"  # before TensorFlow's first operation
-    importlib.import_module("collective.distribute.strategy")  # derives from Mirrored
+    # It derives from Mirrored.
+    importlib.import_module("collective.distribute.strategy")
     suites = [of_tensorflow(which)]
     if in_process:
         suites.append(of_keras(which))
@@ -161,7 +162,7 @@ class _Outcomes(unittest.TextTestResult):
 
 
 def outcomes(which: str, folder: str, verbose: bool) -> dict[str, str]:
-    """Of each test, the worst of all ranks."""
+    """Return for each test the worst outcome of all ranks."""
     file = os.path.join(folder, which)
     words = [sys.executable, "-m", "tests.strategy_conformance", "--run", which, file]
     if which not in ("single", "mirrored"):
@@ -181,7 +182,7 @@ def outcomes(which: str, folder: str, verbose: bool) -> dict[str, str]:
 
 
 def compare(ours: str, stock: str, verbose: bool) -> int:
-    """Prints what fails; returns how many of ours do without a reason."""
+    """Print failures; return how many of ours are without a reason."""
     with tempfile.TemporaryDirectory() as folder:
         mine, theirs = (outcomes(which, folder, verbose) for which in (ours, stock))
     bad = [name for name, outcome in mine.items() if outcome == "failed"]
@@ -199,7 +200,7 @@ def compare(ours: str, stock: str, verbose: bool) -> int:
 
 
 def main() -> int:
-    """Returns 1 where a failure of ours has no reason."""
+    """Return 1 if a failure of ours has no reason."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--one", action="store_true", help="in one process only")
     parser.add_argument("--verbose", action="store_true", help="what the tests print")

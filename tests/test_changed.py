@@ -1,4 +1,4 @@
-"""Which tests a change can reach."""
+"""The tests that a change can reach."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.changed import reaching
     ("file", "test"),
     [
         ("collective/hosts/__init__.py", "tests/collective/launching/test_slurm.py"),
-        # By a name that the package imports when it is first used.
+        # Through a name that the package imports at its first use.
         ("collective/training/fit.py", "tests/training/test_fit.py"),
-        # By what the test starts: a file, a module, and what that one starts.
+        # Through files that the test starts: a file, a module, and files that it starts.
         ("tests/hosts/ranks_renewed.py", "tests/hosts/test_growing.py"),
         ("collective/launch/rank.py", "tests/collective/launching/test_reachable.py"),
         ("collective/native/job.cc", "tests/collective/test_allreduce.py"),

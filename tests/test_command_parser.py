@@ -1,4 +1,4 @@
-"""Help in 80 columns, under the name that was typed; an unknown option's nearest one."""
+"""Help in 80 columns, under the name as typed; for an unknown option the nearest one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from collective import command_parser
 from tests import launch
 
-# Each has a function that makes its parser, or prints the help.
+# Modules with a function that makes a parser, or prints the help.
 PROGRAMS = {
     "train.py": "collective.train",
     "compare.py": "collective.compare",

@@ -1,4 +1,4 @@
-"""The demo: ours are the numbers of one process, and what differs is named."""
+"""The demo: our numbers are equal to one process, and differences are named."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PATH = launch.ROOT / "examples" / "demo" / "__main__.py"
 def demo(monkeypatch):
     spec = importlib.util.spec_from_file_location("demo_of_examples", PATH)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # which dataclasses ask
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.launches
-@pytest.mark.matrix  # .ci/run prints the table itself, by make demo
+@pytest.mark.matrix  # .ci/run prints the table itself, with make demo
 @launch.NEEDS_CORE
 def test_its_numbers_agree(demo, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(launch.ROOT))

@@ -1,4 +1,4 @@
-"""The docs hold: scripts run, links resolve, commands and names exist."""
+"""The docs are true: scripts run, links resolve, commands and names exist."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def name(page: Path) -> str:
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
-    """The fenced blocks of a page that are in one of these languages."""
+    """Return the fenced blocks of a page that are in one of these languages."""
     found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S)
     return [text for language, text in found if language in languages]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a page may name behind its #."""
+    """Return the names that a link to a page may have after its #."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     plain = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles)
@@ -135,7 +135,7 @@ def test_the_reference_has_every_public_name():
 
 
 def hook():
-    """The module that fills the reference from the parsers."""
+    """Return the module that fills the reference from the parsers."""
     pytest.importorskip("mkdocs")
     path = ROOT / "docs" / "hooks" / "reference.py"
     spec = importlib.util.spec_from_file_location("docs_reference", path)
@@ -145,7 +145,7 @@ def hook():
 
 
 def test_the_page_for_users_of_keras_has_every_argument():
-    """The rows of its tables, and the arguments of fit, evaluate and predict."""
+    """The rows of its tables are the arguments of fit, evaluate and predict."""
     page = (ROOT / "docs/how-to/from-model-fit.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}

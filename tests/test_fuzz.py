@@ -1,4 +1,4 @@
-"""Whatever a file or a variable holds, its reader understands it or names what is wrong.
+"""A reader understands any contents of a file or a variable, or names the error.
 
 A ``CollectiveError`` is an answer (``UsageError`` is one); any other exception is a bug.
 """
@@ -29,7 +29,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-# Of YAML and JSON, what a generator of values does not write.
+# Texts in YAML and JSON that a generator of values does not write.
 ODD = st.sampled_from(
     [
         *(b"", b"\xff\xfe", b"{" * 1500, b"[" * 1500, b"- " * 1500, b"2000-13-45"),
@@ -46,7 +46,7 @@ few = settings(
 
 
 def named(*names: str) -> st.SearchStrategy[dict]:
-    """Tables with some of the keys that a reader looks for, and one other."""
+    """Return tables with some of the keys that a reader looks for, and another key."""
     keys = st.sampled_from([*names, "other"])
     return st.dictionaries(keys, VALUES, max_size=len(names))
 
@@ -174,7 +174,7 @@ def test_dumps_of_the_flight_recorder(content):
 @pytest.mark.trains
 @pytest.mark.parametrize("seed", range(20))
 def test_checkpoints_with_a_changed_byte(seed, saved, tmp_path):
-    """A byte changes, a file ends early or is missing: it is not used, and says why."""
+    """A file with a changed byte, cut or missing is not used, and the reason is named."""
     from collective.training.observers.checkpoint import storage
 
     folder, model, plan = saved
@@ -201,7 +201,7 @@ def test_checkpoints_with_a_changed_byte(seed, saved, tmp_path):
         except storage.Unusable as error:
             assert str(error)
         else:
-            # Blanks around the text of the manifest, for one, change nothing.
+            # For example, blanks around the text of the manifest change nothing.
             assert json.loads(file.read_text()) == json.loads(whole), (file, kind)
     finally:
         file.write_bytes(whole)
@@ -209,7 +209,7 @@ def test_checkpoints_with_a_changed_byte(seed, saved, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a checkpoint, its model and its plan of batches."""
+    """Return a folder with a checkpoint, its model and its plan of batches."""
     from collective import backends
     from collective.training import Checkpoint
     from collective.training.observers.checkpoint import storage

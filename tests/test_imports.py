@@ -1,4 +1,4 @@
-"""What imports what: no circles, and no import of a higher floor."""
+"""Imports between modules: there are no circles, and no import of a higher floor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# From the lowest floor to the highest; a file may import its own floor and lower ones.
+# From the lowest floor to the highest; a file may import from its own floor and lower ones.
 FLOORS = ("collective", "backends", "training", "comparison")
 # The command lines, which import no TensorFlow, belong to the floors that they open.
 SCRIPTS = {
@@ -18,10 +18,10 @@ SCRIPTS = {
 
 
 def modules() -> dict[str, Path]:
-    """The package's modules: by import name, their files."""
+    """Return the files of the package's modules by import name."""
     found = {}
     package = ROOT / "collective"
-    for folder in (package, package / "backends"):  # rglob follows no link
+    for folder in (package, package / "backends"):  # rglob does not follow links
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path
@@ -29,10 +29,10 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path, names: dict[str, Path], types: bool = True) -> Iterator[str]:
-    """The package's modules that a file imports: at its top, or inside a function.
+    """Yield the package's modules that a file imports: at its top, or inside a function.
 
     Args:
-        types: Whether imports for type checkers alone count.
+        types: Whether imports only for type checkers count.
     """
     tree = ast.parse(path.read_text())
     if not types:
@@ -53,10 +53,10 @@ def _is_for_types(node: ast.stmt) -> bool:
 
 
 def graph(types: bool = True) -> dict[str, set[str]]:
-    """Which modules each module imports.
+    """Return the modules that each module imports.
 
-    Without ``collective`` itself: its names are lazy, and stand for the module that
-    each is from.
+    The result is without ``collective`` itself: its names are lazy, and stand for the
+    module that each is from.
     """
     names = modules()
     return {
@@ -67,7 +67,7 @@ def graph(types: bool = True) -> dict[str, set[str]]:
 
 
 def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
-    """The strongly connected components of two modules or more [Tarjan, 1972]."""
+    """Return strongly connected components of two or more modules [Tarjan, 1972]."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -110,7 +110,7 @@ def test_imports_inside_functions_count():
     names = modules()
     found = set(imported(names["collective.backends.native"], names))
     assert {"collective", "collective.backends.world"} <= found
-    assert "collective.tensorflow_ops" in found  # inside a function only
+    assert "collective.tensorflow_ops" in found  # only inside a function
 
 
 def test_no_circle():
@@ -128,7 +128,7 @@ def test_no_import_of_a_higher_floor():
 
 
 def test_rooms_of_the_training_have_an_order():
-    """Folders, and files beside them: none imports what imports it, by others or itself."""
+    """No folder or loose file imports one that imports it, directly or through others."""
     rooms: dict[str, set[str]] = {}
     for name, others in graph(types=False).items():
         for other in others:

@@ -1,7 +1,7 @@
-"""A suite that a broken sum does not turn red proves nothing.
+"""A suite proves nothing if it passes with a broken sum.
 
-Where every rank holds the same data, "multiply by N" is a perfect all-reduce. It is
-put in place of each backend's own here, and every case must notice.
+If every rank holds the same data, "multiply by N" is a perfect all-reduce. Here it replaces
+the sum of each backend, and every case must fail.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests import checkout, launch, mutations
 from tests.training.cases import CASES
 from tests.training.test_equivalence import HERE
 
-# One of each kind: plain, clipped, with state, with weights, with micro-batches.
+# One case of each kind: plain, clipped, with state, weights, or micro-batches.
 CHOSEN = ("sgd", "global-clipnorm", "accumulate", "weighted-mean", "batchnorm")
 PRECISION = "float64"
 
@@ -38,7 +38,7 @@ def test_multiplying_by_n_turns_every_case_red(name, ranks, reference):
     ended = launch.launch(
         name,
         ranks,
-        [*tests, "-m", ""],  # also those that make test leaves out
+        [*tests, "-m", ""],  # includes those that make test leaves out
         reference.folder,
         seconds=120,
         **{launch.MUTATION: "multiply"},

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.test_imports import circles
 
 NATIVE = Path(__file__).resolve().parent.parent / "collective/native"
-# From the lowest: folders, and the files that lie beside the folders, by their stems.
+# From the lowest: folders, and loose files by their stems.
 LAYERS = (
     ("clock", "failure", "plan"),
     ("kernels",),
@@ -23,19 +23,19 @@ LAYERS = (
     ("c_api",),
     ("bindings",),
 )
-# Files of the C interface beside its own.
+# Further files of the C interface.
 C_API = {"session", "c_api_recorder", "c_api_timing", "source"}
 LAYER_OF = {part: i for i, layer in enumerate(LAYERS) for part in layer}
 
 
 def part(file: str) -> str:
-    """The folder of a file, or the stem of one that lies in none."""
+    """Return the folder of a file, or the stem of a loose file."""
     first = file.split("/")[0].split(".")[0]
     return "c_api" if first in C_API else first
 
 
 def included() -> dict[str, set[str]]:
-    """By file: the files of the core that it includes."""
+    """Return by file the files of the core that it includes."""
     files = [*NATIVE.rglob("*.h"), *NATIVE.rglob("*.cc")]
     names = {file.relative_to(NATIVE).as_posix(): file for file in files}
     pattern = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -46,7 +46,7 @@ def included() -> dict[str, set[str]]:
 
 
 def parts() -> dict[str, set[str]]:
-    """By folder: the folders of which it includes files."""
+    """Return by folder the folders of which it includes files."""
     found: dict[str, set[str]] = {one: set() for one in LAYER_OF}
     for name, others in included().items():
         found[part(name)] |= {part(other) for other in others} - {part(name)}
@@ -54,7 +54,7 @@ def parts() -> dict[str, set[str]]:
 
 
 def test_the_core_opens_no_connection_to_another_host():
-    """Between hosts bytes travel by MPI alone (docs/reference/security.md)."""
+    """Between hosts bytes travel only by MPI (docs/reference/security.md)."""
     network = re.compile(r"AF_INET|sockaddr_in|getaddrinfo|<netinet/|<arpa/")
     files = [*NATIVE.rglob("*.h"), *NATIVE.rglob("*.cc")]
     assert [file for file in files if network.search(file.read_text())] == []

@@ -1,4 +1,4 @@
-"""One name in site-packages; and a user's own folders of our names win over nothing."""
+"""One name in site-packages; a user's own folders with our names stay the user's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective import namesake
 from collective.log import log
 from tests import checkout, launch
 
-# A user's folders and files that have names of this checkout.
+# A user's folders and files with names of this checkout.
 OWN = {
     "training/__init__.py": "OWNER = 'the user'\n",
     "backends/__init__.py": "OWNER = 'the user'\n",
@@ -50,7 +50,7 @@ print("trained with", os.path.dirname(collective.__file__))
 
 
 def run_script(folder: Path, **variables: str) -> str:
-    """Runs the user's script in a folder of theirs; what it printed last."""
+    """Run the user's script in the user's folder; return its last line."""
     for name, text in OWN.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -68,8 +68,8 @@ def run_script(folder: Path, **variables: str) -> str:
 
 
 def build_wheel(folder: Path, core: bool) -> Path:
-    """Builds a wheel; with ``core``, CMake builds the native core on the way."""
-    # From a copy: setuptools takes whatever an earlier build has left in build/.
+    """Build a wheel; with ``core``, CMake also builds the native core."""
+    # From a copy, because setuptools takes all that an earlier build left in build/.
     checkout.copy(folder / "copy")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     command += ["--wheel-dir", str(folder), str(folder / "copy")]
@@ -83,7 +83,7 @@ def build_wheel(folder: Path, core: bool) -> Path:
 
 @pytest.mark.launches
 def test_a_users_folders_of_our_names_stay_theirs(tmp_path):
-    """In the environment that the tests run in, where the package is editable."""
+    """This holds in the environment of the tests, in which the package is editable."""
     editable = subprocess.run(
         [sys.executable, "-c", "import collective"],
         cwd=tmp_path,

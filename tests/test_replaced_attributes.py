@@ -1,4 +1,4 @@
-"""The page of the attributes that are replaced has each place of the code that does so."""
+"""The page of replaced attributes has each place in the code that replaces one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/explanation/replaced-attributes.md"
 _CALLS = {"replacing", "job.replace", "replace_for"}
-# Attributes of objects that are made there, or are of the project's own classes.
+# Attributes of objects that the code itself makes, or of the project's own classes.
 OWN = {
     ("collective/distribute/datasets.py", "distribute"),
     ("collective/training/parallel/tensor_parallel_variables.py", "without_group"),
@@ -19,12 +19,12 @@ OWN = {
     ("collective/training/step/attachments.py", "Attachments"),
     ("collective/training/unedited/script_job.py", "ScriptJob"),
 }
-#: A page of more is a sign that something should be done otherwise.
+#: More entries are a sign that something should be done in another way.
 MOST = 42
 
 
 def replaces(node: ast.AST) -> bool:
-    """Whether it replaces an attribute by its name, a private one, or a class."""
+    """Return whether it replaces an attribute by name, a private one, or a class."""
     if isinstance(node, ast.Call):
         return ast.unparse(node.func) in _CALLS
     targets = node.targets if isinstance(node, ast.Assign) else []

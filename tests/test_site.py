@@ -1,6 +1,6 @@
 """The site in a browser: each page opens without an error and fits a phone; search works.
 
-Needs ``make docs``, which runs it: the site in ``build/site``, and Chromium.
+``make docs`` runs it. It needs the site in ``build/site``, and Chromium.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def browser() -> Iterator:
         pytest.skip("there is no Chromium: apt-get install chromium")
     if not PAGES:
         pytest.skip("the site is not built: make docs")
-    root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium wants it of root
+    # Chromium requires it for root.
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=program, args=root)
         yield opened
@@ -67,7 +68,7 @@ def test_pages_open_and_fit(browser, served):
     listen(page, errors)
     for name in PAGES:
         page.goto(f"{served}/{name}")
-        # The theme moves its search field when the window is resized.
+        # The theme moves its search field after a change of the window's size.
         page.add_style_tag(content="* { transition: none !important }")
         for size in (PHONE, DESK):
             page.set_viewport_size(size)

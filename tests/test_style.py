@@ -1,4 +1,4 @@
-"""What the product's code does not do, and no linter forbids."""
+"""Rules for the product's code that no linter has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def test_no_call_unpacks_what_it_could_pass():
-    """``f(*(a, b), c)`` for ``f(a, b, c)``."""
+    """``f(*(a, b), c)`` must be ``f(a, b, c)``."""
     found = [
         f"{path}:{node.lineno}"
         for path, tree in trees()

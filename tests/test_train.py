@@ -1,8 +1,8 @@
-"""The command line: the default run, and every wrong use with one clear error.
+"""The command line: the default run, and one clear error for every wrong use.
 
-Wrong uses run within this session, and on three ranks within one launch of this file:
-there each rank calls ``train.main`` and all that was printed is gathered. What ends
-the job by itself has a launch of its own.
+Wrong uses run within this session, and on three ranks within one launch of this file: there
+each rank calls ``train.main`` and the output of all is gathered. A case that ends the job by
+itself has a launch of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def keras_as_it_was(clean_keras):
 
 @pytest.fixture
 def command(keras_as_it_was, capfd, monkeypatch, tmp_path):
-    """Runs ``train.py`` here; exit codes of all ranks, and all they printed."""
+    """Run ``train.py`` here; return the exit codes and the output of all ranks."""
     if LAUNCHED:
         from mpi4py import MPI
 
@@ -63,7 +63,7 @@ def torn(folder: Path) -> None:
     (folder / "torn.npz").write_bytes(whole[: len(whole) // 2])
 
 
-# What is typed, and what the error says.
+# The words that are typed, and the text of the error.
 WRONG = {
     "unknown-backend": ("--backend nccl", "unknown backend 'nccl'"),
     "unknown-ops": (
@@ -154,7 +154,7 @@ ON_RANKS = {
     ),
 }
 CASES = WRONG | (ON_RANKS if LAUNCHED else IN_ONE_PROCESS)
-if LAUNCHED:  # tf-mirrored does not start on ranks, whatever its options
+if LAUNCHED:  # tf-mirrored does not start on ranks, with any options
     del CASES["unknown-ops"]
 
 
@@ -173,7 +173,7 @@ def test_wrong_use_ends_in_one_error_and_a_hint(name, command):
 
 
 def holder_of_the_poisoned_row(seed: int, batch: int, replicas: int) -> tuple[int, int]:
-    """The step that meets the row, and the replica that has it."""
+    """Return the step that meets the row, and the replica that has it."""
     from collective.training.input.pipeline import Input, share
 
     plan = Input(own.poisoned(), batch, seed=seed)
@@ -195,7 +195,7 @@ def holder_of_the_poisoned_row(seed: int, batch: int, replicas: int) -> tuple[in
 def test_a_loss_that_is_not_finite_names_step_rank_and_variable(seed, command):
     of = "rank" if LAUNCHED else "replica"
     step, holder = holder_of_the_poisoned_row(seed, 15, RANKS)
-    # Where one process has three replicas.
+    # In the case of one process with three replicas.
     mirrored = [] if LAUNCHED else ["--backend", "tf-mirrored", "--devices", str(RANKS)]
     codes, printed = command(
         *["--data", "tests.own:poisoned", "--model", "tests.own:two_layers"],
@@ -205,7 +205,7 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_variable(seed, command):
     assert codes == {1}, printed
     message = f"step {step}: the loss or its gradient is not finite on {of} {holder}; "
     assert printed.count(message) == 1, printed
-    # tanh(inf) is 1: all is finite but the gradient of the kernel that met it.
+    # tanh(inf) is 1, so only the gradient of the kernel that met it is not finite.
     assert "'two_layers/hidden/kernel'" in printed or "'hidden/kernel'" in printed
     assert printed.count("HINT: ") == 1 and "Traceback" not in printed
 
@@ -264,7 +264,7 @@ def test_an_interrupt_is_reported_once_with_what_goes_on(command, monkeypatch):
     assert printed.count("interrupted\nHINT: --resume continues from the last") == 1
 
 
-# --- programs of their own --------------------------------------------------------
+# --- separate programs --------------------------------------------------------
 
 
 def script(*arguments: str, before=(), **more: str) -> tuple[int | None, str]:
@@ -341,7 +341,7 @@ def test_list_backends_and_help_import_no_tensorflow():
             here, started, _ = printed.split("\n\n")
             assert here.startswith("Can be used in this process:\n  single ")
             assert "tf-mirrored" in here and "mpi " not in here
-            # Not "no": what to type, and why it is not so already.
+            # The text does not say "no", but what to type, and why it is necessary.
             assert started.startswith("Can be used here when started so:\n")
             assert "  mpi  " in started and "mpirun -np 4 python script.py" in started
             assert "started without mpirun" in started and "no:" not in printed
@@ -356,14 +356,14 @@ def test_help_shows_an_example_for_each_group():
         example = group.description
         assert example in text and "python train.py --" in example
         typed = example.split("train.py ")[1].split()
-        cli.parser().parse_args(typed)  # the example itself is right
+        cli.parser().parse_args(typed)  # the example itself is valid
         options = {o for a in group._group_actions for o in a.option_strings}
         assert options & set(typed)
 
 
 @pytest.mark.launches
 def test_the_mpirun_of_another_mpi_is_reported():
-    """Its ranks find PMI_RANK, and an MPI that believes it is alone."""
+    """The ranks find PMI_RANK, and an MPI that believes it is alone."""
     pytest.importorskip("mpi4py")
     code, printed = script("--backend", "mpi", PMI_RANK="0", PMI_SIZE="4")
     assert code == 2, printed

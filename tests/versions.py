@@ -1,12 +1,12 @@
-"""The oldest and the newest TensorFlow and Python that can be had here.
+"""Tests with the oldest and the newest TensorFlow and Python that are available here.
 
     python -m tests.versions            # make test-versions
     python -m tests.versions oldest
     python -m tests.versions keras-nightly    # make test-keras-nightly
 
-Makes an environment for each in build/versions/ and runs there, on this checkout and its
-native core: the drop-in for Horovod, and the equivalence of ``native`` and ``mpi`` with
-one process. What cannot be run is said; only tests that fail make the exit code 1.
+It makes an environment for each in build/versions/ and runs in it, on this checkout and its
+native core: the drop-in for Horovod, and the equivalence of ``native`` and ``mpi`` with one
+process. It reports versions that cannot run; only failing tests make the exit code 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EQUIVALENCE = "tests/training/test_equivalence.py"
 
 @dataclass(frozen=True)
 class Version:
-    """What to try.
+    """Versions to try.
 
     Attributes:
-        name: For the command line.
-        pythons: Versions of Python: the first that is found and has a TensorFlow.
-        tensorflow: What pip is asked for.
-        keras: What takes the place of the Keras that comes with it; that is not run
-            unless it is named.
+        name: Its name on the command line.
+        pythons: Versions of Python, of which the first that has a TensorFlow is taken.
+        tensorflow: The requirement for pip.
+        keras: The requirement that replaces TensorFlow's own Keras. Such a version runs
+            only if it is named.
     """
 
     name: str
@@ -59,17 +59,17 @@ VERSIONS = (
 
 
 def interpreters(version: str) -> Iterator[Path]:
-    """Where a Python of that version may be."""
+    """Yield places where a Python of that version may be."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     yield from sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
     for folder in os.environ.get("PATH", "").split(os.pathsep):
-        # Those of an environment lend their packages to what is made of them.
+        # A Python of an environment would share its packages with a new one.
         if not Path(folder).parent.joinpath("pyvenv.cfg").exists():
             yield Path(folder) / f"python{version}"
 
 
 def environment(version: Version) -> Path | None:
-    """The Python of an environment with those versions; None if there can be none."""
+    """Return the Python of an environment with those versions; None if impossible."""
     for number in version.pythons:
         python = next((p for p in interpreters(number) if works(p)), None)
         if python is None:
@@ -96,7 +96,7 @@ def environment(version: Version) -> Path | None:
 
 
 def pip(python: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs pip in an environment."""
+    """Run pip in an environment."""
     return subprocess.run(
         [str(python), "-m", "pip", command, "--quiet", *words],
         env=os.environ | {"COLLECTIVE_BUILD_CORE": "0"},
@@ -106,7 +106,7 @@ def pip(python: Path, command: str, *words: str) -> subprocess.CompletedProcess[
 
 
 def works(python: Path) -> bool:
-    """Whether this interpreter is there, and runs."""
+    """Return whether this interpreter exists and works."""
     if not python.exists():
         return False
     done = subprocess.run([str(python), "-c", "import venv, ssl"], capture_output=True)
@@ -114,7 +114,7 @@ def works(python: Path) -> bool:
 
 
 def run(name: str, python: Path) -> bool:
-    """Runs the tests in an environment; whether they passed."""
+    """Run the tests in an environment; return whether they passed."""
     env = launch.environment()
     env["PATH"] = os.pathsep.join([str(python.parent), env["PATH"]])
     show = (
@@ -143,7 +143,7 @@ def run(name: str, python: Path) -> bool:
 
 
 def main() -> int:
-    """Runs what was asked for; the exit code."""
+    """Run the requested versions; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.versions")
     every = ", ".join(version.name for version in VERSIONS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=every)

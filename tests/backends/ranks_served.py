@@ -1,4 +1,4 @@
-"""What the ranks of tests/backends/test_parameter_server.py run."""
+"""Programs for the ranks of tests/backends/test_parameter_server.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE = 270  # a kernel of two shards, in float64
 
 
 def settings(case: str) -> dict:
-    """What ``small.train`` is given, by the name of a case."""
+    """Return the arguments of ``small.train``, by the name of a case."""
     keras.utils.set_random_seed(7)
     layers = [keras.layers.Dense(WIDE, "tanh"), keras.layers.Dense(WIDE, "tanh")]
     optimizer = {
@@ -34,7 +34,7 @@ CASES = ("adamw-ema", "clipnorm", "global-clipnorm")
 
 
 def results(backend, case: str) -> list[np.ndarray]:
-    """Losses, exact validation and weights."""
+    """Return the losses, the exact validation and the weights."""
     keras.config.set_floatx("float64")
     result = small.train(backend, validate=True, **settings(case))
     validated = [result.history[name] for name in ("val_loss", "val_accuracy")]
@@ -43,7 +43,7 @@ def results(backend, case: str) -> list[np.ndarray]:
 
 
 def equal(folder: str) -> None:
-    """With one worker, batches come one after the other."""
+    """Compare with one process: one worker gets the batches in order."""
     backend = backends.get("tf-parameter-server", backends.Options(parameter_servers=2))
     backend.serve()
     for case in CASES:
@@ -65,7 +65,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def at_work(backend) -> set[str]:
-    """Processes that do what workers are given: as many as there are workers, soon."""
+    """Return the processes that do the tasks of workers, once all have done one."""
     stat = tf.function(lambda path: tf.strings.split(tf.io.read_file(path))[0])
     found: set[str] = set()
     deadline = time.monotonic() + 60
@@ -79,7 +79,7 @@ def at_work(backend) -> set[str]:
 
 
 def killed() -> None:
-    """Counts right, loses a worker and goes on, loses a server and ends."""
+    """Count steps rightly, continue after the loss of a worker, end with a server."""
     backend = backends.get("tf-parameter-server")
     result = small.train(backend, epochs=20)
     counted = int(result.model.optimizer.iterations)

@@ -1,4 +1,4 @@
-"""What ``--backend auto`` takes: by launcher and devices, and the same on every rank."""
+"""The choice of ``--backend auto``, by launcher and devices, equal on every rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_under_horovodrun(misfit, monkeypatch):
 
 @pytest.fixture
 def on_gpus(monkeypatch):
-    """As if each of four ranks had a GPU that TensorFlow can use."""
+    """Pretend that each of four ranks has a GPU that TensorFlow can use."""
     monkeypatch.setattr(auto, "gpus", lambda: 4)
     monkeypatch.setattr(environment_gpus, "of_host", lambda: 4)
 
@@ -59,7 +59,7 @@ def test_ranks_with_gpus_sum_on_them(on_gpus, monkeypatch):
     assert chosen(FOUR) == "tf-multiworker"
     assert chosen(FOUR, min_np=2) == "native"
     assert chosen(FOUR, algorithm="direct") == "native"
-    # NCCL takes one rank a GPU.
+    # NCCL allows one rank on a GPU.
     assert chosen(Environment("mpirun", 0, 8, 0, 8)) == "native"
     assert chosen(FOUR, started=True) == "native"
     monkeypatch.setattr(auto, "gpus", lambda: 0)  # TensorFlow without CUDA
@@ -90,7 +90,7 @@ print("chose", name)
     ids=["started on one rank", "started on none", "no GPUs"],
 )
 def test_ranks_of_a_host_take_the_same(gpus, starts, wanted):
-    """Even where TensorFlow has started on some: a script may print on one rank."""
+    """This holds even if TensorFlow has started on some: a script may print on one rank."""
     start = [sys.executable, "-m", "collective.launch", "-np", "3", sys.executable]
     code, printed = launch.run(
         [*start, "-c", CHOOSES, gpus, starts], launch.environment(), 60
@@ -100,7 +100,7 @@ def test_ranks_of_a_host_take_the_same(gpus, starts, wanted):
 
 
 def test_where_all_take_the_core_no_rank_waits_for_another():
-    """Of the four ranks, this is the only one that there is."""
+    """Only one of the four ranks exists here."""
     assert auto.choose(FOUR, Options()).name == "native"
 
 

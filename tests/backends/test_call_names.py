@@ -8,7 +8,7 @@ from collective.backends.call_names import CallNames
 
 
 def test_calls_in_loops_have_the_name_of_the_function():
-    """The bodies of loops have numbers, which differ between ranks."""
+    """The names of loop bodies have numbers, which differ between ranks."""
     names, found = CallNames(), []
 
     def body(step):

@@ -21,7 +21,7 @@ def script(*arguments: str, seconds: float = 300) -> tuple[int | None, str]:
 
 @pytest.mark.parametrize("more", ["", "--mpi", "--gloo"])
 def test_horovodrun_trains_through_horovod(more, tmp_path):
-    """The plain command, and each way by name; one with options of Horovod's own."""
+    """The cases are the plain command, and each way by name; one has Horovod's options."""
     file, timeline = tmp_path / "run.json", tmp_path / "timeline"
     options = [more] if more else []
     if more != "--mpi":
@@ -62,7 +62,7 @@ def test_mpirun_trains_through_horovod_when_asked(tmp_path):
 
 @pytest.mark.parametrize("how", ["--mpi", "--gloo"])
 def test_a_rank_that_fails_ends_the_job(how):
-    """With its own error, once, and its own exit code; the others say nothing."""
+    """Its own error is shown once, with its exit code; the other ranks print nothing."""
     code, printed = script(
         *[HOROVODRUN, "-np", "2", how, *TRAIN, "--model", "mlp"],
         *["--data", "tests.own:poisoned", "--global-batch-size", "8"],

@@ -1,4 +1,4 @@
-"""Horovod's wheel: for which TensorFlow and MPI, left out what, kept where."""
+"""Horovod's wheel: its TensorFlow and MPI, its omitted parts, and its place."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_failing_build_exits_1_and_keeps_nothing(monkeypatch, capsys):
 
 @pytest.fixture
 def pretend(monkeypatch, tmp_path):
-    """Installs a Horovod that is none, built for a TensorFlow or for nothing."""
+    """Install an empty Horovod, built for a TensorFlow or for none."""
 
     def install(tensorflow: str | None, suffix: str | None = None) -> str | None:
         site = tmp_path / "site"
@@ -171,7 +171,7 @@ def test_a_horovod_that_fits_needs_a_launcher(pretend, monkeypatch):
 
 
 def test_only_horovods_own_words_report_another_rank(monkeypatch, capsys):
-    """A data set's connection may be reset, too: that is an error of this rank."""
+    """A data set's connection may be reset, too, which is an error of this rank."""
     from collective.backends.horovod import backend
 
     monkeypatch.setattr(backend, "ENDED_BY_LAUNCHER_SECONDS", 0)
@@ -186,7 +186,7 @@ def test_only_horovods_own_words_report_another_rank(monkeypatch, capsys):
 
 
 def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):
-    """In a program of its own, where Horovod's launcher is one that reports."""
+    """It runs in a program of its own with a fake launcher that reports its arguments."""
     launcher = tmp_path / "horovod" / "runner"
     launcher.mkdir(parents=True)
     for folder in (launcher, launcher.parent):

@@ -1,4 +1,4 @@
-"""The mpi backend beside the user's own MPI calls."""
+"""The mpi backend together with the user's own MPI calls."""
 
 from __future__ import annotations
 

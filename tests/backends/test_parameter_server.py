@@ -1,4 +1,4 @@
-"""The cluster of parameter servers, made out of the ranks of a launch."""
+"""The cluster of parameter servers, made from the ranks of a launch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_counts_goes_on_without_a_worker_and_ends_without_a_server():
 @pytest.mark.launches
 @pytest.mark.matrix
 def test_one_worker_trains_what_one_process_trains(tmp_path, clean_keras):
-    """Variables cut in two, clipped, accumulated, in batches that do not divide."""
+    """Variables are cut in two, clipped, accumulated, in batches that do not divide."""
     pytest.importorskip("mpi4py")
     from collective import backends
     from tests.backends.ranks_served import CASES, results

@@ -1,4 +1,4 @@
-"""Backends by name: what can be used here, what cannot and why, what auto takes."""
+"""Backends by name: which are usable here, the reasons if not, and the choice of auto."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_where_there_is_no_tpu_it_is_reported_at_once(monkeypatch):
     )
 
 
-@pytest.mark.matrix  # it waits for one
+@pytest.mark.matrix  # it waits for a TPU
 def test_a_tpu_that_cannot_be_reached_is_one_error():
-    """As far as the strategy's own code goes without a TPU."""
+    """The strategy's own code runs as far as it can without a TPU."""
     code, printed = python(
         "import collective.backends\n"
         "from collective.errors import UsageError\n"
@@ -175,7 +175,7 @@ def test_listing_imports_neither_tensorflow_nor_mpi():
 
 @pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
 def test_mpirun_of_another_mpi_is_reported(name):
-    """Hydra says rank 2 of 4; the MPI that mpi4py loads does not hear it: 0 of 1."""
+    """Hydra sets rank 2 of 4; the MPI that mpi4py loads does not read it: 0 of 1."""
     pytest.importorskip("mpi4py")
     code, printed = python(
         "import sys, collective.backends\n"
@@ -193,7 +193,7 @@ def test_mpirun_of_another_mpi_is_reported(name):
 
 
 def test_collective_on_rank_zero_only_raises_at_once():
-    """What a callback on rank 0 would do: the others would wait for ever."""
+    """A callback on rank 0 could do this, and the others would wait for ever."""
     from collective.backends.single import SingleBackend
     from collective.errors import CollectiveError
 
@@ -208,7 +208,7 @@ def test_collective_on_rank_zero_only_raises_at_once():
 
 
 def test_errors_name_no_option_of_a_command_line(monkeypatch):
-    """Who calls collective.fit has no command line, or one of their own."""
+    """A program that calls collective.fit has no command line, or its own."""
     monkeypatch.setattr(sys, "argv", ["/home/me/my_script.py"])
     texts = []
     for options in (

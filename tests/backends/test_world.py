@@ -1,4 +1,4 @@
-"""What tf-multiworker asks of MPI's world, answered by our core: no MPI, no TensorFlow."""
+"""Our core serves tf-multiworker's calls of MPI, without MPI and TensorFlow."""
 
 from __future__ import annotations
 

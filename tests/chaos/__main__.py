@@ -1,12 +1,12 @@
 """Random faults at random moments: ``python -m tests.chaos --seconds 300 --seed 1``.
 
-Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``,
-on this host or on two hosts of the lab, and strikes it once: from without, in the code of
-a rank, or on the network. Afterwards it has gone on or ended as
-docs/reference/reliability.md says, with the losses of one process, and nothing of it is
-left. A round that finds something else is shown with its seed:
-``python -m tests.chaos --seed SEED --rounds 1`` repeats it. ``--kinds NAME ...`` draws from
-some kinds alone; to repeat what it finds, give the same ones.
+Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``, on
+this host or on two hosts of the lab, and injects one fault: from outside, in the code of a
+rank, or on the network. Afterwards the job must have continued or ended as
+docs/reference/reliability.md says, with the losses of one process, and nothing of it may
+stay. A failed round is shown with its seed: ``python -m tests.chaos --seed SEED --rounds 1``
+repeats it. ``--kinds NAME ...`` draws only from some kinds; give the same ones to repeat a
+round.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.faults.undisturbed import goes_on_from_checkpoint
 from tests.hosts.lab import Lab
 
 LEAST = 2
-PACE = "0.2"  # that a step takes longer, so that many strikes hit one
-# What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
-# loses before all have met.
+PACE = "0.2"  # seconds added to a step, so that many faults hit one
+# The exception in reliability.md and elastic.md: mpirun cannot continue without a rank that
+# it loses before all have met.
 EXCEPTED = "before it had joined the job"
 
 
 def catalogue(lab: Lab | None, only: Sequence[str] = ()) -> dict[str, Chaos]:
-    """What may happen here, or those of the given kinds that may."""
+    """Return the kinds of faults that are possible here, of the given kinds or of all."""
     all_ = {**kinds.CATALOGUE, **(hosts.CATALOGUE if lab else {})}
     return {
         name: kind
@@ -56,10 +56,10 @@ def catalogue(lab: Lab | None, only: Sequence[str] = ()) -> dict[str, Chaos]:
 def one_round(
     seed: int, folder: Path, lab: Lab | None, found: Mapping[str, Chaos]
 ) -> tuple[str, str]:
-    """Returns the kind of fault, drawn from those of ``found``, and what was tried.
+    """Run one round with a kind drawn from ``found``; return the kind and the attempt.
 
     Raises:
-        AssertionError: If something was found.
+        AssertionError: If a promise did not hold.
     """
     rng = random.Random(seed)
     name = rng.choice(sorted(found))
@@ -107,7 +107,7 @@ def one_round(
 
 
 def doing(process: int) -> str:
-    """What a process is, the kernel's word for it, and its Python stacks (py-spy)."""
+    """Return a process's command, its state in the kernel, and its Python stacks (py-spy)."""
     folder, found = Path(f"/proc/{process}"), []
     with contextlib.suppress(OSError):
         command = (folder / "cmdline").read_text().replace("\0", " ")[:120]
@@ -139,7 +139,7 @@ def _check(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if something was found."""
+    """Run rounds; return 1 if one failed."""
     parser = argparse.ArgumentParser("python -m tests.chaos")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))

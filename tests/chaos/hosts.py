@@ -1,4 +1,4 @@
-"""What may happen to a job on two hosts: hosts end or stand still, the network is bad."""
+"""Faults of a job on two hosts: hosts end or stand still, or the network is bad."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tests.hosts import lab, switch
 from tests.hosts.lab import NETWORK, Lab
 
 HEARTBEAT, START_TIMEOUT, TIMEOUT = 5, 60, 30
-# Of the test's own variables mpirun takes along those that it is given by name.
+# mpirun passes on those of the test's own variables that it gets by name.
 PASSED = ("FAULT", "FAULT_FOLDER", "FAULT_PACE", "FAULT_SECONDS", "TMPDIR")
 
 
 def why_not() -> str:
-    """Why there are no hosts here; empty where there are."""
+    """Return why there are no hosts here; empty if there are."""
     return switch.why_not() or lab.why_not()
 
 
 def made() -> contextlib.AbstractContextManager[Lab]:
-    """Two hosts that a bad network joins."""
+    """Make two hosts that a bad network joins."""
     return lab.hosts(2, bad=True)
 
 
 def command(hosts: Lab, words: list[str]) -> list[str]:
-    """Our launcher on the first host: two ranks there, and one on the other."""
+    """Return the command for two ranks on the first host, and one on the other."""
     passed = " ".join(f"-x {name}" for name in PASSED)
     return hosts.ours(
         "collective.launch",
@@ -45,7 +45,7 @@ def command(hosts: Lab, words: list[str]) -> list[str]:
 
 
 def _signals(*numbers: signal.Signals, pause: float) -> Callable[[Job, int], None]:
-    """To all processes of the second host, one after another."""
+    """Send signals to all processes of the second host, one after another."""
 
     def strike(job: Job, rank: int) -> None:
         assert job.hosts is not None
@@ -63,7 +63,7 @@ def _signals(*numbers: signal.Signals, pause: float) -> Callable[[Job, int], Non
 def _network(
     seconds: float = PATIENCE, **changed: object
 ) -> Callable[[Job, int], None]:
-    """It is as bad as that for so long, or until the job ends."""
+    """Make the network bad for so long, or until the job ends."""
 
     def strike(job: Job, rank: int) -> None:
         assert job.hosts is not None and job.hosts.switch is not None
@@ -75,7 +75,7 @@ def _network(
 
 
 def _until_end(job: Job) -> None:
-    """What is left on a host that nobody reaches is not for the launcher to end."""
+    """End the processes of the unreachable host, which the launcher cannot end."""
     with contextlib.suppress(Exception):
         job.launcher.wait(PATIENCE)
         assert job.hosts is not None

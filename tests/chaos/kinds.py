@@ -1,4 +1,4 @@
-"""What may happen to a job on one host, from without or in the code of a rank."""
+"""Faults of a job on one host, from outside or in the code of a rank."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.faults.fault import nothing
 from tests.faults.job import Job
 
 RANKS, RANK_TIMEOUT = 3, 8
-LONGEST = 14.0  # until it strikes: about as long as a round takes
-TRAINING = 2.0  # the same, since it trains
+LONGEST = 14.0  # most seconds until the fault, about as long as a round
+TRAINING = 2.0  # the same, counted from the start of training
 
 
 def processes_of(job: Job, rank: int) -> list[int]:
-    """What a rank's program runs as; empty if it does not run (any more)."""
+    """Return the processes of a rank's program; empty if it does not run."""
     names = (b"COLLECTIVE_RANK=%d" % rank, b"OMPI_COMM_WORLD_RANK=%d" % rank)
     found = []
     for process in job.processes():
@@ -44,7 +44,7 @@ def processes_of(job: Job, rank: int) -> list[int]:
 
 
 def signals(*numbers: signal.Signals, pause: float = 0) -> Callable[[Job, int], None]:
-    """To every process of a rank, one after another."""
+    """Send signals to every process of a rank, one after another."""
 
     def strike(job: Job, rank: int) -> None:
         for number in numbers:
@@ -69,7 +69,7 @@ def to_launcher(
 
 
 def joined(job: Job) -> None:
-    """Waits until every rank has met the others, or the job has ended."""
+    """Wait until every rank has joined the others, or the job has ended."""
     met = 0
     while met < RANKS and job.launcher.poll() is None:
         time.sleep(0.05)
@@ -80,18 +80,18 @@ def joined(job: Job) -> None:
 
 
 def trains(job: Job) -> None:
-    """Waits until it trains, or has ended."""
+    """Wait until the job trains or has ended."""
     while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
         time.sleep(0.05)
 
 
 def suspends(job: Job, rank: int) -> None:
-    """The whole job, for longer than any time-out of it."""
+    """Suspend the whole job for longer than each of its time-outs."""
     suspend(job, RANK_TIMEOUT + 4)
 
 
 def freezes(job: Job, rank: int) -> None:
-    """A rank that cannot even be killed; until the launcher has ended."""
+    """Freeze a rank, which cannot even be killed, until the launcher has ended."""
     with freezer.frozen(processes_of(job, rank)), contextlib.suppress(Exception):
         job.launcher.wait(100)
 
@@ -101,7 +101,7 @@ def removes_checkpoints(job: Job, rank: int) -> None:
 
 
 def damages_checkpoints(job: Job, rank: int) -> None:
-    """In the middle of every file, whether it is still being written or not."""
+    """Damage the middle of every file, even if it is still being written."""
     for file in (job.folder / "runs").rglob("*"):
         with contextlib.suppress(OSError), file.open("r+b") as opened:
             opened.seek(file.stat().st_size // 2)
@@ -109,7 +109,7 @@ def damages_checkpoints(job: Job, rank: int) -> None:
 
 
 def fills(which: str) -> Callable[[Job, int], None]:
-    """A disk of the job, until it ends."""
+    """Fill a disk of the job until it ends."""
 
     def strike(job: Job, rank: int) -> None:
         with (
@@ -123,7 +123,7 @@ def fills(which: str) -> Callable[[Job, int], None]:
 
 
 def makes_noise(job: Job, rank: int) -> None:
-    """Sends bytes to every listener of the job: they are no message of ours."""
+    """Send bytes to every listener of the job: they are not a valid message."""
     draw = random.Random(rank)
     for process in job.processes():
         for family, kind, address in listeners_of(process):
@@ -135,7 +135,7 @@ def makes_noise(job: Job, rank: int) -> None:
 
 
 def strangers(job: Job, rank: int) -> None:
-    """Holds many connections to every listener of the job, silent ones and others."""
+    """Hold many connections to every listener of the job, silent ones and active ones."""
     draw = random.Random(rank)
     with contextlib.ExitStack() as opened:
         for process in job.processes():
@@ -151,7 +151,7 @@ def strangers(job: Job, rank: int) -> None:
 
 
 def listeners_of(process: int) -> list[tuple[int, int, Any]]:
-    """Family, kind and address of the sockets at which a process listens."""
+    """Return family, kind and address of the sockets at which a process listens."""
     found: list[tuple[int, int, Any]] = []
     with contextlib.suppress(psutil.Error):
         for link in psutil.Process(process).net_connections("tcp"):
@@ -165,23 +165,23 @@ def listeners_of(process: int) -> list[tuple[int, int, Any]]:
 
 @dataclass(frozen=True)
 class Chaos:
-    """What may happen.
+    """A kind of fault.
 
     Attributes:
-        strike: Done to the job, and a rank of it.
-        survives: Whether the job succeeds without ``--min-np``, and with it; None where
-            it may, as long as it names what happened otherwise.
-        since: What is waited for before the random moment begins.
-        longest: Seconds until it strikes, at most.
-        inside: In place of it: what ``tests.faults.inside`` does, at a random place.
-        disk: Size of the disk that its checkpoints are on; empty: none of its own.
+        strike: Injects the fault into the job, and a rank of it.
+        survives: Whether the job succeeds without ``--min-np``, and with it; None if it
+            may succeed, provided that it otherwise names the fault.
+        since: Waits for the state at which the random time begins.
+        longest: Most seconds until the fault.
+        inside: Instead of ``strike``: an action of ``tests.faults.inside`` at a random place.
+        disk: Size of the disk for its checkpoints; empty: it has no disk of its own.
         command: Words before the launcher's.
         program: Words before each rank's program.
-        variables: Of the job.
-        elastic: Whether only jobs with ``--min-np`` are struck: others would wait for as
-            long as COLLECTIVE_TIMEOUT.
+        variables: Variables of the job.
+        elastic: Whether only jobs with ``--min-np`` get the fault: others would wait for
+            COLLECTIVE_TIMEOUT.
         on_hosts: Whether the job runs on two hosts of the lab.
-        needs: Why it cannot be tried here; empty where it can.
+        needs: Returns why it cannot be tried here; empty if it can.
     """
 
     strike: Callable[[Job, int], None] = nothing
@@ -199,7 +199,7 @@ class Chaos:
 
 
 def jumps(seconds: int) -> Chaos:
-    """The wall clock of a rank."""
+    """Return the fault that the wall clock of a rank jumps."""
     return Chaos(
         inside="jump",
         survives=(True, True),
@@ -217,7 +217,7 @@ CATALOGUE = {
     "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
     "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=5), (True, True)),
-    # For ever; before it trains, the launcher's own time-outs apply.
+    # The fault lasts for ever; before training, the launcher's own time-outs apply.
     "stop": Chaos(
         signals(signal.SIGSTOP), (False, True), trains, TRAINING, elastic=True
     ),

@@ -21,14 +21,14 @@ def permitted() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(permitted) -> Iterator[nodes.Nodes]:
-    """Four nodes; a job may use fewer."""
+    """Make four nodes; a job may use fewer."""
     with nodes.nodes(4) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def job_variables(cluster) -> Iterator[dict[str, str]]:
-    """Of a shell in which srun and sbatch reach a Slurm of the nodes."""
+    """Yield the variables of a shell in which srun and sbatch reach the nodes' Slurm."""
     if reason := slurm.why_not():
         pytest.skip(reason)
     with slurm.slurm(cluster) as variables:

@@ -1,4 +1,4 @@
-"""What the drivers of Ray and Spark call on ranks, and how they report it."""
+"""Functions that the drivers of Ray and Spark call on ranks, and their reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fails() -> None:
 
 
 def trains(folder: str, slow: float, epochs: int = 1000) -> list[float]:
-    """Trains until there is a file ``stop``; returns the losses of the epochs.
+    """Train until there is a file ``stop``; return the losses of the epochs.
 
     Each epoch adds a line to the file ``progress``.
     """
@@ -61,7 +61,7 @@ def trains(folder: str, slow: float, epochs: int = 1000) -> list[float]:
 
 
 def loses_a_rank(once: str) -> int:
-    """Rank 1 is killed, once; returns the sum over the other ranks or its successors."""
+    """Kill rank 1 once; return the sum over the ranks that remain or succeed it."""
     import os
     import signal
 

@@ -1,8 +1,8 @@
-"""The nodes of a cluster on one machine: as separate as hosts without ssh are.
+"""The nodes of a cluster on one machine: as separate as hosts without ssh.
 
 A node is a network namespace with a host name, an /etc/hosts, a /tmp and a /dev/shm of its
-own: Unix sockets and files of one node are not seen on another, but below ``folder``.
-Needs root, iproute2 and util-linux.
+own: Unix sockets and files of one node are not visible on another, except below ``folder``.
+It needs root, iproute2 and util-linux.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests import launch
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "collective-node-"
 NETWORK = "10.79.0"
-# Where the checkout is below /tmp, too: its nodes see it.
+# If the checkout is below /tmp, too, it is mounted, so that its nodes see it.
 _CHECKOUT = "mkdir -p {staged}{below} && mount --rbind {root} {staged}{below} &&"
 # A pod has this name under a headless service.
 _SETUP = """
@@ -44,7 +44,7 @@ class Nodes:
         self.holders: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, number: int) -> None:
-        """Makes the namespaces of one node, held by a process that sleeps."""
+        """Make the namespaces of one node, held by a process that sleeps."""
         staged = f"/mnt/{_name(number)}"
         below = str(ROOT).removeprefix("/tmp")
         checkout = _CHECKOUT.format(staged=staged, below=below, root=ROOT)
@@ -55,7 +55,7 @@ class Nodes:
             below=str(self.folder).removeprefix("/tmp"),
             checkout=checkout if ROOT.is_relative_to("/tmp") else "",
         )
-        # Not by "ip netns exec", which mounts a /sys without control groups.
+        # Not with "ip netns exec", which mounts a /sys without control groups.
         words = ["nsenter", f"--net=/run/netns/{_name(number)}", "unshare"]
         words += ["--uts", "--mount"]
         holder = subprocess.Popen(
@@ -68,7 +68,7 @@ class Nodes:
         self.holders[number] = holder
 
     def on(self, number: int, command: Sequence[str]) -> list[str]:
-        """The command that runs another on a node, in the checkout."""
+        """Return the command that runs another on a node, in the checkout."""
         enter = ["nsenter", "--net", "--uts", "--mount"]
         enter += ["--target", str(self.holders[number].pid)]
         line = f"cd {ROOT} && exec {shlex.join(command)}"
@@ -81,12 +81,12 @@ class Nodes:
         seconds: float = 120,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a node to its end."""
+        """Run a command on a node to its end."""
         env = {**environment(), **variables}
         return launch.capture(self.on(number, command), seconds, env=env, cwd=ROOT)
 
     def on_node(self, number: int) -> dict[int, str]:
-        """What runs on a node, by process id in their order: its command line."""
+        """Return the command lines of a node's processes, by process id in order."""
         found = {}
         pids = map(int, _output("ip", "netns", "pids", _name(number)).split())
         for pid in sorted(pids):
@@ -97,7 +97,7 @@ class Nodes:
         return found
 
     def processes(self) -> dict[int, str]:
-        """What runs on the nodes."""
+        """Return the processes of all nodes."""
         found: dict[int, str] = {}
         for number in range(1, self.count + 1):
             found |= self.on_node(number)
@@ -105,7 +105,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def cut(self, number: int) -> Iterator[None]:
-        """Cuts a node's link, so that it and the others fall silent for each other."""
+        """Cut a node's link, so that it and the others become silent for each other."""
         port = ["ip", "-n", _name("switch"), "link", "set", f"port{number}"]
         _output(*port, "down")
         try:
@@ -114,7 +114,7 @@ class Nodes:
             _output(*port, "up")
 
     def left(self, known: set[int], seconds: float = 15) -> dict[int, str]:
-        """What still runs after a while, apart from known processes."""
+        """Return the processes that still run after a while, without known ones."""
         deadline = time.monotonic() + seconds
         while True:
             found = {k: v for k, v in self.processes().items() if k not in known}
@@ -123,16 +123,16 @@ class Nodes:
             time.sleep(0.2)
 
     def files(self, number: int) -> list[str]:
-        """What a node has in /tmp and /dev/shm."""
+        """Return the files of a node in /tmp and /dev/shm."""
         done = self.run(number, ["ls", "/tmp", "/dev/shm"])
         known = {"/tmp:", "/dev/shm:", "", self.folder.name}
         known |= {*ROOT.parts[2:3]} if ROOT.is_relative_to("/tmp") else set()
-        known |= {"__pycache__"}  # of TensorFlow's generated files, which it leaves
+        known |= {"__pycache__"}  # TensorFlow leaves this folder of generated files
         lines = [line for line in done.stdout.splitlines() if line not in known]
         return [line for line in lines if not line.startswith("__autograph_generated")]
 
     def end_all(self) -> None:
-        """Kills what runs on the nodes, with the nodes."""
+        """Kill the processes of the nodes, and the nodes."""
         for pid in [*self.processes(), *(h.pid for h in self.holders.values())]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -141,7 +141,7 @@ class Nodes:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a user on a node, outside of every job."""
+    """Return the environment of a user on a node, outside of every job."""
     inside = re.compile("SLURM|OMPI|PMI|COLLECTIVE_|JOB_COMPLETION")
     env = {k: v for k, v in os.environ.items() if not inside.match(k)}
     path = f"{ROOT}/.venv/bin:{env['PATH']}"
@@ -157,10 +157,10 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def nodes(count: int) -> Iterator[Nodes]:
-    """Makes nodes, and removes them with all that runs on them.
+    """Make nodes, and remove them with all their processes.
 
     Raises:
-        subprocess.CalledProcessError: Where namespaces are not permitted.
+        subprocess.CalledProcessError: If namespaces are not permitted.
     """
     _remove_forgotten()
     switch = _name("switch")
@@ -186,7 +186,7 @@ def nodes(count: int) -> Iterator[Nodes]:
 
 
 def why_not() -> str:
-    """Why there can be no nodes here; empty where there can."""
+    """Return why nodes are impossible here; empty if they are possible."""
     if os.geteuid() != 0:
         return "nodes are namespaces: only root may make them"
     try:
@@ -201,7 +201,7 @@ def _name(number: int | str) -> str:
 
 
 def _remove_forgotten() -> None:
-    """Removes the nodes of a process that was killed before it could."""
+    """Remove the nodes of a process that was killed before it could do so."""
     for line in _output("ip", "netns", "list").splitlines():
         owner = re.match(rf"{PREFIX}(\d+)-", line)
         if owner and not Path("/proc", owner[1]).exists():

@@ -1,4 +1,4 @@
-"""What ranks of these tests run: ``python -m tests.cluster.programs NAME``."""
+"""Programs for ranks of these tests: ``python -m tests.cluster.programs NAME``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 def sums() -> None:
-    """Prints the sum over ranks, each of which has another power of ten."""
+    """Print the sum over ranks, each of which has a different power of ten."""
     import numpy as np
 
     import collective
@@ -25,7 +25,7 @@ def sums() -> None:
 
 
 def waits() -> None:
-    """Trains for ever."""
+    """Train for ever."""
     import numpy as np
 
     import collective
@@ -39,7 +39,7 @@ def waits() -> None:
 
 
 def trains() -> None:
-    """Prints the losses of a small training, by the backend that is named."""
+    """Print the losses of a small training, with the named backend."""
     import keras
     import numpy as np
 
@@ -61,7 +61,7 @@ def trains() -> None:
 
 
 def elastic() -> None:
-    """Counts batches, by as many ranks as there are, until a file is there."""
+    """Count batches on all present ranks, until a file exists."""
     import tensorflow as tf
 
     import collective.tensorflow as hvd

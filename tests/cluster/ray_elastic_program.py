@@ -1,4 +1,4 @@
-"""What the driver of the tests of elastic jobs on Ray runs.
+"""The driver program for tests of elastic jobs on Ray.
 
 ``ray_elastic_program ADDRESS FOLDER LEAST START MOST``, or ``ADDRESS FOLDER``.
 """
@@ -18,7 +18,7 @@ from tests.cluster.ray_program import Counter
 
 
 def training(folder: str, least: int, start: int, most: int) -> None:
-    """Trains on ranks that come and go; then in this process."""
+    """Train on ranks that join and leave; then in this process."""
     losses = collective.ray.run(
         trains,
         (folder, 0.3),
@@ -33,7 +33,7 @@ def training(folder: str, least: int, start: int, most: int) -> None:
 
 
 def executor(folder: str) -> None:
-    """Horovod's interface: each call is a job of its own."""
+    """Use Horovod's interface: each call is a job of its own."""
     settings = RayExecutor.create_settings(placement_group_timeout_s=30)
     ranks = RayExecutor(settings, min_workers=1, num_workers=2, max_workers=2)
     report("early", lambda: ranks.run(sums, [1.0]))

@@ -18,7 +18,7 @@ _HEAD = ["--head", "--port=6379", "--include-dashboard=false"]
 
 @contextlib.contextmanager
 def running(cluster: Nodes, node: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs Ray on a node, with two workers; node 1 leads."""
+    """Run Ray on a node, with two workers; node 1 leads."""
     words = _HEAD if node == 1 else [f"--address={ADDRESS}"]
     start = [str(PYTHON), "-m", "ray.scripts.scripts", "start", *words, *_WORDS]
     command = cluster.on(node, [*start, f"--node-ip-address={NETWORK}.{node}"])
@@ -45,7 +45,7 @@ def running(cluster: Nodes, node: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def assert_nothing_left(cluster: Nodes, *nodes: int) -> None:
-    """No rank, agent or mpirun runs on these nodes, and no file of a job is there."""
+    """Check that no rank, agent, mpirun or file of a job is left on these nodes."""
     deadline = time.monotonic() + 15
     while left := [
         line

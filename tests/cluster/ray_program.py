@@ -1,4 +1,4 @@
-"""What the driver of the test of Ray runs: ``ray_program.py ADDRESS``."""
+"""The driver program for the test of Ray: ``ray_program.py ADDRESS``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.functions import fails, report, sums
 
 
 def killed() -> None:
-    """Kills the actor of the second node, while all ranks wait."""
+    """Kill the actor of the second node, while all ranks wait."""
     import time
 
     import psutil
@@ -34,7 +34,7 @@ def killed() -> None:
 
 
 class Counter:
-    """What an executor makes on each rank: it keeps a sum between calls."""
+    """The object of an executor on each rank: it keeps a sum between calls."""
 
     def __init__(self, start: int, step: int = 1):
         import collective
@@ -50,7 +50,7 @@ class Counter:
 
 
 def executor() -> None:
-    """Horovod's interface: the ranks of one start make many calls."""
+    """Use Horovod's interface: the ranks of one start make many calls."""
     settings = RayExecutor.create_settings(placement_group_timeout_s=30)
     ranks = RayExecutor(settings, num_workers=4)
     report("early", lambda: ranks.run(sums, [1.0]))

@@ -17,12 +17,12 @@ CPUS = 4
 
 
 def program(name: str) -> str | None:
-    """Its path; Debian's names end in ``-wlm``."""
+    """Return the program's path; Debian's names end in ``-wlm``."""
     return shutil.which(f"{name}-wlm", path=PATH) or shutil.which(name, path=PATH)
 
 
 def why_not() -> str:
-    """Why there is no Slurm here; empty where there is."""
+    """Return why there is no Slurm here; empty if there is."""
     missing = [n for n in ("slurmctld", "slurmd", "srun") if not program(n)]
     if missing:
         return f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client"
@@ -30,11 +30,11 @@ def why_not() -> str:
 
 
 def settings(home: Path, daemon: str) -> list[str]:
-    """Lines of slurm.conf that every Slurm of the tests has.
+    """Return the lines of slurm.conf that every Slurm of the tests has.
 
     Args:
         home: The folder of its state and logs.
-        daemon: The path of slurmd; Debian keeps the plug-ins beside it.
+        daemon: The path of slurmd; Debian keeps the plug-ins next to it.
     """
     plugins = next((Path(daemon).parents[1] / "lib").glob("*/slurm-wlm"), None)
     return [
@@ -77,7 +77,7 @@ def _configuration(nodes: Nodes, home: Path) -> str:
 
 @contextlib.contextmanager
 def slurm(nodes: Nodes, seconds: float = 60) -> Iterator[dict[str, str]]:
-    """Starts it; yields the variables with which srun finds it.
+    """Start Slurm; yield the variables with which srun finds it.
 
     Raises:
         RuntimeError: If the nodes are not idle in time.

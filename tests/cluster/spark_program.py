@@ -1,4 +1,4 @@
-"""What the driver of the test of Spark runs: ``spark_program.py MASTER ADDRESS [FOLDER]``."""
+"""The driver program for the test of Spark: ``spark_program.py MASTER ADDRESS [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.functions import fails, loses_a_rank, report, sums, trains
 
 
 def killed() -> None:
-    """Kills the Python worker that runs the agent of the last rank's node."""
+    """Kill the Python worker that runs the agent of the last rank's node."""
     import psutil
 
     import collective
@@ -31,7 +31,7 @@ def killed() -> None:
 
 
 def printed() -> str:
-    """What the stream of the caller gets."""
+    """Return the number of the ranks' lines in the caller's stream."""
     stream = io.StringIO()
     collective.spark.run(
         print, ["of a rank"], num_proc=2, env={"A": "1"}, stdout=stream
@@ -40,7 +40,7 @@ def printed() -> str:
 
 
 def faults(folder: str) -> None:
-    """Loses a rank; then trains while the test kills a task and an executor."""
+    """Lose a rank; then train while the test kills a task and an executor."""
     elastic = collective.spark.run_elastic
     once = f"{folder}/lost"
     report(

@@ -1,4 +1,4 @@
-"""Jobs by agents: one process on each node, and no remote shell."""
+"""Jobs with agents: one process on each node, and no remote shell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 class Job:
-    """The agents of a job, of which that of node ``i`` runs on ``node<i + 1>``."""
+    """The agents of a job; the agent of node ``i`` runs on ``node<i + 1>``."""
 
     def __init__(self, cluster: Nodes, folder: Path):
         self.cluster, self.folder = cluster, folder
@@ -39,7 +39,7 @@ class Job:
         variables: dict[str, str] = SECRET,
         within: Sequence[str] = (),
     ) -> None:
-        """Starts one agent, within another program."""
+        """Start one agent, within another program."""
         start = [*within, PYTHON, "-m", "collective.launch", "--agent", *words]
         with (self.folder / f"agent{node}").open("wb") as file:
             self.agents[node] = subprocess.Popen(
@@ -52,7 +52,7 @@ class Job:
             )
 
     def start_all(self, count: int, *words: str, head: str = HEAD) -> None:
-        """Starts the same command on so many nodes, the head last."""
+        """Start the same command on so many nodes, the head last."""
         for node in reversed(range(count)):
             place = ["--nodes", str(count), "--node", str(node), "--head", head]
             self.start(node, *place, *words)
@@ -61,7 +61,7 @@ class Job:
         return (self.folder / f"agent{node}").read_text(errors="replace")
 
     def codes(self, seconds: float = 60) -> list[int]:
-        """The exit codes, in the order of the nodes."""
+        """Return the exit codes, in the order of the nodes."""
         return [self.agents[node].wait(seconds) for node in sorted(self.agents)]
 
     def until(self, text: str, seconds: float = 60, node: int = 0) -> None:
@@ -71,14 +71,14 @@ class Job:
             time.sleep(0.1)
 
     def pids(self, node: int, words: str) -> list[int]:
-        """Processes of a node whose command line has these words."""
+        """Return the processes of a node whose command line has these words."""
         mine = self.cluster.on_node(node + 1)
         return [pid for pid, line in mine.items() if words in line]
 
 
 @pytest.fixture
 def job(cluster: Nodes, tmp_path: Path) -> Iterator[Job]:
-    """Nothing may be left of a job: no process, no file on its nodes."""
+    """Yield a job, and check that no process and no file of it stay on its nodes."""
     before = set(cluster.processes())
     made = Job(cluster, tmp_path)
     yield made
@@ -91,7 +91,7 @@ def job(cluster: Nodes, tmp_path: Path) -> Iterator[Job]:
 
 
 def ranks(text: str) -> list[str]:
-    """The node of each rank; their sums are those of all ranks."""
+    """Return the node of each rank; check that their sums include all ranks."""
     found = sorted(re.findall(r"rank (\d+) of (\d+) on (\w+): (\d+), ", text))
     assert {size for _, size, *_ in found} == {str(len(found))}, text
     assert {total for *_, total in found} == {"1" * len(found)}, text
@@ -112,7 +112,7 @@ def test_two_jobs_at_once(job, cluster, tmp_path):
 
 
 def test_daemons_start_no_daemons(job):
-    """As on over 64 nodes: only the head can reach the agents."""
+    """This is as on over 64 nodes: only the head can reach the agents."""
     radix = "--mpi-args=--prtemca rml_base_radix 1"
     job.start_all(4, radix, *PROGRAM, "sums")
     assert job.codes() == [0] * 4, job.printed()
@@ -149,7 +149,7 @@ def test_srun_starts_the_agents(cluster, job_variables):
     assert not cluster.left(before)
 
 
-# An agent and its watchdog; on node 0 the launcher comes next.
+# An agent and its watchdog; on node 0 the launcher follows.
 AGENT, _, LAUNCHER = range(3)
 
 
@@ -262,6 +262,6 @@ def test_an_elastic_job_grows_by_a_node_and_continues_without_one(job, cluster):
     codes = job.codes(60)
     assert codes[:2] == [0, 0] and codes[2], job.printed()
     assert "lost the agent of node 2, node3" in job.printed()
-    # Growing keeps the state; without a checkpoint, a lost node begins again.
+    # A job that grows keeps its state; after the loss of a node it begins again.
     batches = [int(n) for n in re.findall(r"batch (\d+) on", job.printed()[:many])]
     assert batches == [*range(len(batches))]

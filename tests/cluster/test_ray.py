@@ -14,13 +14,13 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no Ray: make test-r
 
 @pytest.fixture
 def ray(cluster: Nodes) -> Iterator[Nodes]:
-    """The first two nodes have two workers each."""
+    """Run Ray on the first two nodes, with two workers on each."""
     with running(cluster, 1), running(cluster, 2):
         yield cluster
 
 
 def reports(ray: Nodes, *arguments: str) -> dict[str, str]:
-    """What the program prints, by the first word of each line."""
+    """Return the program's output, by the first word of each line."""
     words = [str(PYTHON), "-m", "tests.cluster.ray_program", ADDRESS, *arguments]
     done = ray.run(1, words, 400)
     assert done.returncode == 0, done.stderr

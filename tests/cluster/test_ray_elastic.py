@@ -1,4 +1,4 @@
-"""Jobs of Ray that outlive the loss of a rank, an actor, a node, and of the head."""
+"""Jobs of Ray that survive the loss of a rank, an actor, a node, and of the head."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ RUN = [PYTHON, "-m", "collective.launch"]
 
 @pytest.fixture
 def run(cluster, job_variables):
-    """Runs a command on the first node; nothing may be left of it."""
+    """Run a command on the first node; check that nothing of it stays."""
     before = set(cluster.processes())
     files = [cluster.files(number) for number in (1, 2)]
 
@@ -30,7 +30,7 @@ def run(cluster, job_variables):
 
 
 def ranks(text: str) -> list[tuple[str, str]]:
-    """Node and job of each rank, in order, whose sums are those of all ranks."""
+    """Return node and job of each rank, in order; check that sums include all ranks."""
     found = sorted(re.findall(r"rank (\d) of (\d) on (\w+): (\d+), job (\w+)", text))
     assert {size for _, size, *_ in found} == {str(len(found))}, text
     assert {total for *_, total, _ in found} == {"1" * len(found)}, text
@@ -47,7 +47,7 @@ def test_the_launcher_in_an_allocation(run):
 
 
 def test_daemons_start_no_daemons(run):
-    """As on over 64 nodes, where mpirun would have daemons reach others by themselves."""
+    """This is as on over 64 nodes, on which mpirun's daemons would start others."""
     radix = "--mpi-args=--prtemca rml_base_radix 1"
     done = run("salloc", "-N4", "-n4", *RUN, radix, *SUMS)
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ _CLASSES = {
 
 
 def start(cluster: Nodes, node: int, kind: str) -> subprocess.Popen[bytes]:
-    """Starts a daemon of Spark on a node; returns when it runs."""
+    """Start a daemon of Spark on a node; return when it runs."""
     address = f"{NETWORK}.{node}"
     (home,) = PYTHON.parents[1].glob("lib/python3*/site-packages/pyspark")
     words = [str(home / "bin" / "spark-class"), _CLASSES[kind], "--host", address]
@@ -61,7 +61,7 @@ def start(cluster: Nodes, node: int, kind: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def spark(cluster: Nodes) -> Iterator[Nodes]:
-    """The first two nodes have two cores each."""
+    """Run Spark on the first two nodes, with two cores on each."""
     daemons = []
     try:
         for node, kind in ((1, "master"), (1, "worker"), (2, "worker")):
@@ -90,7 +90,7 @@ def test_a_function_on_every_rank(spark):
     assert found["printed"] == "2"
     assert "a task or its executor was lost" in found["killed"]
     assert found["again"].startswith("[(11.0, 0, ")
-    for node in (1, 2):  # nothing is left of the job whose task was killed
+    for node in (1, 2):  # nothing stays of the job whose task was killed
         lines = spark.on_node(node).values()
         assert not [line for line in lines if "run_function" in line or "prte" in line]
     logs = spark.folder.glob("spark*/app-*/*/stderr")

@@ -14,7 +14,7 @@ from tests.cluster.nodes import Nodes, environment
 
 
 class Training:
-    """A driver on node 1, whose ranks run ``functions.trains`` until they are stopped."""
+    """A driver on node 1, whose ranks run ``functions.trains`` until a test stops them."""
 
     def __init__(
         self, cluster: Nodes, folder: Path, words: Sequence[str], **variables: str
@@ -31,7 +31,7 @@ class Training:
             )
 
     def text(self) -> str:
-        """What it has printed."""
+        """Return the output so far."""
         return self.output.read_text(errors="replace")
 
     def _lines(self) -> list[list[str]]:
@@ -43,15 +43,15 @@ class Training:
         )
 
     def sizes(self) -> list[int]:
-        """How many ranks each epoch had so far."""
+        """Return how many ranks each epoch had so far."""
         return [int(line[3]) for line in self._lines()]
 
     def epochs(self) -> list[int]:
-        """The epochs, some of which may have been trained again."""
+        """Return the epochs, some of which may have been trained again."""
         return [int(line[1]) for line in self._lines()]
 
     def until(self, size: int, since: int = 0, seconds: float = 120) -> int:
-        """Waits for an epoch of so many ranks; returns how many epochs there are."""
+        """Wait for an epoch of so many ranks; return how many epochs there are."""
         deadline = time.monotonic() + seconds
         while size not in self.sizes()[since:]:
             text = self.text()
@@ -61,7 +61,7 @@ class Training:
         return len(self.sizes())
 
     def kill(self, node: int, words: str, since: int = 0) -> None:
-        """Kills processes of a node whose command line has these words."""
+        """Kill processes of a node whose command line has these words."""
         mine = self.cluster.on_node(node)
         found = [pid for pid, line in mine.items() if words in line]
         assert found, mine
@@ -70,7 +70,7 @@ class Training:
                 os.kill(pid, signal.SIGKILL)
 
     def assert_losses(self, ranks: int) -> None:
-        """Stops it; its losses are those of one process."""
+        """Stop it; check that its losses equal one process."""
         (self.folder / "stop").touch()
         code = self.driver.wait(120)
         text = self.text()

@@ -1,4 +1,4 @@
-"""The same files run as one rank, and on several under the launcher."""
+"""The same files run as one rank, and as several ranks under the launcher."""
 
 import os
 
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def needs_core():
-    """Joins the job."""
+    """Join the job."""
     collective.init()
     yield
     collective.shutdown()
@@ -29,7 +29,7 @@ def needs_core():
 
 @pytest.fixture(scope="session")
 def hvd(needs_core):
-    """Horovod's face, in the job."""
+    """Return Horovod's interface, in the job."""
     pytest.importorskip("tensorflow")
     import collective.tensorflow as hvd
 

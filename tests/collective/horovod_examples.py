@@ -1,9 +1,9 @@
-"""One rank: runs the examples for Horovod one after the other, with one word replaced.
+"""One rank: runs the examples for Horovod one after another, with one word replaced.
 
     python -m collective.launch -np 2 python tests/collective/horovod_examples.py
     horovodrun --gloo -np 2 python tests/collective/horovod_examples.py horovod
 
-Rank 0 prints what each has come to, as JSON: its losses, or the error.
+Rank 0 prints the outcome of each as JSON: its losses, or the error.
 """
 
 import importlib
@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "horovod"
-# What Horovod 0.28.1 itself cannot do on Keras 3, and what it says.
+# Examples that Horovod 0.28.1 itself cannot run on Keras 3, and its errors.
 BEYOND_HOROVOD = {
     # KerasState calls optimizer.variables().
     "elastic_fit": "'list' object is not callable",
-    # LearningRateWarmupCallback calls what was keras.backend.get_value.
+    # LearningRateWarmupCallback calls the former keras.backend.get_value.
     "keras_fit": "module 'keras.backend' has no attribute 'get_value'",
 }
 
@@ -40,7 +40,7 @@ def main(word="collective"):
 
 
 def losses_of(file, word, hvd):
-    """All losses of an example; checks that ranks hold the same weights."""
+    """Return all losses of an example; check that ranks hold the same weights."""
     source = file.read_text()
     assert "import horovod.tensorflow" in source
     code = compile(source.replace("horovod.", f"{word}."), file, "exec")

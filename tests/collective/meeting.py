@@ -42,7 +42,7 @@ def rank(number, job, of=2, program=MEET, **more):
 
 
 def names_of(pid):
-    """Names of a process' Unix sockets in the abstract namespace."""
+    """Return the names of a process' Unix sockets in the abstract namespace."""
     opened = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def names_of(pid):
 
 
 def name_of_job(job):
-    """The name at which rank 0 of a job listens; waits until it does."""
+    """Wait until rank 0 of a job listens; return the name of its socket."""
     waiting = rank(0, job)
     try:
         while not (names := names_of(waiting.pid)):

@@ -1,4 +1,4 @@
-"""Random nests of ``tf.function`` with collectives in them, and what NumPy says.
+"""Random nests of ``tf.function`` with collectives in them, and their results in NumPy.
 
 A program turns a vector ``[rows]`` into another; rows differ between ranks. It is a tree
 of steps, each linear in the vectors of all ranks, so that its gradient is known, too.
@@ -20,15 +20,15 @@ class Program:
     """A tree of steps, the same on every rank.
 
     Args:
-        seed: Of the tree.
-        rank: This process', for the delays.
+        seed: Seed of the tree.
+        rank: Rank of this process, for the delays.
     """
 
     def __init__(self, seed: int, rank: int) -> None:
         self.random = np.random.default_rng(seed)
         self.delays = np.random.default_rng([seed, rank])
         self.variable = tf.Variable(1.0, dtype=tf.float64)
-        # Innermost first: each may call those before it.
+        # Innermost first: each may call the earlier ones.
         self.functions: list = []
         for most in (3, 8, 24):
             steps: list = []
@@ -51,7 +51,7 @@ class Program:
         return kind, inner, [self.step(depth - 1)]
 
     def cost(self, steps) -> int:
-        """How many collectives the steps run, at most."""
+        """Return how many collectives the steps run, at most."""
         cost = 0
         for kind, one, other in steps:
             if kind == "site":
@@ -73,7 +73,7 @@ class Program:
         return nest
 
     def traced(self, steps, x, turn):
-        """The steps in TensorFlow."""
+        """Return the result of the steps in TensorFlow."""
         for kind, one, other in steps:
             if kind == "site":
                 mean = self.delayed(one * tf.reduce_mean(x))
@@ -82,7 +82,7 @@ class Program:
                 (total,) = tensorflow_ops.all_reduce([mean], Sum)
                 x = x * 0.5 + total * 0.25
             elif kind == "call":
-                # Not one after the other: nothing but their order keeps them apart.
+                # Not one after another: only their order distinguishes them.
                 calls = [
                     self.functions[one][1](x * (i + 1.0), turn) for i in range(other)
                 ]
@@ -112,7 +112,7 @@ class Program:
         return x
 
     def delayed(self, x):
-        """The same number, later, on this rank; its gradient, too."""
+        """Return the same value, late on this rank; delay its gradient, too."""
 
         def wait(value):
             if self.delays.random() < 0.3:
@@ -128,7 +128,7 @@ class Program:
         return later(x)
 
     def wanted(self, xs, turn, steps=None):
-        """The steps in NumPy, of the vectors of all ranks."""
+        """Return the result of the steps in NumPy, from the vectors of all ranks."""
         for kind, one, other in self.steps if steps is None else steps:
             if kind == "site":
                 total = sum(one * x.mean() for x in xs)
@@ -156,7 +156,7 @@ class Program:
         return xs
 
     def gradient_wanted(self, xs, turn, rank):
-        """Of the sum over ranks of (rank + 1) times the sum of its result."""
+        """Return the gradient of the sum over ranks of (rank + 1) times its result's sum."""
         gradient = np.zeros_like(xs[rank])
         for i in range(len(gradient)):
             units = [np.zeros_like(x) for x in xs]

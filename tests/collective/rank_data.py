@@ -1,4 +1,4 @@
-"""Arrays that differ from rank to rank, and what NumPy makes of them together."""
+"""Arrays that differ between ranks, and NumPy's results from all of them."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from collective.operations.kinds import Op
 
 try:
     from ml_dtypes import bfloat16
-except ImportError:  # comes with TensorFlow
+except ImportError:  # TensorFlow installs it
     bfloat16 = None
 
 DTYPES = [
@@ -25,8 +25,8 @@ DTYPES = [
     "bool",
 ]
 
-# Every rank must draw the same examples, and must not look for a smaller one
-# when it alone has failed: the others would wait for it.
+# Every rank must draw the same examples, and must not search for a smaller one if it
+# alone has failed: the others would wait for it.
 same_everywhere = settings(
     derandomize=True,
     deadline=None,
@@ -41,7 +41,7 @@ def numpy_dtype(name):
 
 
 def values(rank, shape, dtype, seed=0):
-    """This rank's array: small numbers of both signs, exact in every dtype."""
+    """Return this rank's array of small numbers of both signs, exact in every dtype."""
     generator = np.random.default_rng([seed, rank])
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(bool)
@@ -53,7 +53,7 @@ def values(rank, shape, dtype, seed=0):
 
 
 def unaligned(array, skip):
-    """The array in memory that is aligned to its elements only."""
+    """Return the array in memory that is aligned to its elements only."""
     whole = np.empty(array.size + skip, array.dtype)
     moved = whole[skip:].reshape(array.shape)
     moved[...] = array
@@ -61,7 +61,7 @@ def unaligned(array, skip):
 
 
 def reduced(arrays, op):
-    """What the collective should give, in the arrays' dtype."""
+    """Return the right result of the collective, in the arrays' dtype."""
     dtype = arrays[0].dtype
     stack = np.stack(arrays)
     if dtype.kind == "b":
@@ -80,7 +80,7 @@ def reduced(arrays, op):
 
 
 def assert_close(actual, wanted):
-    """Equal, but for the last bits where the dtype has to round."""
+    """Check equality, except for the last bits if the dtype has to round."""
     assert actual.dtype == wanted.dtype and actual.shape == wanted.shape
     if wanted.dtype.kind in "iub":
         np.testing.assert_array_equal(actual, wanted)
@@ -95,17 +95,17 @@ def assert_close(actual, wanted):
 
 
 def same_bits(collective, array):
-    """Whether all ranks hold the same bytes."""
+    """Return whether all ranks hold the same bytes."""
     mine = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     everyone = collective.allgather(mine.reshape(1, -1))
     return bool((everyone == everyone[0]).all())
 
 
 def assert_rests():
-    """This process comes to rest: it takes next to no time of a processor.
+    """Check that this process comes to rest, and uses almost no time of a processor.
 
-    Not at once, as TensorFlow's own threads look for work for a while; and of the time that
-    has really passed, which is long where others have the processor.
+    This takes a while, because TensorFlow's own threads search for work first. The time
+    counts that has really passed, which is long if others have the processor.
     """
     end = time.monotonic() + 60
     while True:

@@ -1,4 +1,4 @@
-"""Three ranks: 0 waits for both others, 1 for 2, which computes; then all meet."""
+"""Three ranks: 0 waits for the others, 1 waits for 2, which computes; then all meet."""
 
 import time
 

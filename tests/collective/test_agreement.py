@@ -1,4 +1,4 @@
-"""Ranks that do not make the same call all hear of it, and can go on."""
+"""Ranks that make different calls all get an error, and can continue."""
 
 import numpy as np
 import pytest
@@ -77,8 +77,8 @@ def test_algorithms_and_transports(rank, size):
     still_works(size)
 
 
-# What is called, and what the error calls it. Rows are gathered and exchanged once
-# their numbers have been.
+# The call, and its name in the error. Rows are gathered and exchanged after their
+# numbers.
 LARGE = {
     "all-reduce": lambda array, out: collective.allreduce(
         array, collective.Sum, out=out
@@ -97,8 +97,8 @@ LARGE = {
 @pytest.mark.parametrize("count", [240_000, 1_200_000])
 @pytest.mark.parametrize("some", LARGE)
 def test_large_ones_leave_outputs_alone_and_chunks_in_step(rank, size, count, some):
-    """Ranks have filled shared slots before they see that they disagree, and not
-    as many each."""
+    """Ranks have filled shared slots before they see the mismatch, and not all of them
+    as many."""
     array, out = np.full(count, rank, np.float32), np.full(count, -1.0, np.float32)
     for time, others in enumerate(sorted(set(LARGE) - {some})):
         with pytest.raises(Disagreement, match=f"{some}.*{others}|{others}.*{some}"):

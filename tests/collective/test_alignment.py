@@ -1,4 +1,4 @@
-"""Arrays at any address: any collective, dtype, operation, and number of elements."""
+"""Arrays at any address: every collective, dtype, operation, and number of elements."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ from rank_data import (
 import collective
 from collective.operations.kinds import Op
 
-# Around a register, a cache line, where peeling begins, a post, and a chunk.
+# Around a register, a cache line, the beginning of peeling, a post, and a chunk.
 COUNTS = st.one_of(st.integers(0, 300), st.integers(500, 5000), st.integers(0, 200_000))
 OFFSETS = st.one_of(st.just(0), st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 63))
 UNTOUCHED = 0x5A
 
 
 def placed(count, dtype, offset):
-    """An array so many bytes after a cache line, and the memory that it lies in."""
+    """Return an array so many bytes after a cache line, and its memory."""
     bytes_each = np.dtype(dtype).itemsize
     memory = np.full(count * bytes_each + 192, UNTOUCHED, np.uint8)
     start = -memory.__array_interface__["data"][0] % 64 + offset
@@ -70,7 +70,7 @@ def test_all_reduce(rank, size, count, dtype, op, offsets, in_place):
 )
 @same_everywhere
 def test_sixteen_bits_on_the_way(rank, size, count, transport, offsets):
-    # Small numbers: exact in 16 bits, also their sum.
+    # Small numbers, exact in 16 bits together with their sum.
     source = filled(values(rank, count, "float32", count), offsets[0])
     out, around = placed(count, np.dtype("f4"), offsets[1])
     collective.allreduce(source, collective.Sum, out, transport_dtype=transport)
@@ -107,7 +107,7 @@ def test_the_other_collectives(rank, size, which, count, dtype, offsets):
     assert_untouched(around)
 
 
-# Beyond where outputs are written around the caches, line by line.
+# Beyond the size from which outputs are written around the caches, line by line.
 @pytest.mark.parametrize(
     ("dtype", "count", "offset", "transport"),
     [

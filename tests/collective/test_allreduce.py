@@ -17,7 +17,7 @@ import collective
 from collective.errors import UsageError
 from collective.operations.kinds import ALGORITHMS, Op
 
-# Around the limits of one cache line, a post, a share, a chunk.
+# Around the limits of a cache line, a post, a part, a chunk.
 COUNTS = [0, 1, 3, 17, 63, 64, 65, 1000, 1025, 4097, 131_071, 131_073, 300_007]
 
 
@@ -37,7 +37,7 @@ def test_sums_float32(rank, size, count, algorithm):
 
 @pytest.mark.parametrize("count, times", [(16_384, 700), (2_000_003, 4)])
 def test_many_in_a_row(rank, size, count, times):
-    """Often enough for slots to be written both ways, from place to place."""
+    """There are enough calls for slots to be written in both ways."""
     sent = values(rank, count, "float32")
     wanted = reduced(everyone(size, count, "float32"), Op.Sum)
     for number in range(times):
@@ -47,7 +47,7 @@ def test_many_in_a_row(rank, size, count, times):
 
 
 def test_an_all_reduce_that_only_multiplies_would_be_found_out(rank, size):
-    """With the same data on every rank it would pass for a sum."""
+    """With the same data on every rank it would look like a sum."""
     if size == 1:
         pytest.skip("one rank: they are the same")
     for count in COUNTS[2:]:
@@ -110,8 +110,8 @@ def test_what_must_be_rounded_is_rounded_alike(
     assert same_bits(collective, result)
     everyone = [numbers(other).astype(np.float64) for other in range(size)]
     wanted = sum(everyone) / (size if op == Op.Average else 1)
-    # Each of the additions may lose half a unit of the last place, of float16 and
-    # bfloat16 in the algorithms that add hop by hop.
+    # Each addition may lose half a unit in the last place, of float16 and bfloat16 in
+    # the algorithms that add hop by hop.
     bits = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}[dtype]
     most = sum(np.abs(one) for one in everyone) * size * 2.0**-bits
     assert (np.abs(result.astype(np.float64) - wanted) <= most + 2.0**-20).all()
@@ -146,7 +146,7 @@ def test_a_large_group_is_reduced_where_it_lies(rank, size):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_many_megabytes(rank, size, in_place):
-    count = 4_500_001  # beyond where outputs are written around the caches
+    count = 4_500_001  # outputs of this size are written around the caches
     array = values(rank, count, "float32")
     result = collective.allreduce(array, collective.Sum, array if in_place else None)
     assert_close(result, reduced(everyone(size, count, "float32"), Op.Sum))
@@ -162,7 +162,7 @@ def test_sixteen_bit_transport(rank, size, dtype, count):
         for other in range(size)
     )
     step = 2**-8 if dtype == "bfloat16" else 2**-11
-    # Every value is rounded once on the way and the sum once more.
+    # Every value is rounded once for the transport, and the sum once more.
     np.testing.assert_allclose(result, wanted, rtol=0, atol=step * 10 * (size + 1))
     assert same_bits(collective, result)
     if size > 1 and dtype in DTYPES:
@@ -172,7 +172,7 @@ def test_sixteen_bit_transport(rank, size, dtype, count):
 
 
 def test_float16_is_summed_in_float32_and_rounded_once(rank, size):
-    # 2048 + 1 is 2048 in float16: summed there, the ones would be lost.
+    # 2048 + 1 is 2048 in float16: a sum in float16 would lose the ones.
     array = np.full(100, 2048 if rank == 0 else 1, np.float16)
     result = collective.allreduce(array, collective.Sum)
     np.testing.assert_array_equal(result, np.float16(2048 + size - 1))

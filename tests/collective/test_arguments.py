@@ -16,7 +16,7 @@ def test_another_byte_order_is_converted(rank, size, dtype):
     native = np.dtype(dtype).newbyteorder("=")
     numbers = [np.array([1.5, 1000.25, -2]) * (r + 1) for r in range(size)]
     everyone = [array.astype(native) for array in numbers]
-    # Also where it differs between ranks.
+    # It may also differ between ranks.
     mine = everyone[rank].astype(dtype if rank % 2 == 0 else native)
     total = collective.allreduce(mine, collective.Sum)
     assert total.dtype == native
@@ -62,7 +62,7 @@ def test_overlaps_within_a_list_and_between_the_rows(rank, size):
         return [np.full(10, rank + 1.0), np.full(10, 10.0 * (rank + 1))]
 
     ones = size * (size + 1) / 2
-    # Each result goes where the other input is.
+    # Each result goes to the place of the other input.
     a, b = pair()
     collective.grouped_allreduce([a, b], collective.Sum, out=[b, a])
     assert (b == ones).all() and (a == 10 * ones).all()

@@ -1,4 +1,4 @@
-"""What counts as an array: with a copy, without one, or with a clear error."""
+"""Objects that count as arrays, with or without a copy, and those with a clear error."""
 
 import array as standard
 import threading
@@ -12,7 +12,7 @@ from collective.operations.call import contiguous
 
 
 class Interface:
-    """Only __array_interface__."""
+    """Has only __array_interface__."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -23,7 +23,7 @@ class Interface:
 
 
 class Exchange:
-    """Only DLPack."""
+    """Has only DLPack."""
 
     def __init__(self, memory, device=1):
         self.memory, self.device = memory, device
@@ -36,7 +36,7 @@ class Exchange:
 
 
 class Frame:
-    """As a table of pandas: only __array__, which may be a copy."""
+    """Has only __array__, which may be a copy, like a table of pandas."""
 
     def __init__(self, memory):
         self.memory = memory

@@ -1,4 +1,4 @@
-"""The native backend, on as many ranks as this was started with."""
+"""The native backend, on all ranks of this launch."""
 
 import numpy as np
 import pytest
@@ -31,12 +31,12 @@ def test_sums_within_a_function(backend, rank, size):
 
 
 def test_narrows_gradients_but_no_counts(backend, rank, size):
-    """With a 16-bit transport, an algorithm and buckets."""
+    """The backend has a 16-bit transport, an algorithm and buckets."""
     options = Options(
         transport_dtype="bfloat16", algorithm="hierarchical", bucket_bytes=5000
     )
     narrowing = NativeBackend(options)
-    sizes = (1, 3000, 7, 3000, 3000)  # the last is as the counts of a large metric
+    sizes = (1, 3000, 7, 3000, 3000)  # the last is like the counts of a large metric
     pieces = [np.full(n, 257.0 + rank, np.float32) for n in sizes]
 
     @tf.function
@@ -54,7 +54,7 @@ def test_narrows_gradients_but_no_counts(backend, rank, size):
 
 
 def test_a_rank_that_traces_more_often_is_no_matter(backend, rank, size):
-    """Shards of unequal length: each new length is traced."""
+    """Shards have unequal lengths, and each new length is traced."""
 
     @tf.function
     def step(rows):
@@ -83,7 +83,8 @@ def test_variables_become_those_of_rank_zero(backend, rank):
 
 
 def test_says_why_it_cannot_be_used(monkeypatch, tmp_path):
-    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)  # of the mpirun of this test
+    # Set by the mpirun of this test.
+    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
     two_hosts = Environment("collectiverun", 0, 4, 0, 2)
     refused = NativeBackend.availability(two_hosts)
     assert not refused.usable and "mpirun" in refused.hint

@@ -1,4 +1,4 @@
-"""The benchmark runs, finds its own results right, and writes them down."""
+"""The benchmark runs, checks its own results, and writes them."""
 
 import json
 import sys

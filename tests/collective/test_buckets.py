@@ -1,4 +1,4 @@
-"""Which tensors travel together, and as one vector. No ranks."""
+"""Buckets: which tensors travel together as one vector. No ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges of the core: its threads, their arithmetic, and calls within callbacks."""
+"""Rare cases of the core: its threads, their arithmetic, and calls within callbacks."""
 
 import platform
 import subprocess
@@ -13,8 +13,8 @@ from tests.launch import STARTS_RANKS
 pytestmark = STARTS_RANKS
 
 
-# Rank 0 flushes denormals to zero in its thread, as TensorFlow does in its own; fesetenv
-# of glibc sets the register that holds the mode. The thread that it starts inherits it.
+# Rank 0 flushes denormals to zero in its thread, as TensorFlow does in its threads;
+# glibc's fesetenv sets the register of the mode. The thread that it starts inherits it.
 DENORMALS = """
     import ctypes, numpy as np, collective
 
@@ -49,8 +49,8 @@ def test_sums_keep_denormals_in_a_thread_that_flushes_them():
     assert ended[0][1] == ended[1][1] == f"['{3 * 71362:#x}']\n" * 6
 
 
-# The address space leaves no room for the stack of the thread that runs the first
-# collective. Its arrays are gone when the next is called.
+# The address space has no room for the stack of the thread that runs the first
+# collective. Its arrays are freed when the next is called.
 NO_THREAD = """
     import gc, resource, time
     import numpy as np, collective
@@ -85,7 +85,7 @@ def test_a_thread_that_cannot_start_breaks_the_job(tmp_path):
         assert second.startswith("second rank 0 cannot start a thread for all-reduce")
 
 
-# A job of one rank, whose worker thread calls back. Each thread must end, too.
+# A job of one rank, whose worker thread runs callbacks. All threads must end.
 CALLBACKS = """
     import ctypes, os, threading, time
     from collective import library
@@ -183,8 +183,8 @@ def test_a_limit_on_the_size_of_files(hard, printed):
     assert set(printed) <= set(done.stdout.splitlines()), done.stdout + done.stderr
 
 
-# So many ranks of a host, as processes of one program: Python alone would take minutes
-# to start them. A membership file has another rendezvous than none.
+# So many ranks of a host, as processes of one program, because Python alone would take
+# minutes to start them. With a membership file the rendezvous is a different one.
 MANY = """
     import ctypes, os, sys
     from collective import library
@@ -225,7 +225,7 @@ def test_a_limit_on_the_ranks_of_a_host(how):
     assert codes == "{1: 251}"
 
 
-# Rank 1 dies in its own namespace, in which it is process 1, as rank 0 is in its own.
+# Rank 1 dies in its own PID namespace; both ranks are process 1 in theirs.
 SEPARATE = """
     import os
     import numpy as np, collective

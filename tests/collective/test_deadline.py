@@ -1,4 +1,4 @@
-"""``COLLECTIVE_TIMEOUT`` for waits that the core does not watch."""
+"""``COLLECTIVE_TIMEOUT`` for waits outside of the core."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-# Ends with 7 if the deadline is met; with 0 if nothing ends the process.
+# Ends with 7 at the deadline, with 0 if nothing ends the process.
 PROGRAM = """
 import os, time
 from collective import deadline
@@ -19,7 +19,7 @@ WAITS = "with deadline.waiting('in MPI_Barrier'): time.sleep(200)"
 
 
 def ends(program: str, seconds: str = "0.5") -> tuple[int, str]:
-    """The exit code of such a program, and what it prints to stderr."""
+    """Return the exit code of such a program, and its stderr."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(program)],
         env={**os.environ, "COLLECTIVE_TIMEOUT": seconds},

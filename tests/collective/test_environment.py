@@ -1,4 +1,4 @@
-"""Who am I: what each launcher writes into the environment."""
+"""The identity of a rank, from the environment of each launcher."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ PMI2 = {"PMI_RANK": "3", "PMI_SIZE": "7", "SLURM_NODEID": "1"}  # srun --mpi=pmi
             {"PMIX_RANK": "1", "PMIX_NAMESPACE": "j", "COLLECTIVE_SIZE": "3"},
             Environment("PMIx", 1, 3, 1, 3),
         ),
-        # Our launcher's table, beneath mpirun: of another job, it is passed over.
+        # Our launcher's table, under mpirun: it belongs to another job, and is ignored.
         (OPEN_MPI | {RANKS_PER_HOST: "4,3,1"}, Environment("mpirun", 5, 8, 1, 4)),
         (OPEN_MPI | {RANKS_PER_HOST: "4(x2)"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
         (OPEN_MPI | {RANKS_PER_HOST: "1,3,4"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
@@ -141,10 +141,14 @@ def test_every_rank_knows_its_place_where_hosts_have_unequal_numbers():
         (SLURM | OPEN_MPI, "mpirun", 5),  # mpirun in a Slurm allocation
         (SLURM | HYDRA, "mpirun", 2),
         (OPEN_MPI | GLOO, "horovodrun", 1),
-        (OPEN_MPI | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 5),  # by mpirun
+        (
+            OPEN_MPI | {"COLLECTIVE_HOROVODRUN": "1"},
+            "horovodrun",
+            5,
+        ),  # started by mpirun
         (HYDRA | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 2),
         (OPEN_MPI | OURS, "collectiverun", 1),
-        (OPEN_MPI | tf_config("worker", 0), "mpirun", 5),  # as tf-multiworker sets it
+        (OPEN_MPI | tf_config("worker", 0), "mpirun", 5),  # tf-multiworker sets it
     ],
 )
 def test_innermost_launcher_wins(variables, launcher, rank):
@@ -156,7 +160,7 @@ def test_innermost_launcher_wins(variables, launcher, rank):
     "variables",
     [
         {"RANK": "3", "WORLD_SIZE": "4"},  # a CI system may set these
-        {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"},  # sbatch, no srun
+        {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"},  # sbatch without srun
         {"OMPI_COMM_WORLD_RANK": "0"},
     ],
 )
@@ -260,7 +264,7 @@ BATCH = {"SLURM_JOB_ID": "70", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
     ],
 )
 def test_one_of_several_does_not_train_alone(variables, message):
-    assert detect(variables) == Environment()  # tools go on
+    assert detect(variables) == Environment()  # tools continue
     with pytest.raises(UsageError, match=message) as caught:
         detect_rank(variables)
     assert "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1" in caught.value.hint
@@ -284,7 +288,7 @@ def test_one_process_may_train_alone(variables):
 
 def test_one_process_on_several_allocated_hosts_does_not_train(tmp_path):
     file = tmp_path / "hosts"
-    file.write_text("n1\nn1\n")  # as for a program with two threads
+    file.write_text("n1\nn1\n")  # two slots, as for a program with two threads
     assert detect_rank({"PBS_NODEFILE": str(file)}).size == 1
     file.write_text("n1\nn2\n")
     with pytest.raises(UsageError, match="PBS has allocated 2 hosts"):

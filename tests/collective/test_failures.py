@@ -1,4 +1,4 @@
-"""Ranks that die, leave or do not come: no hang, and the others know who it was."""
+"""Ranks that die, leave or never join: no hang, and the error names the rank."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from tests.launch import STARTS_RANKS
 pytestmark = STARTS_RANKS
 
 
-# Reduces for ever, all sizes and paths; says how the end came.
+# Reduces for ever, all sizes and paths; prints how it ended.
 LOOP = (
     PRELUDE
     + """
@@ -53,7 +53,7 @@ def test_a_killed_rank_is_named_by_all_others_within_seconds():
 
 
 def test_kills_at_random_moments(request):
-    """Four at a time; COLLECTIVE_KILLS=50 for the long run."""
+    """Four kills run at a time; COLLECTIVE_KILLS=50 makes the long run."""
     seed = int(os.environ.get("COLLECTIVE_SEED", "1"))
     generator = random.Random(seed)
     before = shared_memory()
@@ -61,7 +61,7 @@ def test_kills_at_random_moments(request):
         size = generator.choice([2, 3, 4])
         ranks = Ranks(size, LOOP, COLLECTIVE_START_TIMEOUT="3")
         victim = generator.randrange(size)
-        time.sleep(generator.uniform(0, 0.8))  # from the start of Python on
+        time.sleep(generator.uniform(0, 0.8))  # counted from the start of Python
         ranks.processes[victim].kill()
         for rank, (code, out, err) in enumerate(ranks.finish()):
             if rank == victim:
@@ -75,7 +75,7 @@ def test_kills_at_random_moments(request):
 
 @pytest.mark.matrix
 def test_a_program_that_closes_all_descriptors_gets_an_error(tmp_path):
-    """Also where another file has got the number of the memory: it is not written."""
+    """If another file has the number of the memory, that file is not written."""
     code = (
         PRELUDE
         + """
@@ -99,7 +99,7 @@ def test_a_program_that_closes_all_descriptors_gets_an_error(tmp_path):
 
 
 def test_a_rank_that_leaves_at_once_loses_no_sum():
-    """It comes about when the others look whether it has left, which they do by turns."""
+    """A sum could be lost when the others check whether it has left, which they do in turn."""
     code = """
     import random, time
     import numpy as np
@@ -163,11 +163,11 @@ def test_a_rank_that_does_not_come_ends_the_wait(tmp_path):
     assert "rank 0 is not in a collective" in out
     assert re.search(r"no progress for \d+ s", err), err
     assert "rank 1 waits for rank 0" in err
-    assert results[0][0] == 3  # and the late one hears of it too
+    assert results[0][0] == 3  # and the late one gets the error, too
 
 
 def test_a_rank_that_never_starts_is_named(tmp_path):
-    # Both others are there before one of them begins to wait.
+    # Both others exist before one of them begins to wait.
     code = (
         """
     import os, signal, time
@@ -271,7 +271,8 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
     )
     for exit_code, out, err in Ranks(size, code).finish():
         assert exit_code == 0, err
-        assert float(out) < 0.5  # of two seconds; a spinning rank would use all
+        # A spinning rank would use all of the two seconds.
+        assert float(out) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What must not take part in a job: sets of a former one, and forks of a rank."""
+"""Sets of a former job and forks of a rank must not take part in a job."""
 
 import sys
 
@@ -109,7 +109,7 @@ def calls():
             refused += f"is a fork of rank {rank}, and not a rank" in str(error)
             refused += "HINT: call collectives in the process that" in str(error)
     assert refused == 12, refused
-    # It may still ask where it comes from, as workers that load data do.
+    # It may still ask for its identity, as workers that load data do.
     assert (collective.rank(), collective.size()) == (rank, 3)
 
 assert total(10 ** rank) == 111
@@ -124,7 +124,7 @@ else:
 assert int(pending.wait()[0]) == 6
 assert total(2 * 10 ** rank) == 222
 collective.shutdown()
-# A fork of what is in no job may join one.
+# A fork of a process outside of every job may join one.
 os.environ.clear()
 
 def alone():

@@ -1,6 +1,6 @@
-"""What identifies a collective in nested functions, and what orders it.
+"""The identity and the order of collectives in nested functions.
 
-Every rank runs these, on data of its own, and is slow in other places than the others.
+Every rank runs these on its own data, and each rank is slow at other places.
 """
 
 import os
@@ -22,13 +22,13 @@ from collective import tensorflow_ops  # noqa: E402
 
 
 def all_reduce(tensors, **options):
-    """The sum over all ranks."""
+    """Return the sum over all ranks."""
     return tensorflow_ops.all_reduce(tensors, collective.Sum, **options)
 
 
 @pytest.fixture
 def late(rank):
-    """A tensor unchanged; late on even ranks where it is even, on odd where it is odd."""
+    """Return a function that delays even values on even ranks, odd ones on odd ranks."""
 
     def wait(value):
         if int(value.flat[0]) % 2 == rank % 2:
@@ -45,13 +45,13 @@ def late(rank):
 
 
 def total(size, number):
-    """The sum over ranks of a number plus twice the rank."""
+    """Return the sum over ranks of a number plus twice the rank."""
     return float(size * number + size * (size - 1))
 
 
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_a_retraced_caller_of_a_cached_function(rank, size, who):
-    """The outer function has another trace, on one rank only; the inner has not."""
+    """The outer function has a new trace on one rank only; the inner has none."""
 
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def inner(x):
@@ -78,7 +78,7 @@ def test_a_retraced_caller_of_a_cached_function(rank, size, who):
 
 @pytest.mark.parametrize("with_variable", [False, True])
 def test_two_calls_of_one_function(rank, size, late, with_variable):
-    """TensorFlow orders calls with variables apart from those without."""
+    """TensorFlow orders calls with variables separately from calls without."""
     weight = tf.Variable(1.0)
 
     @tf.function
@@ -216,7 +216,7 @@ def test_iterations_of_loops(rank, size, late):
 
     @tf.function
     def counted(x):
-        """Of which no iteration needs a number of the one before."""
+        """Return a sum of iterations that are independent of each other."""
         results = tf.zeros([4])
         count.assign(0)
         while count < 4:
@@ -299,7 +299,7 @@ def test_splits_that_fit_on_some_ranks_only(rank, size):
 
 
 def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
-    """Which of the two meets which is left to chance: an error on every rank."""
+    """The pairing of the two is random, so every rank gets an error."""
     if size == 1:
         pytest.skip("one rank has no other to meet")
 
@@ -327,7 +327,7 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
         refused.touch()
         for thread in threads:
             thread.join()
-    else:  # may not let the first call end before the second has begun
+    else:  # the first call must not end before the second has begun
         while not refused.exists():
             time.sleep(0.01)
         call()
@@ -341,14 +341,13 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
 
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.matrix)])
 def test_random_nests_are_summed_as_numpy_does(rank, size, seconds):
-    """As many of 20 as there is time for, at least one."""
+    """Run as many of 20 programs as time allows, at least one."""
     start = time.monotonic()
     for seed in range(20):
         check_program(Program(seed, rank), seed, rank, size)
         passed = np.array(time.monotonic() - start)
-        if (
-            collective.allreduce(passed, collective.Max) > seconds
-        ):  # the same on all ranks
+        # All ranks end after the same program.
+        if collective.allreduce(passed, collective.Max) > seconds:
             break
 
 

@@ -1,4 +1,4 @@
-"""Which GPUs a rank is shown, on hosts made of files: none is needed."""
+"""The GPUs that a rank sees, on hosts made of files: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def place(rank: int, ranks: int) -> Environment:
 
 @pytest.fixture
 def four(tmp_path, monkeypatch):
-    """A host with four NVIDIA GPUs."""
+    """Make a host with four NVIDIA GPUs."""
     for number in range(4):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     monkeypatch.setattr(gpus, "_NVIDIA", tmp_path)
@@ -21,11 +21,11 @@ def four(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_of_amd(tmp_path, monkeypatch):
-    """A host with two GPUs of AMD; a processor is a node, too."""
+    """Make a host with two GPUs of AMD; its processor is a node, too."""
     for number, units in enumerate((0, 440, 440)):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "properties").write_text(f"simd_count {units}\n")
-    (tmp_path / "3").mkdir()  # one that may not be read
+    (tmp_path / "3").mkdir()  # a node that must not be read
     monkeypatch.setattr(gpus, "_NVIDIA", tmp_path / "none")
     monkeypatch.setattr(gpus, "_AMD", tmp_path)
 

@@ -1,4 +1,4 @@
-"""``import horovod`` means this package where the alias is installed, and says so."""
+"""``import horovod`` means this package if the alias is installed, and reports that."""
 
 from __future__ import annotations
 

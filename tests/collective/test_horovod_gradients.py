@@ -15,7 +15,7 @@ def everyone(size, shape=(3,), seed=0):
 
 
 def variables(*shapes):
-    """The same on every rank."""
+    """Return variables with the same values on every rank."""
     generator = np.random.default_rng(1)
     return [
         keras.Variable(generator.normal(size=shape).astype("float32"))
@@ -28,7 +28,7 @@ def number(variable):
 
 
 def gradients_of(tape, sources, factors):
-    """Of the loss Σ factor · source."""
+    """Return the gradients of the loss Σ factor · source."""
     with tape:
         loss = tf.add_n(
             [
@@ -40,7 +40,7 @@ def gradients_of(tape, sources, factors):
 
 
 def adasum(arrays, axis=0):
-    """Of equal numbers of ranks in pairs; the formula of Maleki et al. (2020)."""
+    """Combine ranks in pairs by the formula of Maleki et al. (2020)."""
     if len(arrays) == 1:
         return arrays[0]
     half = len(arrays) // 2
@@ -129,7 +129,7 @@ def test_local_sources(hvd, rank, size):
 
 
 def test_sparse_gradients_combine_repeated_rows(hvd, rank, size):
-    # Every rank looks up row 1 twice, and one of its own.
+    # Every rank looks up row 1 twice, and one row of its own.
     table = tf.Variable(tf.ones([size + 2, 2]))
     dense = np.zeros([size + 2, 2])
     for other in range(size):
@@ -149,7 +149,7 @@ def test_sparse_gradients_combine_repeated_rows(hvd, rank, size):
 
 
 def test_optimizer_clips_the_sum(hvd, rank, size):
-    """Not what each rank has: the clipped mean is another vector."""
+    """It does not clip the parts of each rank: their clipped mean is another vector."""
     (variable,) = variables((3,))
     start, factors = np.array(variable.value), 5 * everyone(size)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, clipnorm=1.0))
@@ -182,7 +182,7 @@ def test_optimizer_applies_every_pass(hvd, rank, size, compiled):
             wanted -= RATE * (rounds[turn - 1] + round_).sum(0) / 2
         np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
         assert number(optimizer.iterations) == (turn + 1) // 2
-    optimizer.finalize_variable_values([first, second])  # as fit does, at its end
+    optimizer.finalize_variable_values([first, second])  # as fit does at its end
     wanted -= RATE * rounds[4].sum(0)  # the mean of one pass
     np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(second.value, start[1])
@@ -194,7 +194,7 @@ def test_optimizer_applies_every_pass(hvd, rank, size, compiled):
 @pytest.mark.parametrize("of, to", [("float32", "float64"), ("float64", "float32")])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_gradients_of_another_dtype(hvd, rank, size, of, to, passes):
-    """Than their variables: Keras casts what it applies."""
+    """Their dtype differs from their variables': Keras casts them when it applies them."""
     dense, sparse = (keras.Variable(np.ones([2, 1], to), dtype=to) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), backward_passes_per_step=passes, op=hvd.Sum
@@ -217,7 +217,7 @@ def test_gradients_of_another_dtype(hvd, rank, size, of, to, passes):
     "name", ["allreduce", "allgather", "reducescatter", "alltoall"]
 )
 def test_gradients_into_collectives_of_another_dtype(hvd, rank, size, name):
-    """A custom gradient may hand on what it likes; it leaves with the dtype it has."""
+    """A custom gradient may have any dtype, and keeps it."""
 
     @tf.custom_gradient
     def wider(x):
@@ -319,7 +319,7 @@ def test_nothing_trains_without_summing(hvd, monkeypatch):
     optimizer.build([variable])
 
     def around(self, pairs):
-        """A Keras that would call something else than apply."""
+        """Stand for a Keras that calls something other than apply."""
         gradients, found = zip(*pairs, strict=True)
         self._backend_apply_gradients(gradients, found)
 

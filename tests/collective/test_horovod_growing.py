@@ -1,4 +1,4 @@
-"""Jobs that grow while they train: scripts in the manner of Horovod Elastic's."""
+"""Jobs that grow while they train: scripts in the manner of Horovod Elastic."""
 
 import ast
 import sys
@@ -28,7 +28,7 @@ def ask_for(number):
 
 
 def run(tmp_path, script, slots, most):
-    """What the ranks print, sorted, of a job that begins with so many slots."""
+    """Return the ranks' sorted output in a job that begins with so many slots."""
     pytest.importorskip("tensorflow")
     file = tmp_path / "slots"
     file.write_text(f"localhost:{slots}")
@@ -44,8 +44,8 @@ def run(tmp_path, script, slots, most):
     return sorted(line[4:] for line in ended.stdout.splitlines() if "] got" in line)
 
 
-# Everything is traced by a single rank. Each rank contributes 2 to the power of its
-# rank, so that every sum says who was in it.
+# A single rank traces everything. Each rank contributes 2 to the power of its rank, so
+# that every sum shows which ranks took part.
 FROM_ONE = """
 hvd.init()
 v = tf.Variable([0.0, 0.0])
@@ -118,7 +118,7 @@ def test_what_one_rank_has_traced_sums_over_two(tmp_path):
     found = [ast.literal_eval(line[4:]) for line in run(tmp_path, FROM_ONE, 1, 2)]
     alone, first, second = sorted(found, key=lambda values: values["ops"])
     common = {"dense": 3.0, "sparse": 6.0, "rows": 6.0, "of rows": 1.5, "moved": 3.0}
-    # The statistics of (1 and 2), one overflow for both ranks.
+    # The statistics of (1 and 2), and one overflow for both ranks.
     common |= {"mean": 1.5, "whole": 6.0, "finite": 0.0, "adasum": 1.5}
     assert {name: first[name] for name in common} == common
     assert {name: second[name] for name in common} == common
@@ -134,7 +134,7 @@ def test_what_one_rank_has_traced_sums_over_two(tmp_path):
 
 
 # As in Horovod's example for Keras: a step of fit builds the optimizer before the state
-# is made, and again in a reset callback, where it meets the one of a newcomer.
+# is made, and again in a reset callback, in which it meets a newcomer's step.
 FITS_AT_RESET = """
 hvd.init()
 keras.utils.set_random_seed(first)

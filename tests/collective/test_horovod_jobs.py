@@ -1,4 +1,4 @@
-"""What needs jobs of its own: examples, launchers, variables, timeline, run()."""
+"""Tests in jobs of their own: examples, launchers, variables, timeline, run()."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def launched(*command):
 
 
 def came_to(word):
-    """What each example for Horovod came to, with this word in it."""
+    """Return the outcome of each example for Horovod, with this word in it."""
     pytest.importorskip("tensorflow")
     driver = [sys.executable, str(HERE / "horovod_examples.py"), word]
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo"]
@@ -58,12 +58,12 @@ def test_examples():
 
 @pytest.mark.horovod
 def test_examples_train_what_they_train_on_horovod_itself():
-    """Where it can; what it says where it cannot is in BEYOND_HOROVOD."""
+    """BEYOND_HOROVOD has the examples that Horovod itself cannot run, with its errors."""
     here, there = came_to("collective"), came_to("horovod")
     for name, error in BEYOND_HOROVOD.items():
         assert there.pop(name) == error
     for name, losses in there.items():
-        # tape_loop sends float16, which Horovod also sums in.
+        # tape_loop sends float16, and Horovod also sums in float16.
         tolerance = 2e-3 if name == "tape_loop" else 1e-6
         assert here[name] == pytest.approx(losses, rel=tolerance), name
 
@@ -82,7 +82,7 @@ print("weights differ:", bool(weights[0] != weights[1]))
 
 @pytest.mark.horovod
 def test_horovods_own_optimizer_sums_nothing_on_keras_3():
-    """Why it is left out of the examples that it shares with this project."""
+    """Therefore it is absent from the examples that it shares with this project."""
     horovodrun = str(Path(sys.executable).with_name("horovodrun"))
     command = [horovodrun, "--gloo", "-np", "2", sys.executable, "-c", NOT_SUMMED]
     assert output_of(command).count("weights differ: True") == 2
@@ -153,7 +153,7 @@ train(hvd.elastic.ObjectState(epoch=0))
 
 
 def test_horovods_variables(tmp_path):
-    """As horovodrun sets them; those that tune Horovod; then a worker is lost."""
+    """The test has horovodrun's variables, then those that tune Horovod, then a lost worker."""
     pytest.importorskip("tensorflow")
     trace = tmp_path / "trace.json"
     ranks = []

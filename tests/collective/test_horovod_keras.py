@@ -1,4 +1,4 @@
-"""Horovod's Keras face: fit with every callback, saved models, elastic state."""
+"""Horovod's Keras interface: fit with every callback, saved models, elastic state."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ def hvdk(hvd):
 
 
 def data(rank):
-    """x [ROWS, 3] and y [ROWS, 1] of a rank."""
+    """Return x [ROWS, 3] and y [ROWS, 1] of a rank."""
     x = values(rank, (ROWS, 3), "float32", 1) / 8
     return x, (x @ [[1.0], [-2.0], [0.5]] + rank).astype("float32")
 
 
 def linear(rank):
-    """y = x w; w differs between ranks."""
+    """Return a model y = x w, whose w differs between ranks."""
     layer = keras.layers.Dense(
         1, use_bias=False, kernel_initializer=keras.initializers.Constant(rank + 1.0)
     )
@@ -131,7 +131,7 @@ def test_broadcast_callback_leaves_local_variables(hvdk, rank, size):
 @pytest.mark.parametrize("eager", [False, True])
 def test_broadcast_callback_builds_what_has_no_shape_yet(hvdk, rank, size, eager):
     class Own(keras.Model):
-        """Has its variables when it is called first, and a step of its own."""
+        """Makes its variables at its first call, and has a step of its own."""
 
         def __init__(self):
             super().__init__()
@@ -171,7 +171,7 @@ def test_broadcast_callback_builds_what_has_no_shape_yet(hvdk, rank, size, eager
 
 def test_mixed_precision_skips_the_step_on_all_ranks(hvdk, rank, size):
     def inside(optimizer):
-        # As model.compile does under the policy mixed_float16.
+        # model.compile does the same under the policy mixed_float16.
         optimizer = hvdk.DistributedOptimizer(optimizer)
         return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
 
@@ -324,7 +324,7 @@ def test_sync_batch_normalization(hvd, rank, size, masked):
     )
     np.testing.assert_allclose(layer.moving_mean, mean / 2, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance, variance / 2 + 0.5, rtol=1e-4)
-    # What one process with all rows has as gradient.
+    # The gradient in one process with all rows.
     alone = keras.layers.BatchNormalization(momentum=0.5, epsilon=1e-3)
     whole = tf.constant(everyone.astype("float32"))
     weights = np.concatenate([np.full((r + 2, 1, 1), r + 1.0) for r in range(size)])
@@ -344,7 +344,7 @@ def test_sync_batch_normalization(hvd, rank, size, masked):
     assert type(layer).from_config(layer.get_config()).momentum == 0.5
     with pytest.raises(ValueError, match="fused"):
         hvd.SyncBatchNormalization(fused=True)
-    # Names of their own, as a functional model needs.
+    # The layers have names of their own, which a functional model needs.
     first, second = (hvd.SyncBatchNormalization() for _ in range(2))
     assert first.name != second.name
     layers = [keras.Input((3,)), first, second]
@@ -380,7 +380,7 @@ def test_elastic_state_of_a_model(hvdk, rank, size):
     trained = model.get_weights()[0]
     model.set_weights([trained + 1])
     state.batch = 7
-    state.restore()  # to the last commit, which callbacks before the epoch's end saw
+    state.restore()  # to the last commit, which callbacks saw before the epoch's end
     np.testing.assert_array_equal(model.get_weights()[0], trained)
     assert state.batch != 7
     with pytest.raises(ValueError, match="built first"):

@@ -1,4 +1,4 @@
-"""Every public name of Horovod 0.28.1 is here; ``test_horovod_signatures`` compares what they take."""
+"""Every public name of Horovod 0.28.1 exists here (``test_horovod_signatures``: arguments)."""
 
 import importlib
 import pickle

@@ -19,7 +19,7 @@ def everyone(size, shape=SHAPE, dtype="float32", seed=0):
 
 
 def in_both_modes(function):
-    """Results in eager mode, and inside a tf.function."""
+    """Return the results in eager mode, and inside a tf.function."""
     return function(), tf.function(function)()
 
 
@@ -44,7 +44,7 @@ def test_place(hvd, rank, size):
 def test_timeline_of_rank_0(hvd, rank, tmp_path):
     file = tmp_path / f"{rank}.json"
     hvd.start_timeline(str(file))
-    timeline.keep(True)  # as a training's own timeline does: the file goes on
+    timeline.keep(True)  # as a training's own timeline does; the file continues
     hvd.allreduce(tf.fill([3], float(rank)), name="recorded")
     kept = [size for _, _, size in timeline.take()]
     timeline.keep(False)
@@ -74,7 +74,7 @@ def test_allreduce(hvd, rank, size, op, dtype):
 
 @pytest.mark.parametrize("number", range(6))
 def test_reductions_by_horovods_numbers(hvd, rank, size, number):
-    """``op=1`` is Sum in Horovod, and scripts pass the number."""
+    """``op=1`` means Sum in Horovod, and scripts pass the number."""
     array = everyone(size)[rank]
     names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
     if names[number] == "Adasum" and size & (size - 1):
@@ -140,7 +140,7 @@ def test_compression(hvd, rank, size):
 
 
 def test_groups_of_dense_and_sparse_tensors(hvd, rank, size):
-    # Rows overlap between ranks, and row `rank` comes twice.
+    # Rows overlap between ranks, and row `rank` occurs twice.
     rows = [[other, other + 1, other] for other in range(size)]
     dense = np.zeros([size + 1, 2], "float32")
     for other in range(size):
@@ -160,7 +160,7 @@ def test_groups_of_dense_and_sparse_tensors(hvd, rank, size):
             total = np.sum(everyone(size), 0) / divisor
             np.testing.assert_allclose(first, total, rtol=1e-6)
             np.testing.assert_allclose(last, 2 * total, rtol=1e-6)
-            # Each row once: optimizers square them.
+            # Each row occurs once, because optimizers square them.
             np.testing.assert_array_equal(sparse.indices, range(size + 1))
             np.testing.assert_allclose(
                 tf.convert_to_tensor(sparse), dense / divisor, rtol=1e-6, atol=1e-6
@@ -180,7 +180,7 @@ def test_average_of_slices_of_any_dtype(hvd, rank, size, dtype):
     total = np.array([[2 * size * (size + 1)], [14]])
     floats, rtol = ("float32", 1e-6) if dtype == "uint8" else ("float64", 1e-14)
     for result in in_both_modes(lambda: hvd.allreduce(slices)):
-        assert result.dtype == floats  # what Horovod gives for integers
+        assert result.dtype == floats  # Horovod's dtype for integers
         np.testing.assert_array_equal(result.indices, [0, 1])
         np.testing.assert_allclose(result.values, total / size, rtol=rtol)
     half = hvd.allreduce(slices, op=hvd.Sum, postscale_factor=0.5)
@@ -263,7 +263,7 @@ def test_reducescatter(hvd, rank, size, op):
 
 def test_gradients_are_horovods(hvd, rank, size):
     x = tf.constant(values(rank, (size, 2), "float32"))
-    weights = [np.float32(r + 1) for r in range(size)]  # of each rank's loss
+    weights = [np.float32(r + 1) for r in range(size)]  # weight of each rank's loss
     total = sum(weights)
     cases = {
         "allreduce": (lambda: hvd.allreduce(x, op=hvd.Sum), total),
@@ -434,7 +434,7 @@ def test_a_session_of_tensorflow_1(hvd, rank, size):
 
 
 def test_gradients_in_a_session_of_tensorflow_1(hvd, rank, size):
-    """On no rank is a collective left out whose result that rank does not need."""
+    """Every rank runs a collective even if it does not need the result."""
     root, weights = size - 1, [float(r + 1) for r in range(size)]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.constant(values(rank, (size, 2), "float32"))

@@ -1,6 +1,6 @@
-"""Signatures as Horovod 0.28.1 has them: a call with positional arguments means the same.
+"""Signatures equal Horovod 0.28.1's, so a call with positional arguments means the same.
 
-The table was read off a checkout by ``python -m tests.horovod_conformance``, which also
+The table was read from a checkout by ``python -m tests.horovod_conformance``, which also
 compares this project with the checkout itself.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("horovod_signatures.txt")
-# How defaults are printed in the table.
+# The form of defaults in the table.
 SPELLED = {"<Op.Average: 1>": "Average", "NoneCompressor": "Compression.none"}
 
 
@@ -30,7 +30,7 @@ def test_signature(module, name, parameters):
     for part in name.split("."):
         found = getattr(found, part)
     ours = [spelled(p) for p in inspect.signature(found).parameters.values()]
-    # Ours may have more arguments, behind those of Horovod, and more defaults.
+    # Ours may have more arguments, after those of Horovod, and more defaults.
     first = [
         name.partition("=")[0] if "=" not in theirs else name
         for name, theirs in zip(ours, parameters, strict=False)

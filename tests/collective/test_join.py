@@ -1,4 +1,4 @@
-"""Ranks with fewer batches than others join, and change no result of these."""
+"""Ranks with fewer batches than others join, and do not change results."""
 
 import random
 
@@ -11,7 +11,7 @@ from collective import Disagreement
 from collective.operations.call import Call
 from collective.operations.kinds import Kind, Op
 
-# How many batches a rank has. The first rank chooses the order of calls by name.
+# The number of batches of a rank. The first rank chooses the order of calls by name.
 BATCHES = {
     "the last rank joins first": lambda rank, size: size - rank,
     "the first rank joins first": lambda rank, size: 1 + rank,
@@ -23,7 +23,7 @@ BATCHES = {
 
 @pytest.fixture(params=BATCHES.values(), ids=BATCHES)
 def batches(request, size):
-    """Of each rank."""
+    """Return the number of batches of each rank."""
     return [request.param(rank, size) for rank in range(size)]
 
 
@@ -36,7 +36,7 @@ def those_with(batches, step):
 
 
 def average(arrays, size):
-    """By the number of all ranks."""
+    """Return the sum divided by the number of all ranks."""
     return (np.sum(arrays, 0, dtype="float64") / size).astype(arrays[0].dtype)
 
 
@@ -56,7 +56,7 @@ def test_in_program_order(rank, size, batches, count):
 
 
 def test_what_is_reduced_with_neutral_values(rank, size):
-    """By all ranks but one, which joins at once."""
+    """All ranks reduce except one, which joins at once."""
     away, callers = size - 1, range(size - 1)
     if rank != away:
         for dtype in ("float32", "float16", "bfloat16", "int8", "int64", "uint8"):
@@ -97,7 +97,7 @@ def test_what_is_reduced_with_neutral_values(rank, size):
 
 
 def test_by_name_in_any_order(rank, size, batches):
-    """As functions call: each rank in an order of its own, beside calls in order."""
+    """Each rank calls in an order of its own, as functions do, and also in program order."""
 
     def start(step, number):
         array = values(rank, 10 + number, "float64", number)
@@ -118,7 +118,7 @@ def test_by_name_in_any_order(rank, size, batches):
 
 
 def test_twice(rank, size):
-    """Epoch by epoch, another rank being the last."""
+    """In each epoch another rank is the last."""
     for epoch in range(2 * size):
         if epoch % size == rank:
             collective.allreduce(np.ones(3))
@@ -184,7 +184,7 @@ def test_uneven_batches_in_a_function(hvd, rank, size, batches):
 
 
 def test_gathered_beside_a_rank_that_has_joined(hvd, rank, size):
-    """Objects, sparse rows, and the gradient of the rows."""
+    """Ranks gather objects, sparse rows, and the gradient of rows."""
     tf = pytest.importorskip("tensorflow")
     if size == 1:
         assert hvd.join() == 0

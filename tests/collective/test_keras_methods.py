@@ -1,4 +1,4 @@
-"""What is replaced inside Keras for distributed optimizers goes with the last of them."""
+"""Replacements inside Keras for distributed optimizers end with the last of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collective.tensorflow import keras_methods
 
 
 class Optimizer:
-    """Stands for one."""
+    """Stands for an optimizer."""
 
 
 class Base:

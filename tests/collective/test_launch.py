@@ -50,7 +50,7 @@ def python(code):
 )
 def test_the_other_tests_on_several_ranks(size, settings):
     files = sorted(Path(__file__).parent.glob("test_*.py"))
-    if settings:  # other kernels: without TensorFlow, which takes long to start
+    if settings:  # other kernels run without TensorFlow, which takes long to start
         files = [file for file in files if file.name == "test_allreduce.py"]
     result = launch(
         size,
@@ -105,9 +105,7 @@ def test_ends_with_the_code_of_the_first_rank_that_failed():
     result = launch(3, *python(code), timeout=30)
     assert result.returncode == 7
     assert "rank 1 ended with exit code 7" in result.stderr
-    assert (
-        time.monotonic() - start < 300
-    )  # not when the others have ended by themselves
+    assert time.monotonic() - start < 300  # before the others end by themselves
 
 
 def test_a_killed_rank_gives_128_and_the_signal():

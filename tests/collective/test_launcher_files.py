@@ -1,4 +1,4 @@
-"""Memory that a launcher shares with its ranks, and what a stale variable leads to."""
+"""Memory that a launcher shares with its ranks, and the effect of a stale variable."""
 
 import os
 
@@ -12,7 +12,7 @@ from tests.launch import NEEDS_CORE, NOT_ON_RANKS
 
 @pytest.fixture
 def stale(tmp_path, monkeypatch):
-    """Sets a variable to what another program's file has now; returns that file."""
+    """Set a variable to the name of another program's file; return that file."""
 
     def point(variable, inode=None, text=b"e" * 100):
         file = tmp_path / "precious"
@@ -52,7 +52,7 @@ def test_a_stale_variable_changes_no_file_of_another_program(inode, stale, monke
     assert file.read_bytes() == b"e" * 100
 
 
-# Counts how many mappings a process has after each of some jobs.
+# Counts the mappings of a process after each of some jobs.
 AGAIN = """
     import collective, numpy as np
     counts = []
@@ -69,11 +69,11 @@ AGAIN = """
 @NOT_ON_RANKS
 @NEEDS_CORE
 def test_the_core_reads_only_its_launcher_s_file_and_maps_it_once(stale):
-    # "e", for "exited", at all places of a foreign file: the ranks would be alone.
+    # A foreign file has "e" for "exited" everywhere: each rank would be alone.
     stale(membership_file.VARIABLE)
     foreign = Ranks(2, AGAIN)
     board = MembershipFile(2)
     own = Ranks(2, AGAIN, COLLECTIVE_BOARD=board.path)
     for code, out, err in foreign.finish() + own.finish():
         assert code == 0, err
-        assert int(out) < 3, out  # of three jobs
+        assert int(out) < 3, out  # after three jobs

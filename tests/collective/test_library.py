@@ -1,4 +1,4 @@
-"""The native library fits the Python code that loads it, and the sources beside it."""
+"""The native library fits the Python code that loads it, and the sources next to it."""
 
 import ctypes
 import os

@@ -56,10 +56,10 @@ def connected():
 
 
 def packets(seed):
-    """What is no request, or is one in nothing but how it begins."""
+    """Yield packets that are not a request, or that only begin like one."""
     draw = random.Random(seed)
     for _ in range(40):
-        # With our head, 28 bytes would be a request, and end the job by name.
+        # With our head, 28 bytes would be a request, which ends the job with an error.
         head = draw.choice([b"", MAGIC, MAGIC + struct.pack("<I", 6)])
         lengths = [1, 7, 15] if head else [1, 27, 28, 29, 4000]
         yield head + draw.randbytes(draw.choice(lengths))

@@ -42,7 +42,7 @@ BY_NAME = (
     ],
 )
 def test_names_that_never_meet_are_reported_on_every_rank(plans, stall_seconds):
-    """At once where the functions' plans differ; else after a while."""
+    """The report is immediate if the functions' plans differ, and late otherwise."""
     code = (
         BY_NAME
         + f"""
@@ -63,7 +63,7 @@ def test_names_that_never_meet_are_reported_on_every_rank(plans, stall_seconds):
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_a_process_set_that_a_function_lacks_is_reported_on_every_rank(wrong):
-    """One rank takes another one; its peers go on until they need it."""
+    """One rank uses another set; its peers continue until they need it."""
     code = (
         BY_NAME
         + f"""
@@ -126,7 +126,7 @@ def test_tensorflow_reports_different_process_sets(decorator):
 
 
 def test_a_collective_that_is_long_in_coming_is_waited_for():
-    """As when it is still computed: both ranks' functions have the same names."""
+    """It may still be computed, since both ranks' functions have the same names."""
     code = (
         BY_NAME
         + """
@@ -145,7 +145,7 @@ def test_a_collective_that_is_long_in_coming_is_waited_for():
     "call",
     [
         "collective.allreduce(np.ones(3), name='weights', process_set=mine)",
-        # Those that meet before are none the worse for it.
+        # Earlier collectives are not affected.
         """(
             collective.allreduce_async(np.ones(3)).wait(),
             collective.allreduce_async(np.ones(3), name='weights', process_set=mine).wait(),
@@ -187,7 +187,7 @@ def test_handles_that_wait_for_a_slow_rank_are_no_circle():
 
 
 def test_a_second_thread_may_call_late():
-    """No circle before the stall time: the other thread ends the wait of all."""
+    """No deadlock is reported before the stall time: the other thread ends all waits."""
     code = (
         PRELUDE
         + """
@@ -212,7 +212,7 @@ def test_a_second_thread_may_call_late():
 
 
 def test_ranks_of_one_function_wait_for_a_slow_one():
-    """Also in the first step of an all-gather, whose name is not the one traced."""
+    """This holds also in the first step of an all-gather, which has another name."""
     code = """
     import time
     import tensorflow as tf

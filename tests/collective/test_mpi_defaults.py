@@ -1,4 +1,4 @@
-"""The defaults for mpirun: written once, and only for an Open MPI of our own."""
+"""The defaults for mpirun: written once, and only for this environment's Open MPI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collective.mpi_defaults import AS_ROOT, MARK, OVERSUBSCRIBE, write
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    """A virtual environment with an Open MPI 5, as the wheel leaves it."""
+    """Make a virtual environment with an Open MPI 5, as its wheel installs it."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "bin").mkdir()
     (tmp_path / "etc" / "prte-mca-params.conf").write_text("# a comment\n")
@@ -36,7 +36,7 @@ def test_writes_the_defaults_once(prefix, monkeypatch, user):
     assert write(prefix)
     parameters, activate = texts(prefix)
     assert parameters == f"# a comment\n\n{MARK}\n{OVERSUBSCRIBE}\n"
-    # Open MPI refuses root for a reason: only where root runs it anyway.
+    # Open MPI refuses root for a reason, so this is set only if root runs it.
     wanted = f"\n{MARK}\n{AS_ROOT}\n" if user == 0 else ""
     assert activate == f"export VIRTUAL_ENV=here\n{wanted}"
     assert write(prefix)

@@ -1,4 +1,4 @@
-"""Which MPI library a job loads; tests/hosts/test_mpis.py and tests/wheels.py load them."""
+"""The MPI library that a job loads; tests/hosts/test_mpis.py and tests/wheels.py load them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_launcher_says_which(monkeypatch, variables, names):
 
 
 class Parent:
-    """A process that started this one, as psutil has them."""
+    """A process that started this one, in the form of psutil."""
 
     def __init__(self, program: str):
         self.program = program

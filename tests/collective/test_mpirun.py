@@ -1,4 +1,4 @@
-"""The other tests under mpirun: as one host, and as hosts that only MPI joins."""
+"""The other tests under mpirun, as one host and as hosts that only MPI connects."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun"),
 ]
 FILES = ("allreduce", "data_movement", "process_sets", "agreement", "order", "join")
-# As MPI numbers the ranks of a host, with each rank alone on its host.
+# MPI's local numbers of ranks, for ranks that are alone on their hosts.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 
 
@@ -66,7 +66,7 @@ UNEQUAL = [
     'exec "$@"',
     "sh",
 ]
-# Every partial sum, and that divided by three, is exact in 16 bits.
+# Every partial sum, and a third of it, is exact in 16 bits.
 SIXTEEN_BITS = """
 import ml_dtypes, numpy as np, collective
 collective.init()
@@ -123,7 +123,7 @@ assert received[0] == 7 + other, received
 
 @pytest.mark.parametrize("level", ["serialized", "multiple"])
 def test_a_program_that_has_started_mpi(level):
-    """Its own receives get none of the core's messages."""
+    """The program's own receives never get the core's messages."""
     pytest.importorskip("mpi4py")
     script = THREAD_LEVEL.replace("sys.argv[1]", repr(level))
     code, output = run_script(2, ALONE, script)

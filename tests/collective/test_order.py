@@ -1,4 +1,4 @@
-"""Collectives by name: each rank submits them in an order, and by threads, of its own."""
+"""Collectives by name: each rank submits them in its own order, by its own threads."""
 
 import random
 import threading
@@ -16,7 +16,7 @@ COUNTS = [1, 10, 3000, 70_000, 0, 300_000, 17, 5]
 
 
 def start(rank, number, turn=0):
-    """Starts the all-reduce of this number; its handle gives the sum."""
+    """Start the all-reduce of this number; its handle returns the sum."""
     array = values(rank, COUNTS[number], "float64", seed=number + 10 * turn)
     out = np.empty_like(array)
     name = f"tensor {number}"
@@ -30,7 +30,7 @@ def assert_summed(size, number, result, turn=0):
 
 
 def mixed(rank, turn):
-    """The numbers in an order of this rank's own."""
+    """Return the numbers in this rank's own order."""
     return random.Random(100 * turn + rank).sample(range(len(COUNTS)), len(COUNTS))
 
 
@@ -51,7 +51,7 @@ def test_the_same_name_twice_runs_in_the_order_of_submission(rank, size):
 
 @pytest.mark.parametrize("late", ["each in turn", "at random"])
 def test_few_bytes_whoever_comes_late(rank, size, late):
-    """They are summed by the thread that asks, or, after a while, by the queue's."""
+    """The calling thread sums them, or, after a while, the queue's thread."""
     for turn in range(60):
         if late == "each in turn":
             time.sleep(0.001 * (turn % size == rank))
@@ -66,7 +66,7 @@ def test_to_ask_for_few_bytes_does_not_wait_for_the_others(rank, size):
         handle = None
         if rank != last:
             handle = start(rank, 0, last)
-        collective.barrier()  # comes here only where that has returned
+        collective.barrier()  # reached only if the previous call has returned
         handle = handle or start(rank, 0, last)
         assert_summed(size, 0, handle.wait(), last)
 
@@ -107,7 +107,7 @@ def test_a_disagreement_leaves_the_others_as_they_are(rank, size):
 
 
 def test_an_idle_rank_burns_no_core(rank, size):
-    """Between collectives, with the queues' threads started."""
+    """This holds between collectives, after the queues' threads have started."""
     assert_summed(size, 2, start(rank, 2).wait())
     collective.allreduce_async(np.array(rank)).wait()
     collective.barrier()

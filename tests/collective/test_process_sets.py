@@ -11,7 +11,7 @@ from collective.operations.kinds import Op
 
 @pytest.fixture(scope="module")
 def halves(needs_core):
-    """Even ranks and odd ranks."""
+    """Return the sets of even and odd ranks."""
     size = collective.size()
     return [
         collective.ProcessSet(range(start, size, 2)) for start in (0, 1) if start < size

@@ -1,4 +1,4 @@
-"""The core on processors that have less than this one: ``apt-get install qemu-user``."""
+"""The core on processors with fewer instructions than this one: ``apt-get install qemu-user``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flight recorder: what it says of ranks that wait, differ, stop and die."""
+"""The flight recorder: its reports of ranks that wait, differ, stop and die."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.collective.unlaunched_ranks import PRELUDE, Ranks
 
 pytestmark = launch.STARTS_RANKS
 
-# Rank 1 does something else than the others, in the way that is asked for.
+# Rank 1 differs from the others in the requested way.
 SCRIPT = r"""
 import contextlib, os, signal, sys, time
 from pathlib import Path
@@ -92,7 +92,7 @@ collective.allreduce(np.ones(5), name="the last")
 
 
 def incident(tmp_path, how, **variables):
-    """The exit code, stderr, and the one dump with its file."""
+    """Return the exit code, stderr, and the one dump with its file."""
     command = [*launch.command("native", 3), sys.executable, "-c", SCRIPT, how]
     env = launch.environment(COLLECTIVE_RECORDER=str(tmp_path), **variables)
     done = launch.capture(command, env=env)
@@ -110,14 +110,14 @@ def test_a_killed_rank_is_reported_by_those_it_leaves(tmp_path):
     assert dump.reason.startswith("rank 1 (process") and "died" in dump.reason
     waiting, dead, other = dump.ranks
     assert [r.state for r in dump.ranks] == ["alive", "dead", "alive"]
-    # Who waits, in which tensor, and where in Python.
+    # The waiting ranks, their tensor, and their line in Python.
     for rank in (waiting, other):
         last = rank.entries[-1]
         assert (last.kind, last.what, last.bytes) == ("all-reduce", "the last", 40)
         assert last.started < -1 and last.ended is None
         assert user_line(rank.stack).endswith("in <module>")
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
-    # What the dead one did: its ring, and the line where it was last seen.
+    # The history of the dead rank: its ring, and the last known line.
     assert dead.at == "step 17" and -100 < dead.since < 0
     assert "in step 17 since " in done.stderr
     before = dead.entries[-1]
@@ -147,7 +147,7 @@ def test_who_waits_who_is_stopped_and_who_is_elsewhere(tmp_path):
 def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path, how):
     done, text, dump, files = incident(tmp_path, how)
     assert done.returncode == 128 + signal.SIGTERM
-    # Of the rank that waited, or of the one it waited for, whichever was seen first.
+    # The dump names the waiting or the awaited rank, the one that was seen first.
     cause = r"rank \d (\(process \d+\) died.*; rank 1 )?received signal 15"
     assert re.match(cause, dump.reason)
     assert len(files) == 1
@@ -156,7 +156,7 @@ def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path, how)
 
 def test_a_mismatch_says_what_each_rank_has_and_steers_no_terminal(tmp_path):
     done, text, dump, files = incident(tmp_path, "differ")
-    assert done.returncode == 0  # it was caught, and the job went on
+    assert done.returncode == 0  # the program caught it, and the job continued
     assert dump.reason.startswith("ranks do not agree on a collective")
     assert [r.entries[-1].bytes for r in dump.ranks] == [12, 16, 20]
     assert "rank 2 is in all-reduce 'evil \\x1b[31m' average float32 20 B" in text
@@ -172,13 +172,13 @@ def test_what_the_core_does_not_run_is_reported_too(tmp_path):
 
 
 def test_nothing_is_reported_of_a_rank_that_leaves_in_good_order(tmp_path):
-    """Here the others still need it; that is the incident, and no death."""
+    """Here the others still need it: that is the incident, and not a death."""
     _, _, dump, files = incident(tmp_path, "leave")
     assert "rank 1 has shut down while others still wait" in dump.reason
     assert len(files) == 1
 
 
-# Rank 1 of two dies when a third has come; then that one.
+# Rank 1 of two dies after a third has joined; then the third dies.
 COMES_AND_GOES = (
     PRELUDE
     + """
@@ -237,7 +237,7 @@ def test_those_who_joined_are_reported_by_their_present_number(late, tmp_path):
     ]  # fmt: skip
     assert [rank.state for rank in first.ranks] == ["alive", "dead", "alive"]
     assert "rank 2 (joined as 7) waits in all-reduce 'the first'" in first.summary()
-    # Now it has another number, and its ring from before.
+    # Now it has another number, and its old ring.
     assert second.reason.startswith("rank 1 (process ")
     assert [rank.state for rank in second.ranks] == ["alive", "dead"]
     waits = second.summary().splitlines()[1]

@@ -1,4 +1,4 @@
-"""Ranks that are left of a broken job meet again, even where more die meanwhile."""
+"""Survivors of a broken job meet again, even if more ranks die during that."""
 
 import signal
 import sys
@@ -10,8 +10,8 @@ from tests.collective.unlaunched_ranks import PRELUDE, Ranks
 
 pytestmark = launch.STARTS_RANKS
 
-# Ranks die as DEATHS says: before which step, or while they meet again for the first
-# time. Those that are left say who they are.
+# Ranks die as DEATHS says: before a given step, or while they meet again for the first
+# time. The survivors print who they are.
 LOOP = (
     PRELUDE
     + """
@@ -78,14 +78,14 @@ collective.barrier()
 
 
 def test_those_that_ended_before_they_came_are_left_out():
-    """The launcher reports them to the others."""
+    """The launcher reports the ended ranks to the others."""
     start = [*launch.command("native", 4), "--min-np", "2"]
     command = [*start, sys.executable, "-c", ENDS_BEFORE]
     code, printed = launch.run(command, launch.environment(), 60)
     assert code == 0 and "[1] 0 2 2" in printed and "[3] 1 2 2" in printed, printed
 
 
-# Newcomers knock, and die at some moment of coming in; but for the last.
+# Newcomers ask to join, and all but the last die at some time of joining.
 GROWS = (
     PRELUDE
     + """

@@ -1,4 +1,4 @@
-"""Repeated rows are added up on the host where there is a GPU; here one is pretended."""
+"""With a GPU, repeated rows are added up on the host; here the GPU is pretended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_eagerly_and_where_nothing_repeats(pretended_gpu):
 
 
 def compiled(operations, kind):
-    """Whether XLA may compile the operations of a kind, of which there are some."""
+    """Return whether XLA may compile the operations of a kind; there must be some."""
     return {o.get_attr("_XlaCompile") for o in operations if o.type == kind}
 
 

@@ -1,4 +1,4 @@
-"""What docs/reference/security.md promises: each promise is tried by who would break it."""
+"""Each promise of docs/reference/security.md, tested by an attack on it."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other user
 
 
 def ends(listener_knows, caller_knows):
-    """What becomes of a connection between two who know these."""
+    """Return the outcome of a connection between two ends that know these secrets."""
     here, there = socket.socketpair()
     failed = []
 
@@ -110,12 +110,12 @@ def test_the_launcher_listens_only_where_it_should(monkeypatch):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", int(port)), 60)
         with socket.create_connection((host, int(port)), 60) as link:
-            link.sendall(b"x" * 64)  # a stranger learns nothing but a random number
+            link.sendall(b"x" * 64)  # a stranger learns only a random number
             assert len(link.recv(100)) == 32 and link.recv(100) == b""
 
 
 def test_no_secret_is_on_a_command_line(monkeypatch):
-    """Neither of the launcher's probes nor of the doctor's: ps shows those to all."""
+    """This holds for the launcher's probes and the doctor's: ps shows them to all users."""
     said = []
 
     def asked(command, seconds, given=""):
@@ -152,7 +152,7 @@ def test_a_private_file_is_made_new_for_this_user(tmp_path):
 
 
 def planted(tmp_path, how):
-    """A file as another user would plant it."""
+    """Return a file that another user could have planted."""
     path = tmp_path / "planted"
     path.write_bytes(b"data")
     if how == "is a link":
@@ -186,7 +186,7 @@ def test_a_planted_file_is_not_read(tmp_path, how):
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_planted_result_is_not_unpickled(tmp_path, how):
-    """collective.run: what a rank returned."""
+    """The result is of a rank in collective.run."""
     planted(tmp_path, how).rename(tmp_path / "0-0.result")
     with pytest.raises(CollectiveError, match=how):
         run_function.files_in(tmp_path)
@@ -201,7 +201,7 @@ def test_a_planted_call_is_not_run(tmp_path, how):
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_planted_folder_of_a_job_is_not_used(tmp_path, monkeypatch, how):
-    """Of Ray and Spark: rank and actor meet there, and unpickle what the other sends."""
+    """In Ray and Spark, rank and actor meet there, and unpickle each other's messages."""
     monkeypatch.setattr(folders, "of", lambda name: tmp_path / name)
     folder = tmp_path / "job"
     folder.mkdir()
@@ -256,9 +256,9 @@ def test_output_goes_to_no_folder_of_another_user(tmp_path):
         output.RankOutput(0, 1, output.OutputStyle(directory=tmp_path))
 
 
-# ---- where ranks meet -----------------------------------------------------------
+# ---- the rendezvous -----------------------------------------------------------
 
-# Holds the name by which the ranks of a job meet, before they do.
+# Occupies the name by which the ranks of a job meet, before they do.
 SQUAT = r"""
     import os, socket, sys
     os.setuid(65534)
@@ -321,7 +321,7 @@ MEET_AGAIN = """
 @launch.NEEDS_CORE
 @pytest.mark.launches
 def test_survivors_meet_though_another_user_has_seen_the_first_name():
-    """Another user takes what the second name was, when both followed from one hash."""
+    """Another user occupies the former second name, when one hash gave both names."""
     job = shared_secret.generate()
     guess = "/".join([*name_of_job(job).split("/")[:3], "0.1.0"])
     with squatting(guess), contextlib.ExitStack() as stack:
@@ -345,7 +345,7 @@ def test_what_ranks_share_has_no_name_that_another_could_open():
     for one in ranks:
         met, *shared = one.communicate(timeout=240)[0].splitlines()
         assert met == "met" and shared
-        for name in shared:  # anonymous, the job's memory and the recorder's
+        for name in shared:  # anonymous memory of the job and of the recorder
             assert name == "/memfd:collective (deleted)"
 
 
@@ -360,7 +360,7 @@ def test_each_job_of_our_launcher_has_a_name_that_nobody_can_guess():
     assert first != second and len(first) == len("COLLECTIVE_JOB=") + 32
 
 
-# ---- what is shown --------------------------------------------------------------
+# ---- output --------------------------------------------------------------
 
 EVIL = "w\x1b[31m\x1b]0;title\x07\x9b2J\u202e\r"
 
@@ -380,7 +380,7 @@ def test_texts_do_nothing_to_a_terminal(capsys):
 
 
 def test_tables_show_brackets_as_they_are():
-    """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
+    """A name or a hint is not markup: pip install '.[cpu]' must be shown in full."""
     why = {
         "usable": False,
         "reason": "[/red] [bold]none",
@@ -394,7 +394,7 @@ def test_tables_show_brackets_as_they_are():
 @launch.NEEDS_CORE
 @pytest.mark.launches
 def test_the_core_shows_names_harmlessly(tmp_path):
-    """Where it prints itself: who waits, after a while without progress."""
+    """The core itself prints which ranks wait, after a while without progress."""
     script = """
         import os, sys, time, numpy as np, collective
         collective.init()
@@ -420,7 +420,7 @@ PLANTED = "raise SystemExit('a planted module runs')\n"
 
 @pytest.fixture
 def working_directory_of_others(tmp_path, monkeypatch):
-    """Holds modules that hide those of Python, as another user could leave in /tmp."""
+    """Make a folder whose modules hide Python's, as another user could do in /tmp."""
     for name in ("argparse", "runpy", "json", "collective"):
         (tmp_path / f"{name}.py").write_text(PLANTED)
     monkeypatch.chdir(tmp_path)
@@ -451,5 +451,6 @@ def test_a_script_sees_what_python_alone_shows_it(
     alone = processes.run([sys.executable, str(script)], 240).out
     ours = command_line.parse(["--keras", str(script)]).command
     single = [*ours[:4], "--backend", "single", *ours[4:]]
-    found = processes.run(single, 300)  # it imports TensorFlow, maybe on a busy machine
+    # It imports TensorFlow, perhaps on a busy machine.
+    found = processes.run(single, 300)
     assert found.out == alone, found

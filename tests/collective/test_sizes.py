@@ -1,4 +1,4 @@
-"""Jobs of 1 rank, of 5, and (make test-equivalence) of 8: the properties, no TensorFlow.
+"""Jobs of 1 rank, of 5, and (make test-equivalence) of 8: their properties without TensorFlow.
 
 Jobs of 2 to 4 ranks run everything (``test_launch.py``).
 """
@@ -14,15 +14,15 @@ from tests.launch import STARTS_RANKS, capture
 ROOT = Path(__file__).parents[2]
 pytestmark = STARTS_RANKS
 FILES = ("allreduce", "data_movement", "process_sets", "agreement", "order")
-# Those that draw what they do, every root and every set, and who disagrees; not
-# those of many megabytes or of many threads, which take long on few cores.
+# Tests with random values, every root and every set, and mismatches; not those with many
+# megabytes or many threads, which take long on few cores.
 PROPERTIES = (
     "any or mixture or alike or gather or broadcast or scatter or toall or set "
     "or roots or names"
 )
 
 
-# 8 ranks take as long as all others together, and are 5 in kind.
+# 8 ranks take as long as all others together, and show the same as 5.
 @pytest.mark.parametrize("size", [1, 5, pytest.param(8, marks=pytest.mark.matrix)])
 def test_the_properties(size):
     result = capture(

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, that nobody reads, or that lack some letters."""
+"""Standard streams that are closed, unread, or unable to print some letters."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ os.write(int(sys.argv[1]), b"to its end")
 
 
 def run(redirected, *options):
-    """Runs the program by a shell; its exit code, and what it wrote where it could."""
+    """Run the program with a shell; return its exit code, and the text that it could write."""
     words = [sys.executable, *options, "-c", '"$PROGRAM"', "3"]
     done = capture(
         ["sh", "-c", f"{' '.join(words)} {redirected}"],

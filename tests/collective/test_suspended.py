@@ -13,11 +13,11 @@ from collective.net import shared_secret
 from tests.launch import STARTS_RANKS
 
 pytestmark = STARTS_RANKS
-START_TIMEOUT = 8  # many times as long as init takes, not as Python takes to start
+START_TIMEOUT = 8  # many times the duration of init, but not of Python's start
 
 
 def begun(number: int, job: str, of: int):
-    """A rank that meets the others as soon as it reads a line."""
+    """Return a rank that joins the others as soon as it reads a line."""
     program = f"""
         import os
         os.environ["COLLECTIVE_START_TIMEOUT"] = "{START_TIMEOUT}"

@@ -1,4 +1,4 @@
-"""The TensorFlow ops: every rank runs these, on data of its own."""
+"""The TensorFlow ops: every rank runs these on its own data."""
 
 import threading
 
@@ -26,7 +26,7 @@ def arrays(rank):
 
 
 def all_reduce(tensors, **options):
-    """The sum over all ranks."""
+    """Return the sum over all ranks."""
     return tensorflow_ops.all_reduce(tensors, collective.Sum, **options)
 
 
@@ -70,7 +70,7 @@ def test_buckets_leave_everything_in_place(rank, size, bucket_bytes):
 
 @pytest.mark.parametrize("count", [3, 50_000])
 def test_subnormals_count_whichever_thread_adds_them(rank, size, count):
-    """TensorFlow's own threads take them for zero."""
+    """TensorFlow's own threads treat them as zero."""
     tiny = np.float32(1e-40)
 
     @tf.function
@@ -109,7 +109,7 @@ def test_a_variable_is_not_overwritten(rank, size):
 
 
 def test_many_runs_at_once_end_each_with_its_own_sum(rank, size):
-    """Crashes where the callback on TensorFlow's stack is kept, not copied."""
+    """It crashes if the callback on TensorFlow's stack is kept instead of copied."""
 
     @tf.function
     def step(x):
@@ -152,11 +152,11 @@ def test_ranks_may_submit_in_different_orders(rank, size):
 
 
 def test_only_ops_of_one_name_wait_for_each_other(rank):
-    """As ops with side effects, TensorFlow would run all of them in turn."""
+    """If they had side effects, TensorFlow would run all of them one after another."""
 
     @tf.function
     def step(x):
-        tf.print(end="")  # has side effects, too
+        tf.print(end="")  # this op has side effects
         return [all_reduce([x], name=name) for name in ("one", "two", "one")]
 
     graph = step.get_concrete_function(tf.ones(3)).graph

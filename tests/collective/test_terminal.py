@@ -1,4 +1,4 @@
-"""Who sees the standard output."""
+"""The test of standard output for a terminal."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ def test_a_terminal_is_one(monkeypatch):
     other, mine = os.openpty()
     with os.fdopen(mine, "w") as stream:
         assert is_terminal(stream)
-        monkeypatch.setenv(
-            "OMPI_COMM_WORLD_RANK", "0"
-        )  # and no mpirun above: not known
+        # Without an mpirun above it is unknown.
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
         assert not is_terminal(stream)
     os.close(other)
 
@@ -41,7 +40,7 @@ def test_a_terminal_is_one(monkeypatch):
 @pytest.mark.launches
 @pytest.mark.skipif(not processes.find_program("mpirun"), reason="there is no mpirun")
 def test_mpirun_into_a_pipe_is_no_terminal():
-    """Open MPI gives the rank a terminal all the same."""
+    """Open MPI gives the rank a terminal even so."""
     command = [*launch.command("mpi", 1), sys.executable, "-c", ASKS]
     code, printed = launch.run(command, launch.environment(), 60)
     assert code == 0 and printed.split()[-1] == "False", printed

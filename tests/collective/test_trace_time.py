@@ -1,9 +1,9 @@
 """No function that builds graphs reads rank or size in Python.
 
-A ``tf.function`` is traced once and runs for as long as the job: a number read while it
-is traced stays in the graph when ranks leave or join. ``collective.tensorflow_ops.ranks``
-gives them as ops. This reads the source; what the graphs compute when a job grows is
-in ``test_horovod_growing.py``.
+A ``tf.function`` is traced once and runs for as long as the job: a number that is read
+during the trace stays in the graph when ranks leave or join. Instead,
+``collective.tensorflow_ops.ranks`` has ops. This test reads the source; the results of the
+graphs when a job grows are tested in ``test_horovod_growing.py``.
 """
 
 import ast
@@ -14,7 +14,7 @@ import collective
 PACKAGE = Path(collective.__file__).parent
 NUMBERS = {"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"}
 NUMBERS |= {"included", "members", "launch_info", "detect"}
-# Modules with functions of these names that are about tensors, or are ops.
+# Modules whose functions of these names concern tensors, or are ops.
 OTHERS = {"tf", "np", "ranks"}
 
 FIXED = "the members of a process set do not change; one of a former job is refused"
@@ -35,7 +35,7 @@ ALLOWED = {
         EAGER
     ),
     "tensorflow.keras.callbacks.LearningRateWarmupCallback.on_epoch_end": EAGER,
-    # What a user asks in Python, by Horovod's names; the ops are beside them.
+    # Functions for users in Python, with Horovod's names; there are ops, too.
     **{
         f"tensorflow.basics.{name}": EAGER
         for name in ("rank", "size", "local_rank", "local_size")
@@ -86,7 +86,7 @@ class Readers(ast.NodeVisitor):
 
 
 def readers(source, module):
-    """The functions of a module that read rank or size."""
+    """Return the functions of a module that read rank or size."""
     visitor = Readers(module)
     visitor.visit(ast.parse(source))
     return visitor.found

@@ -1,4 +1,4 @@
-"""Ranks of a job that no launcher watches, and how their programs begin."""
+"""Ranks of a job that no launcher watches, and the beginnings of their programs."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.launch import PYTHONPATH
 
 
 class Ranks:
-    """Processes of one job, started without a launcher that would end the rest."""
+    """Processes of one job, started without a launcher, which would end the rest."""
 
     def __init__(self, size, code, before=(), **variables):
         self.job = f"test {os.getpid()} {time.monotonic_ns()}"
@@ -19,7 +19,7 @@ class Ranks:
         self.add(range(size), size, code, **variables)
 
     def add(self, ranks, size, code, **variables):
-        """Starts more."""
+        """Start more ranks."""
         self.processes += [
             subprocess.Popen(
                 [*self.before, sys.executable, "-c", textwrap.dedent(code)],
@@ -42,7 +42,7 @@ class Ranks:
         ]
 
     def finish(self, timeout=240):
-        """Exit code, output and errors of each."""
+        """Return exit code, output and errors of each."""
         try:
             outputs = [
                 process.communicate(timeout=timeout) for process in self.processes
@@ -63,8 +63,8 @@ PRELUDE = """
     collective.init()
     rank, size = collective.rank(), collective.size()
 """
-# With these, a rank waits for what another has done, however slow that is: ``post`` makes
-# a file in the folder that the variable POSTED names, ``hear`` waits until it is there.
+# With these, a rank waits for an action of another, however slow that is: ``post`` makes
+# a file in the folder of the variable POSTED, ``hear`` waits until the file exists.
 POST = """
     def post(what):
         open(os.path.join(os.environ["POSTED"], what), "w").close()

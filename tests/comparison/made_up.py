@@ -1,4 +1,4 @@
-"""Results as a comparison could have found them."""
+"""Results that a comparison could have."""
 
 from collective.comparison.equality import Verdict
 from collective.comparison.results import Proof, Results
@@ -15,7 +15,7 @@ def timed(*rates):
 
 
 def results(*, wrong=False, **rates):
-    """One with two backends; ``native=(1.0, 2.0, 3.0)`` gives its rounds."""
+    """Return results of two backends; ``native=(1.0, 2.0, 3.0)`` gives its rounds."""
     found = Results({"command": "compare.py -np 2", "train": []})
     losses = {"single": [2.0, 1.5], "mpi": [2.0, 1.5], "native": [2.0, 1.5 + 1e-15]}
     for precision in ("float64", "float32"):

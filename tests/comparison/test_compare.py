@@ -1,4 +1,4 @@
-"""``compare.py`` whole: the processes, the verdicts, the files, the exit codes."""
+"""All of ``compare.py``: the processes, the verdicts, the files, the exit codes."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ TINY = ["--model", "mlp", "--optimizer", "sgd"]
 
 
 def compare(folder: Path, *options: str, seconds: float = 900, **variables: str):
-    """Exit code, what was printed, and the results."""
+    """Run ``compare.py``; return exit code, output and results."""
     command = [sys.executable, "compare.py", "-np", "2"]
     command += ["--json", str(folder / "results.json")]
     code, printed = launch.run(
@@ -76,7 +76,7 @@ def test_one_start_of_each_backend_shows_both(tmp_path):
 def test_catches_what_is_wrong_and_names_it(backend, way, tmp_path):
     options = ["--backends", backend, "--only", "equal"]
     options += ["--model", "tests.comparison.wrong:model"]
-    if way != "flipped":  # which is found in float32, too
+    if way != "flipped":  # float32 finds this one, too
         options += ["--precision", "float64"]
     code, printed, found = compare(tmp_path, *options, WRONG=f"{backend}:{way}")
     assert code == 1 and "NOT EQUAL" in printed, printed
@@ -115,7 +115,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
         printed += process.stdout.readline()
     compare_py = psutil.Process(process.pid)
     launch.await_that(compare_py.children)
-    time.sleep(2)  # it starts its ranks, or they import, or they train
+    time.sleep(2)  # now it starts its ranks, or they import or train
     started = compare_py.children(recursive=True)
     assert started
     process.send_signal(sent)

@@ -1,4 +1,4 @@
-"""Verdicts on trainings that are made up here."""
+"""Verdicts on invented trainings."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ STEPS, NAMES = 6, ["a/kernel", "a/bias"]
 
 
 def training(moved=0.0, step=0, tensor=0):
-    """One whose tensor has moved, relative to its size, from a step on."""
+    """Return a training whose tensor has moved, relative to its size, from a step on."""
     sizes = np.full((STEPS, 2), 4.0)
     sketches = np.linspace(1, 3, 2 * STEPS).reshape(STEPS, 2)
     sketches[step:, tensor] += moved * 4.0

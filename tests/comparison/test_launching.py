@@ -1,4 +1,4 @@
-"""A run in processes of its own: how it ended, and nothing left behind."""
+"""A run in processes of its own: its end, and no process that stays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_reports_how_it_ended_and_its_last_lines():
 
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
-    """A file, from whose existence on the time of a run counts that starts meanwhile."""
+    """Return a file; the time of a run counts from the moment when it exists."""
     file, start = tmp_path / "ready", launching.processes.start
 
     def start_and_await(*arguments, **more):
@@ -54,12 +54,12 @@ def test_is_ended_at_its_deadline_with_all_it_has_started(ready):
         seconds=0.5,
     )
     assert ended.failure == "did not end in time"
-    with contextlib.suppress(psutil.NoSuchProcess):  # it was sent its end, no more
+    with contextlib.suppress(psutil.NoSuchProcess):  # it only got the signal to end
         psutil.Process(int(ended.tail)).wait(launch.PATIENCE_SECONDS)
 
 
 def test_lets_what_outlives_the_launcher_clean_up(ready):
-    """As horovodrun, which ends before its mpirun has."""
+    """An example is horovodrun, which ends before its mpirun."""
     left = ready
     cleans_up = (
         "import pathlib, signal, sys, time\n"

@@ -1,4 +1,4 @@
-"""What is said of results: which are equal, and who was fastest."""
+"""Tables of results: which are equal, and which was fastest."""
 
 import json
 from pathlib import Path

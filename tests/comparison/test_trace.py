@@ -1,4 +1,4 @@
-"""What ``compare.py`` starts for each backend, on ranks: one file, written by rank 0."""
+"""The program of ``compare.py`` for each backend, on ranks: rank 0 writes one file."""
 
 import sys
 

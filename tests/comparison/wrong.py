@@ -1,6 +1,6 @@
-"""A model whose updates are wrong on purpose, under one backend: is the error found?
+"""A model with wrong updates under one backend; a comparison must find the error.
 
-``--model tests.comparison.wrong:model`` is wrong under the backend, and in the way, that
+``--model tests.comparison.wrong:model`` is wrong under the backend and in the way that
 ``WRONG=BACKEND:WAY`` names.
 """
 
@@ -16,17 +16,17 @@ from collective.training import models
 
 
 def lost(gradients):
-    """As if one of two ranks had sent nothing."""
+    """Halve the gradients, as if one of two ranks had sent nothing."""
     return [g / 2 for g in gradients]
 
 
 def rounded(gradients):
-    """As if they had travelled in 16 bits."""
+    """Round the gradients, as if they had travelled in 16 bits."""
     return [ops.cast(ops.cast(g, "bfloat16"), g.dtype) for g in gradients]
 
 
 def flipped(gradients):
-    """The sign of one number flips: the smallest gradient's largest."""
+    """Flip the sign of the largest number in the smallest gradient."""
     smallest = min(
         range(len(gradients)), key=lambda i: gradients[i].shape.num_elements()
     )
@@ -49,7 +49,7 @@ class Wrong(keras.optimizers.SGD):
 
 
 def model(input_shape, classes):
-    """The built-in MLP; trained wrongly under one backend."""
+    """Return the built-in MLP, which is trained wrongly under one backend."""
     found = models.build("mlp", input_shape=input_shape, classes=classes)
     mine = sys.argv[sys.argv.index("--backend") + 1]
     right = os.environ["WRONG"].split(":")[0] != mine

@@ -1,4 +1,4 @@
-"""The doctor: what it finds here, what it makes of findings, and of several hosts."""
+"""The doctor: its findings here, its conclusions, and several hosts."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_here():
     assert set(here) | {"name", "clock_error", "cut_off"} == set(FINE) | {"clock"}
     assert here["versions"]["python"].startswith(f"{sys.version_info[0]}.")
     assert here["backends"]["single"]["alone"]["usable"]
-    # What it prints for people is made of the same.
+    # Its output for people is made from the same findings.
     assert here["host"] in report.machine(here)
 
 
 @pytest.fixture
 def other_host(tmp_path, monkeypatch):
-    """Reached by a shell that runs the command here; each found a network of its own."""
+    """Pretend another host; a shell runs its commands here, and its network differs."""
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     shell.chmod(0o755)
@@ -169,7 +169,7 @@ def test_a_host_examines_itself_and_connects_back(other_host, monkeypatch):
 
 def test_a_host_that_cannot_connect_back_is_reported(other_host, monkeypatch):
     host, shell = other_host
-    closed = contextlib.nullcontext(["127.0.0.1:1"])  # a port where nobody listens
+    closed = contextlib.nullcontext(["127.0.0.1:1"])  # a port without a listener
     monkeypatch.setattr(multi_host.reachability, "listening", lambda *_: closed)
     (found,), _ = multi_host.examine([host], shell)
     (wrong,) = multi_host.compare([found])

@@ -1,4 +1,4 @@
-"""At which address the ranks of other hosts reach a rank."""
+"""The address at which the ranks of other hosts reach a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank goes where."""
+"""The placement of ranks on hosts."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ GOOD = {
     "a slots = 2": [Host("a", 2)],
     "a max-slots=3": [Host("a", None, 3)],
     "a:2\tbinding=user:0,1": [Host("a", 2)],
-    "a\na\n": [Host("a", 2)],  # as mpirun counts it
+    "a\na\n": [Host("a", 2)],  # mpirun counts the same
     "a:2\nb\na slots=1": [Host("a", 3), Host("b")],
     "a slots=2 max_slots=4\na": [Host("a", 3, 4)],
     "a slots=2 max_slots=2\na": [Host("a", 3, 3)],
@@ -84,7 +84,7 @@ def test_good(text, tmp_path):
     assert read(file) == GOOD[text]
 
 
-# The text; the line that is wrong (0: the whole); a part of the message.
+# The text; the wrong line (0: the whole text); a part of the message.
 MALFORMED = [
     ("", 0, "no hosts in it"),
     ("# only\n\n   # comments\n", 0, "no hosts in it"),

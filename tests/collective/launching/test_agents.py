@@ -1,4 +1,4 @@
-"""Agents without a network: their settings, and what they take for genuine."""
+"""Agents without a network: their settings, and the messages that they accept."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_secret(tmp_path):
     given = {settings.SECRET: SECRET}
     options = command_line.parse(["--agent", *place, "true"])
     settings.read(options, ALONE, [], given, "1")
-    assert not given  # ranks do not see it
+    assert not given  # so ranks do not see it
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_remote_shell_reads_what_ssh_does(words, wanted):
 
 
 def test_both_ends_have_the_same_key_and_no_other_connection_has(monkeypatch):
-    # The other end has yet to start, and to import what it proves the secret with.
+    # The other end must first start, and import the modules for its proof.
     monkeypatch.setattr(shared_secret, "_SECONDS", 120.0)
     keys = []
     for _ in range(2):
@@ -164,7 +164,7 @@ def mine(node, port):
 
 
 async def heard():
-    """A head of two nodes, its port, its listener, and the task that takes nodes in."""
+    """Return a head of two nodes, its port, its listener, and the task that admits nodes."""
     with socket.create_server(("127.0.0.2", 0)) as free:
         port = free.getsockname()[1]
     started = head.Head(mine(0, port))
@@ -191,7 +191,7 @@ HELLO_OF_NODE_1 = [mine(1, 1).version, "n", 1, 1, False]
     ],
 )
 def test_a_node_of_another_version_is_answered_or_dropped(said, answer):
-    """Also one that says it twice: a message of a genuine node is of no use again."""
+    """So is one that repeats a message, even a genuine node's."""
 
     async def run():
         started, port, listener, accepting = await heard()
@@ -203,7 +203,7 @@ def test_a_node_of_another_version_is_answered_or_dropped(said, answer):
         head_of_frame = HEADER.pack(0, HELLO, len(data))
         sealed = Seal(key, b"node").close(head_of_frame, data)
         link.writer.write(2 * (head_of_frame + sealed))
-        frames = [frame async for frame in link.frames()]  # until it is dropped
+        frames = [frame async for frame in link.frames()]  # until the head drops it
         link.close()
         await closed(started, listener, accepting)
         return [(frame.kind, frame.data) for frame in frames]
@@ -243,7 +243,7 @@ def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
         for _ in range(200):
             strangers.append(socket.create_connection(("127.0.0.2", port), 60))
         for talker in strangers[-4:]:
-            talker.sendall(b"GET / HTTP/1.1\r\n\r\n" * 9)  # no proof, and a long one
+            talker.sendall(b"GET / HTTP/1.1\r\n\r\n" * 9)  # a long text without a proof
         link, why = await node._connect(mine(1, port))
         assert link is not None and await started.wait_for_nodes(), why
         ending = asyncio.ensure_future(started.end(7))
@@ -259,7 +259,7 @@ def test_silent_strangers_keep_no_node_out_and_the_end_waits_for_none(capfd):
         for stranger in strangers:
             stranger.settimeout(60)
             with contextlib.suppress(ConnectionError):
-                while stranger.recv(100):  # each is dropped
+                while stranger.recv(100):  # the head drops each
                     pass
     finally:
         for stranger in strangers:
@@ -290,7 +290,7 @@ def test_of_callers_the_oldest_are_dropped_first():
             here, ends[name] = map(opened.enter_context, socket.socketpair())
             opened.enter_context(callers.waiting(here, name[0]))
             ends[name].setblocking(False)
-        # a1 for a3, of the same address; then a2, the oldest of all.
+        # a3 replaces a1, of the same address; then a2 is dropped, the oldest of all.
         assert [ends["a1"].recv(1), ends["a2"].recv(1)] == [b"", b""]
         for name in ("b1", "a3", "c1"):
             with pytest.raises(BlockingIOError):
@@ -300,7 +300,7 @@ def test_of_callers_the_oldest_are_dropped_first():
 
 
 def exchange(change) -> list[Frame]:
-    """What a node takes of three frames of the head, when they have been changed."""
+    """Return the frames that a node accepts after a change of three frames of the head."""
 
     def opened(reader, writer, is_head=False) -> Link:
         return Link(reader, writer, b"k" * 32, is_head)
@@ -354,7 +354,7 @@ from pathlib import Path
 from collective.launch.agents import guard
 
 def main():
-    # The second is what a rank starts, which has a mark of its own.
+    # The second is a process of a rank, which has a mark of its own.
     subprocess.run(["sh", "-c", "setsid sleep 1000 & echo $!"])
     inner = "from collective.launch.containment import *; import os, sys;" \
         "os.environ[VARIABLE] = Marks().make(); os.execvp('sh', ['sh', '-c', sys.argv[1]])"
@@ -379,7 +379,7 @@ def test_a_guarded_program_leaves_no_daemon(killed, tmp_path):
     daemons = [int(agent.stdout.readline()) for _ in range(2)]
     if killed:
         agent.kill()
-    agent.communicate("\n", timeout=240)  # also when its watchdog has ended
+    agent.communicate("\n", timeout=240)  # this returns after its watchdog has ended
     assert agent.returncode == (-signal.SIGKILL if killed else 5)
     assert all(map(processes.has_ended, daemons)) and not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""What a rank has started ends with it, also a daemon that left its process group."""
+"""Processes of a rank end with it, even a daemon that left its process group."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collective.launch import containment
 from tests import launch
 
 pytestmark = launch.NOT_ON_RANKS
-SECONDS = 120.0  # the machine may be busy
-# Each leaves group and parent; the last has an empty mark.
+SECONDS = 120.0  # because the machine may be busy
+# Each daemon leaves its group and parent; the last has an empty mark.
 DAEMONS = r"""
 setsid sh -c 'echo daemon $$; exec sleep 1000' &
 setsid sh -c 'setsid sh -c "echo daemon \$\$; exec sleep 1000" & exit' &
@@ -32,17 +32,17 @@ def runs(pid: int) -> bool:
 
 
 def await_few(pids: list[int], most: int = 0) -> None:
-    """Waits until no more than so many of them run."""
+    """Wait until at most so many of them run."""
     launch.await_that(lambda: sum(map(runs, pids)) <= most, SECONDS)
 
 
 def start(
     words: list[str], script: str, go_on: Path
 ) -> tuple[subprocess.Popen, list[int], list[int]]:
-    """A job of two ranks; its daemons, and those that are to stay.
+    """Start a job of two ranks; return it, its daemons, and those that must stay.
 
-    ``$1`` of its script is the file that appears when all of them have reported who they are:
-    a rank that ends before would take them with it.
+    ``$1`` of its script is a file that appears when all daemons have reported their ids: a
+    rank that ends earlier would end them with it.
     """
     job = subprocess.Popen(
         [*launch.command("native", 2), *words, "sh", "-c", script, "sh", str(go_on)],
@@ -109,7 +109,7 @@ def test_marks_of_one_job_begin_alike_and_differ():
 
 def test_only_what_has_the_mark_is_found():
     marks = containment.Marks()
-    made = [marks.make() for _ in range(11)]  # ".1." is no beginning of ".11."
+    made = [marks.make() for _ in range(11)]  # ".1." is not a prefix of ".11."
     sleepers = [
         subprocess.Popen(["sleep", "100"], env={containment.VARIABLE: made[i]})
         for i in (0, 10)

@@ -1,4 +1,4 @@
-"""Which cores each rank of a host runs on, on machines made up for it."""
+"""The cores of each rank of a host, on invented machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collective.launch import cores
 
 
 def machine(folder: Path, packages: int, cores_each: int, threads: int) -> int:
-    """Describes a machine as Linux does; returns its number of logical cores.
+    """Describe a machine as Linux does; return its number of logical cores.
 
     Linux counts the first thread of every core, then the second of every core.
     """
@@ -33,17 +33,17 @@ def test_four_cores(tmp_path):
     assert cores.share(2, logical, tmp_path) == [[0, 1], [2, 3]]
     assert cores.share(3, logical, tmp_path) == [[0], [1], [2, 3]]
     assert cores.share(4, logical, tmp_path) == [[0], [1], [2], [3]]
-    # Fewer cores than ranks: the kernel does it better.
+    # With fewer cores than ranks, the kernel places them better.
     assert cores.share(64, logical, tmp_path) == [[]] * 64
 
 
 def test_four_cores_of_two_threads(tmp_path):
     logical = range(machine(tmp_path, 1, 4, 2))  # core 0 has threads 0 and 4
     assert cores.share(2, logical, tmp_path) == [[0, 4, 1, 5], [2, 6, 3, 7]]
-    # Never a core's two threads to two ranks.
+    # Two ranks never get the two threads of a core.
     assert cores.share(3, logical, tmp_path) == [[0, 4], [1, 5], [2, 6, 3, 7]]
     assert cores.share(4, logical, tmp_path) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    # More ranks than cores, and a thread or more for each.
+    # There are more ranks than cores, and at least a thread for each.
     assert cores.share(5, logical, tmp_path) == [[0], [4, 1], [5], [2, 6], [3, 7]]
     assert cores.share(9, logical, tmp_path) == [[]] * 9
 
@@ -64,7 +64,7 @@ def test_sixty_four_cores_in_two_packages(tmp_path, ranks, threads):
 
 
 def test_some_cores_of_a_machine(tmp_path):
-    """As in a container, or under taskset: what is not ours is not given out."""
+    """In a container, or under taskset, only cores of this process are used."""
     machine(tmp_path, 1, 4, 2)
     assert cores.share(2, [1, 2, 5, 6], tmp_path) == [[1, 5], [2, 6]]
 
@@ -75,7 +75,7 @@ def test_a_machine_that_does_not_describe_itself(tmp_path):
 
 
 def test_four_threads_of_one_core(tmp_path):
-    """More ranks than physical cores: threads are shared out."""
+    """With more ranks than physical cores, threads are divided among the ranks."""
     logical = range(machine(tmp_path, 1, 1, 4))
     assert cores.share(2, logical, tmp_path) == [[0, 1], [2, 3]]
 

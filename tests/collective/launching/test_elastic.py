@@ -11,7 +11,7 @@ from collective.errors import UsageError
 from collective.launch.discovery import Discovery
 from tests.launch import NEEDS_CORE, capture
 
-# Rank 0 changes the slots as soon as there are as many ranks as it asked for last.
+# Rank 0 changes the slots as soon as the number of ranks is the one that it set.
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
     ended = capture([*command, sys.executable, "-c", PROGRAM, str(slots)])
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0] 2 3 1 0\n", ended.stderr
-    assert "rank 2 ended by SIGKILL" in ended.stderr  # before it was in
+    assert "rank 2 ended by SIGKILL" in ended.stderr  # before it had joined
     assert "rank 3 is started to join the job" in ended.stderr
     assert "rank 3 is asked to leave: the job has slots for 1 rank" in ended.stderr
 
@@ -87,14 +87,14 @@ def test_a_script_that_fails(script):
 
 
 def test_a_script_may_leave_a_daemon_behind():
-    """It holds the script's output, which was read to its end."""
+    """The daemon holds the script's output, which was read to its end."""
     began = time.monotonic()
     with Discovery("echo localhost:2; setsid sleep 60 &") as discovery:
         assert discovery.hosts
     assert time.monotonic() - began < 50
 
 
-# The job must not end before rank 0 has shown its place.
+# The job must not end before rank 0 has printed its place.
 SHOWS_PLACE_AND_DIES = """
 import os, signal, sys, time
 rank = int(os.environ["HOROVOD_RANK"])

@@ -1,4 +1,4 @@
-"""What should end and does not, and time in which nothing ran."""
+"""Processes that should end and do not, and time in which nothing ran."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests import freezer, launch
 
 
 class Clock:
-    """In place of ``time``."""
+    """Replaces ``time``."""
 
     now = 100.0
 
@@ -58,13 +58,13 @@ def test_a_deadline_does_not_count_a_suspension(clock):
     for pause, left in ((1, 9), (3600, 7), (2, 5), (1e9, 3), (1, 2)):
         clock.now += pause
         assert deadline.left() == left and not deadline.passed()
-    assert deadline.pause() == 0.5  # polled often enough
+    assert deadline.pause() == 0.5  # it is polled often enough
     for _ in range(2):
         clock.now += 1
     assert not Deadline(10).passed() and Deadline(0).passed()
     clock.now += 2
     assert deadline.passed() and deadline.pause() == 0.01
-    slow = Deadline(60, longest=30)  # as where each try may take so long
+    slow = Deadline(60, longest=30)  # for tries that may each take so long
     clock.now += 25
     assert slow.left() == 35
 
@@ -79,7 +79,7 @@ def test_a_command_may_be_suspended_for_longer_than_its_time(clock, monkeypatch)
 
 
 def test_a_command_may_leave_a_daemon_behind():
-    """As ssh does with ControlPersist: it holds what its program wrote to."""
+    """ssh does so with ControlPersist: the daemon holds the output of its program."""
     daemon = "setsid sleep 30 & echo to stdout; echo to stderr >&2; exit 3"
     found = processes.run(["sh", "-c", daemon], 25)
     assert found == processes.Result(3, "to stdout\n", "to stderr")
@@ -88,7 +88,7 @@ def test_a_command_may_leave_a_daemon_behind():
 
 
 def test_the_watchdog_holds_no_other_file_open():
-    """Another thread may be starting a process, and wait for its pipe to be closed."""
+    """Another thread may be starting a process, and may wait until its pipe is closed."""
     reading, writing = os.pipe()
     watchdog = processes.Watchdog()
     try:
@@ -115,13 +115,13 @@ def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
 def test_each_rank_under_mpirun_that_has_finished_and_does_not_end_is_killed(
     clock, monkeypatch, capsys
 ):
-    """Not only rank 0: the supervisor of each has a file for its own rank alone."""
+    """This is not only for rank 0: each supervisor has a file for its own rank."""
     monkeypatch.setenv("COLLECTIVE_TIMEOUT", "1.5")
     monkeypatch.delenv("COLLECTIVE_RANK", raising=False)
     watch = rank.RankWatch(LaunchOptions(["true"]), Environment("mpirun", 1, 2, 1, 2))
     monkeypatch.setattr(endings.membership_file, "_open", membership_file.open_memory)
     monkeypatch.setenv(membership_file.VARIABLE, watch.membership.path)
-    membership_file.write(membership_file.EXITING)  # as the rank does
+    membership_file.write(membership_file.EXITING)  # the rank does this
     killed = []
     job = watch.supervisor
     monkeypatch.setattr(job, "signal_all", lambda *which: killed.append(which))
@@ -148,7 +148,7 @@ def test_a_rank_under_mpirun_reports_that_it_waits_and_ends_with_its_parent(
     monkeypatch.setattr(watch, "report_state", reported.append)
     for count in (0, 1, 1, 2, 2, 3):
         clock.now += 0.3
-        watch.look()  # in between, it does not look
+        watch.look()  # it does not poll in between
         clock.now += 0.3
         watch.look()
         assert reported == ["waits"] * count
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.launches
 def test_nobody_reads_and_the_job_ends():
-    """A full pipe keeps the launcher neither from ending the ranks nor from ending."""
+    """In spite of a full pipe the launcher ends the ranks, and itself."""
     reading, writing = os.pipe()
     command = [*launch.command("native", 2), sys.executable, "-c", BLOCKED]
     job = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: their form, and that their parts fit together."""
+"""The manifests for Kubernetes: their form, and the match of their parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_its_launcher_has_the_hostfile_of_its_workers(job):
     given = parse(launcher["args"])
     assert given.hostfile == "/etc/mpi/hostfile"
     assert given.command == ["python", "train.py"]
-    # What the operator will write there, and the sample shows.
+    # Values that the operator will write there, as in the sample.
     name, slots = job["metadata"]["name"], job["spec"]["slotsPerWorker"]
     wanted = [
         hosts.Host(f"{name}-worker-{i}.{name}.default.svc", slots)
@@ -70,13 +70,13 @@ def test_the_launcher_knows_workers_by_the_key_of_the_job(job):
 
 @pytest.fixture
 def indexed():
-    """The service and the Job."""
+    """Return the service and the Job."""
     text = (ROOT / "deploy" / "indexed-job.yaml").read_text()
     return list(yaml.safe_load_all(text))
 
 
 def check_form(found, model, where=""):
-    """Every field is one of the published API, of its type."""
+    """Check that every field is in the published API, with the right type."""
     client = pytest.importorskip("kubernetes.client")
     if isinstance(found, dict) and hasattr(client, model):
         kind = getattr(client, model)
@@ -131,7 +131,7 @@ def documents(name):
 
 
 def takes(kind, found):
-    """Whether the published API has every field; it drops those that it has not."""
+    """Return whether the published API has every field; it drops unknown ones."""
     models = pytest.importorskip(
         "kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api"
     )
@@ -165,7 +165,7 @@ def test_every_pod_of_a_jobset_finds_the_head(file):
     options = parse(container["args"])
     assert options.agent and options.nodes == (nodes or job["completions"])
     assert options.command == ["python", "train.py"]
-    # JobSet names pods so, and puts its own name on them as a label.
+    # JobSet names pods in this way, and labels them with its own name.
     name = "$(JOBSET)" if nodes else first["metadata"]["name"]
     assert options.head == f"{name}-{replicated['name']}-0-0.{name}:7070"
     variables = {v["name"]: v for v in container["env"]}

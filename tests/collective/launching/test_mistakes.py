@@ -1,4 +1,4 @@
-"""Plain mistakes, and what is said of them."""
+"""Plain mistakes, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mpirun's line for each MPI; and the line of the MPI that is here, run."""
+"""mpirun's line for each MPI; the line of the installed MPI also runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def job(hosts, **options):
     return LaunchOptions(**options), hosts, ["true"]
 
 
-# These are the words that the wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2
-# take; tests/hosts/test_mpis.py tries it.
+# The wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2 accept these words;
+# tests/hosts/test_mpis.py tries them.
 @pytest.mark.parametrize(
     "kind, wanted, line",
     [
@@ -174,7 +174,7 @@ def environment():
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        # More ranks than cores, whatever the defaults of this Open MPI.
+        # More ranks than cores are allowed, with any defaults of this Open MPI.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
 
@@ -262,7 +262,7 @@ def test_nothing_outlives_the_launcher(number):
     for _ in range(2):
         assert b"here" in process.stdout.readline()
     family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 6  # at least: two ranks, what watches them, their children
+    assert len(family) >= 6  # at least two ranks, their supervisors, their children
     process.send_signal(number)
     code = process.wait(timeout=PATIENCE_SECONDS)
     assert code == (-number if number == signal.SIGKILL else 128 + number)

@@ -1,4 +1,4 @@
-"""horovodrun's flags: read as it reads them, and what the ranks get for them."""
+"""horovodrun's flags: their meaning, and their effect on the ranks."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_elastic_options():
 
 
 def test_words_of_a_program_are_those_that_are_typed():
-    """Those of ``collective.run``, Ray and Spark."""
+    """The programs are ``collective.run``, Ray and Spark."""
     given = {
         "--num-proc": 2,
         "--reset-limit": None,
@@ -306,7 +306,7 @@ PROGRAM = [
 def test_a_keras_script_is_run_by_distribute(typed, wanted):
     options = parse(typed.split())
     assert list(options.command) == wanted
-    # One rank alone prints: on our own standard output, a terminal or not.
+    # Only one rank prints, directly on our own standard output.
     alone = "--keras" in typed.split("my.py")[0] and "all" not in wanted
     assert options.style.plain_stdout == alone
     assert options.use_mpi == ("mpi" in wanted)

@@ -1,4 +1,4 @@
-"""What is shown of the ranks, and where it goes."""
+"""The output of ranks, and its destinations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RAISES = (
     [(True, 0, {1}), (False, 0, {1}), (False, 40, {1, 2})],
 )
 def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, times):
-    """Its traceback, unless that is right above."""
+    """The traceback is shown, unless it is directly above."""
     files = ["--output-filename", str(tmp_path / "out")] if to_files else []
     program = RAISES.replace("LINES", str(more))
     ready = str(tmp_path / "ready")
@@ -57,7 +57,7 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files, more, 
     assert done.returncode == 1
     last = done.stderr.splitlines()
     assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
-    # On a busy machine, it may arrive behind what the other rank has written: once then.
+    # On a busy machine it may arrive after the other rank's lines: then it is there once.
     assert done.stderr.count("RuntimeError: of rank 1") in times
     if to_files or more:
         assert "RuntimeError: of rank 1" in last[-2]
@@ -74,7 +74,7 @@ def test_a_bus_error_has_a_hint(capsys):
 
 
 def test_a_line_changes_a_terminal_no_longer_than_itself(tmp_path, monkeypatch):
-    """A title without its end would hide all that other ranks, and we, print behind it."""
+    """A title without its end would hide all that other ranks and the launcher print later."""
     begun = ["\x1b]0;title", "\x1b[31mred", "\x0elines", "\x1b[3", "\x9d52;c;text"]
     normal = "\x1b\\\x1b[0m\x1b(B\x0f"
     other, mine = os.openpty()
@@ -84,7 +84,7 @@ def test_a_line_changes_a_terminal_no_longer_than_itself(tmp_path, monkeypatch):
         for text in (*begun, "plain"):
             shown._show([1], f"{text}\n", False)
         printed = b""
-        while not printed.endswith(b"plain\r\n"):  # the kernel passes it on in parts
+        while not printed.endswith(b"plain\r\n"):  # the kernel passes it in parts
             printed += os.read(other, 4096)
     os.close(other)
     expected = [f"[1] {text}{normal}" for text in begun]
@@ -150,7 +150,7 @@ def test_dry_run_starts_nothing(tmp_path):
 
 
 def test_several_names_of_this_host_are_one_host():
-    # In one piece: without prefixes, the ranks' own writes mix.
+    # The text is in one write, because without prefixes the ranks' writes mix.
     code = (
         "import os; os.write(1, os.environ['COLLECTIVE_LOCAL_SIZE'].encode() + b'\\n')"
     )
@@ -200,7 +200,7 @@ def test_which_hosts_are_this_one():
 
 
 def test_a_long_line_takes_time_linear_in_its_length(tmp_path):
-    """Counts work, not seconds: each piece that was read is looked at once."""
+    """The test counts work, not seconds: each piece is examined once."""
     reading, writing = os.pipe()
     text = "x" * (1 << 22) + "\r\nnext\rlast"
 
@@ -238,7 +238,7 @@ def test_a_long_line_takes_time_linear_in_its_length(tmp_path):
 
 
 def test_pipes_that_a_daemon_holds_are_waited_for_together(monkeypatch):
-    """One deadline for all ranks, which had 10 s each."""
+    """All ranks share one deadline of 10 s."""
     made = [output.RankOutput(rank, 3, output.OutputStyle()) for rank in range(3)]
     held = [os.pipe() for _ in range(6)]
     pipes = [os.fdopen(reading, "rb", buffering=0) for reading, _ in held]
@@ -277,7 +277,7 @@ def test_a_closed_terminal_lets_ranks_of_an_elastic_job_save_their_state(elastic
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
-        # These tests may run under nohup.
+        # Note that these tests may run under nohup.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
@@ -314,7 +314,7 @@ def test_why_a_program_does_not_start(code, hint):
 
 
 def ends(process):
-    """Whether a killed process goes: the kernel may take a while on a busy machine."""
+    """Return whether a killed process ends; the kernel may take a while to end it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         await_that(
             lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -333,7 +333,7 @@ time.sleep(1000)
 
 
 def test_what_is_started_late_dies_with_its_parent():
-    """Also where no watchdog is left."""
+    """It dies even if no watchdog is left."""
     command = [sys.executable, "-c", LATE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         late = psutil.Process(int(parent.stdout.readline()))
@@ -343,7 +343,7 @@ def test_what_is_started_late_dies_with_its_parent():
 
 
 def test_what_a_command_started_is_killed_at_its_deadline(tmp_path, monkeypatch):
-    """As a remote shell that does not answer."""
+    """An example is a remote shell that does not answer."""
     file = tmp_path / "pid"
     wait = processes.wait
 

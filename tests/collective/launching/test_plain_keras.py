@@ -1,4 +1,4 @@
-"""What the launcher says of a script that knows nothing of ranks."""
+"""The launcher's messages about a script that does not use ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def write(folder, script=PLAIN, helper="import keras\n"):
         '"""Knows of RANK, in words."""\n# the distribution of rows, by collective\n'
         + PLAIN,
         "import tensorflow as tf\nfrom helper import x\ntf.GradientTape()\n",
-        PLAIN + "tf.distribute.MirroredStrategy()\n",  # whole on each rank, too
+        PLAIN
+        + "tf.distribute.MirroredStrategy()\n",  # each rank trains a model of its own here, too
     ],
 )
 def test_a_plain_keras_script_is_named(script, tmp_path):
@@ -86,7 +87,7 @@ def test_a_script_in_the_place_of_a_program(tmp_path):
         command_line.parse(["-np", "2", path])
     assert f"{START} --keras {path}" in caught.value.hint
     assert f"{START} python {path}" in caught.value.hint
-    (tmp_path / "mine.py").chmod(0o755)  # with its interpreter in the first line
+    (tmp_path / "mine.py").chmod(0o755)  # its first line names the interpreter
     assert command_line.parse(["-np", "2", path]).command == [path]
 
 
@@ -98,7 +99,7 @@ def test_a_script_in_the_place_of_a_program(tmp_path):
         ("--keras python -u mine.py --set=a=1", "--keras --set=a=1 mine.py"),
         ("python mine.py --keras", "--keras mine.py"),
         ("python -m mine x -np 3", "-np 3 python -m mine"),
-        ("python mine.py --backend mpi", ""),  # may well be the script's own
+        ("python mine.py --backend mpi", ""),  # the script may have this option
         ("--keras --backend mpi mine.py --epochs 3", ""),
     ],
 )

@@ -1,10 +1,10 @@
-"""What a process that an elastic rank forks does on SIGTERM: it ends."""
+"""A process that an elastic rank forks ends on SIGTERM."""
 
 import subprocess
 import sys
 
-# A daemon that hangs in C, whose handler never runs, and one in Python's own code; the
-# first signal must end both: multiprocessing sends no second one.
+# A daemon that hangs in C, and whose handler never runs, and one in Python's own code. The
+# first signal must end both, because multiprocessing does not send a second one.
 FORKS = """
 import multiprocessing, os, signal, threading, time
 from collective.elastic.preemption import Preemption

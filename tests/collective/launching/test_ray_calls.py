@@ -1,4 +1,4 @@
-"""What passes between a Ray actor and its rank, without Ray: a rank is a thread here."""
+"""Messages between a Ray actor and its rank, without Ray: a rank is a thread here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker(monkeypatch, tmp_path):
 
 
 def rank(*arguments):
-    """Starts the rank; returns its thread and the list of the error it ends with."""
+    """Start the rank; return its thread, and a list that gets its final error."""
     ended = []
 
     def run():

@@ -1,4 +1,4 @@
-"""What is asked of every host before mpirun starts, and what is reported at the end."""
+"""The check of every host before mpirun starts, and the report at the end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_connection_back(monkeypatch):
         host = words[0].partition(":")[0]
         assert reachability.why_cut_off(words, "secret") == ""
         assert reachability.why_cut_off([], "secret") == ""
-        # Some other program of another host has the port.
+        # Some other program on another host has the port.
         message = reachability.why_cut_off(words, "another")
         assert message.startswith(f"no connection from it to {host}: another program")
     message = reachability.why_cut_off(words, "secret")
@@ -59,7 +59,7 @@ def test_a_connection_back(monkeypatch):
 
 
 def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
-    """Many idle connections may take them all for a while."""
+    """Many idle connections may occupy all descriptors for a while."""
     mine = [interfaces.Interface("lo", "127.0.0.5/8")]
     monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 3
@@ -77,7 +77,7 @@ def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
 
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:
-    """A relay that has heard lines, and which of them it shows."""
+    """Return a relay that has read lines, and for each whether it shows it."""
     made = Relay()
     return made, [made._is_shown(f"collective.launch: {line}\n") for line in lines]
 
@@ -97,7 +97,7 @@ def test_the_rank_that_was_killed_is_to_blame():
         "rank 1 on a started",
         "rank 2 on b started",
         "rank 3 on b started",
-        "rank 0 on a ended with exit code 14",  # its MPI found the connection broken
+        "rank 0 on a ended with exit code 14",  # its MPI found a broken connection
         "rank 3 on b ended by SIGKILL",
         "rank 2 on b ended by SIGSEGV",
     )
@@ -118,7 +118,7 @@ def test_else_the_first_that_failed_is_to_blame():
 
 
 def test_a_rank_may_print_the_log_of_another_job(capsys):
-    """What its own supervisor says carries a word that no other job has."""
+    """Messages of its own supervisor carry a word that no other job has."""
     heard = Relay(lambda early: None, word="1f2e3d4c")
     line = "collective.launch: rank 1 on a{} ended with exit code 3\n"
     assert heard._is_shown(f"[0] {line}".format(""))

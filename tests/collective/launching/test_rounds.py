@@ -1,4 +1,4 @@
-"""Jobs that restart on other hosts: by mpirun, on this host, without TensorFlow."""
+"""Jobs that restart on other hosts, with mpirun, on this host, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
 
 @pytest.fixture
 def launcher(monkeypatch):
-    """Of a job that trains with two ranks here."""
+    """Return the launcher of a job that trains with two ranks here."""
     monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
     found = mpi.MPI("Open MPI", (5, 0), "mpirun")
     monkeypatch.setattr(mpi, "find", lambda program=None: found)
@@ -121,7 +121,7 @@ def launcher(monkeypatch):
 
 
 def hears(job, line):
-    """What the supervisor of a rank says, with the word of its job."""
+    """Give the job a message of a rank's supervisor, with the word of the job."""
     line = line.replace(" on a", f" on a{job.relay._word}", 1)
     job.relay._is_shown(f"collective.launch: {line}\n")
 
@@ -133,7 +133,7 @@ def test_ranks_that_are_to_leave_a_host_do_not_wait(launcher):
     hears(launcher.job, "rank 1 on a ended by SIGKILL")
     assert launcher._overlaps([Host("localhost", 1), Host("other", 4)])
     launcher.number = 3
-    assert not launcher._overlaps(HERE)  # --reset-limit allows no more
+    assert not launcher._overlaps(HERE)  # --reset-limit does not allow more
 
 
 @launch.NEEDS_CORE
@@ -150,7 +150,7 @@ def test_two_generations_do_not_share_gpus(launcher, monkeypatch, capfd):
 
 
 def test_a_rank_that_hangs_does_not_release_ranks_that_are_ready(launcher):
-    """The signal that asks whether ranks hang would."""
+    """The signal that tests whether ranks hang would release them."""
     job = Mpirun(launcher.options, HERE, {generations.OVERLAPS: "1"})
     job.relay.started.update({0: "a", 1: "a"})
     job.relay.ready.add(0)
@@ -185,7 +185,7 @@ def test_slots_that_do_not_come_end_the_wait(monkeypatch, capfd):
 def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     launcher, monkeypatch, capfd
 ):
-    """Also in a job that does not grow, which restarts where a host was lost."""
+    """This includes a job that does not grow, which restarts after the loss of a host."""
     monkeypatch.setattr(restarting.processes, "ending_signals", list)
     monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
     options = LaunchOptions(["train.py"], min_np=1, use_mpi=True)
@@ -235,7 +235,7 @@ def test_mpirun_that_has_lost_a_host_and_stays_is_ended(launcher):
 
 
 def test_a_rank_that_fails_ends_an_mpirun_that_stays(launcher):
-    """Also an elastic job's, where the rank had not joined yet; once for each failure."""
+    """This includes an elastic job whose rank had not joined yet; once for each failure."""
     job = Mpirun(launcher.options, HERE)
     job.stays.seconds = 0.0
     ended = []
@@ -271,7 +271,7 @@ def test_a_host_whose_supervisors_answer_is_not_given_up(launcher):
 def test_a_job_whose_mpi_does_not_report_a_death_is_restarted(
     launcher, monkeypatch, capfd
 ):
-    """Only where every rank that is left waits, long after the death."""
+    """It is restarted only if all remaining ranks wait, long after the death."""
     job = Mpirun(launcher.options, [Host("localhost", 3)])
     for rank in range(3):
         hears(job, f"rank {rank} on a started")
@@ -287,7 +287,7 @@ def test_a_job_whose_mpi_does_not_report_a_death_is_restarted(
     assert not job.supervisor.ending
     monkeypatch.setattr("collective.launch.mpirun._REPORT_SECONDS", 0.0)
     for _ in range(2):
-        hears(job, "rank 2 on a waits")  # for rank 0, which is at work
+        hears(job, "rank 2 on a waits")  # it waits for rank 0, which is at work
         job.look()
         assert not job.supervisor.ending
     both_wait()
@@ -330,7 +330,7 @@ print("done")
 @launch.NEEDS_CORE
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_ranks_that_wait_for_a_dead_one_are_started_again(tmp_path):
-    """As if MPI had not reported its death: here the ranks do not use MPI."""
+    """MPI does not report the death, because the ranks do not use MPI here."""
     command = [sys.executable, "-m", "collective.launch", "--mpi", "-np", "3"]
     command += ["--min-np", "2", "--rank-timeout", "2"]
     env = launch.environment(TMPDIR=str(tmp_path))
@@ -351,7 +351,7 @@ def test_a_generation_that_is_not_needed_any_more_ends_silently(launcher, capfd)
 
 
 def test_ranks_that_have_handed_over_and_do_not_end_are_ended():
-    """What becomes of the next generation is noticed when they have."""
+    """The state of the next generation is checked after their end."""
     ended = []
     before = SimpleNamespace(
         ending=False, processes=[1], give_up=lambda: ended.append(1)

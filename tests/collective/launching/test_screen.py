@@ -1,4 +1,4 @@
-"""What all ranks print alike on stderr is shown once, and nothing else changes."""
+"""A line that all ranks print on stderr is shown once, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collective.launch.screen import Screen, label
 
 
 class Shown(Screen):
-    """With ranks that print into a list."""
+    """A screen whose ranks print into a list."""
 
     def __init__(self, size):
         super().__init__()
@@ -45,7 +45,7 @@ def test_lines_of_some_ranks_keep_their_places():
     shown.put(0, "out 0", False)
     shown.put(1, "out 1", False)
     shown.put(1, "both", True)
-    assert shown.lines == [([1], "out 1", False)]  # 1 may print "only 0" yet
+    assert shown.lines == [([1], "out 1", False)]  # rank 1 may still print "only 0"
     shown.flush()
     assert shown.lines == [
         ([1], "out 1", False),
@@ -79,7 +79,7 @@ def test_a_line_waits_for_a_second_only(monkeypatch):
     monkeypatch.setattr(screen, "WAIT_SECONDS", 0.01)
     shown = Shown(2)
     shown.put(0, "alone", True)
-    while not shown.lines:  # by a thread
+    while not shown.lines:  # a thread prints them
         time.sleep(0.001)
     assert shown.lines == [([0], "alone", True)]
 

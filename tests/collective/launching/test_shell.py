@@ -1,4 +1,4 @@
-"""What a shell does to a job: nohup, Ctrl-Z, a limit on memory, a folder that is removed."""
+"""Effects of a shell on a job: nohup, Ctrl-Z, a memory limit, a removed folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests import launch
 from tests.faults.job import small_disk, why_no_mounts
 
 pytestmark = [launch.NOT_ON_RANKS, pytest.mark.launches]
-SECONDS = 120.0  # the machine may be busy
-MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
+SECONDS = 120.0  # because the machine may be busy
+MEMORY = Path("/sys/fs/cgroup/memory")  # cgroups of version 1
 
 
 def started(*words: str, ranks: int = 2, **popen) -> subprocess.Popen:
@@ -50,8 +50,8 @@ def test_nohup_outlives_its_terminal():
 
 
 def test_ctrl_z_stops_the_ranks_until_the_job_continues(tmp_path):
-    # Ranks wait in their shell alone: one that starts a program might be stopped between
-    # fork and exec, where a shell shows as D.
+    # Ranks wait in their shell alone: a shell that starts a program could be stopped
+    # between fork and exec, and then it shows as D.
     go_on = tmp_path / "go on"
     os.mkfifo(go_on)
     job = started("sh", "-c", f"echo $$; : < '{go_on}'; echo done")
@@ -102,7 +102,7 @@ def test_no_room_for_the_files_of_mpirun(tmp_path):
 
 @pytest.mark.parametrize("stream, code", [("stdout", 1), ("stderr", 0)])
 def test_a_full_disk_that_loses_what_ranks_print(stream, code):
-    """They run on; only lost messages on stderr are no reason to fail."""
+    """The ranks continue; only lost lines of stderr do not fail the job."""
     both = "import sys; print('line'); print('line', file=sys.stderr)"
     with open("/dev/full", "w") as full:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}

@@ -1,7 +1,7 @@
-"""Under a real Slurm of two nodes, both this machine: srun, and the batch file.
+"""Jobs under a real Slurm of two nodes, both this machine: srun, and the batch file.
 
-Skipped where Debian's slurmctld, slurmd and slurm-client are not installed. How the
-variables of srun are read is tested without it, in test_environment.py.
+They are skipped if Debian's slurmctld, slurmd and slurm-client are not installed.
+test_environment.py tests without them how srun's variables are read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which srun and sbatch reach a Slurm of our own."""
+    """Yield the environment in which srun and sbatch reach our own Slurm."""
     assert CONTROLLER and DAEMON
     home = tmp_path_factory.mktemp("slurm")
     host = socket.gethostname().split(".")[0]
@@ -172,7 +172,7 @@ def test_the_launcher_reads_the_allocation(slurm):
 
 
 def test_the_batch_file(slurm, tmp_path):
-    # On one node whose name is this machine's, so that nothing needs ssh.
+    # This needs one node with the name of this machine, so that nothing needs ssh.
     batch = tmp_path / "job"
     text = (ROOT / "deploy" / "slurm.sbatch").read_text()
     batch.write_text(text.replace("\n#SBATCH --nodes=2\n", "\n#SBATCH --nodes=1\n"))

@@ -1,4 +1,4 @@
-"""What a task of Spark asks of the agent of its node, without Spark."""
+"""Requests of a Spark task to the agent of its node, without Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTS = ["a", "b", "a"]
 
 
 class Context:
-    """Spark's ``BarrierTaskContext``, for one of three tasks on two hosts."""
+    """Stands for Spark's ``BarrierTaskContext``, for one of three tasks on two hosts."""
 
     def __init__(self, task: int):
         self.task = task

@@ -1,4 +1,4 @@
-"""srun in place of ssh: which command it gets, and what mpirun sees of Slurm."""
+"""srun in place of ssh: the command that it gets, and mpirun's view of Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = {
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An srun that prints its words and its variables."""
+    """Make an srun that prints its words and its variables."""
     program = tmp_path / "srun"
     program.write_text(
         '#!/bin/sh\n[ "$1" = --help ] && echo "$OPTIONS" && exit\n'
@@ -46,7 +46,7 @@ def test_the_command_becomes_a_step_of_the_job(srun):
     done = started(*options, OPTIONS="--overlap", **JOB)
     words = done.stdout.splitlines()
     assert words[:2] == ["--jobid=7", "--overlap"] and "--nodelist=n2" in words
-    # The job's own options for its tasks are not for this step.
+    # The job's own options for its tasks do not apply to this step.
     assert words[-4:] == ["sh", "-c", "echo 'a  b'", "SLURM_CONF=/etc/slurm.conf"]
     assert not done.stderr
 

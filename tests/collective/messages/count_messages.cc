@@ -57,7 +57,7 @@ class Mailbox {
     }
     return transfer;
   }
-  // Waits a while: thousands of threads that poll would have no time to work.
+  // Waits a while: thousands of threads that poll would not leave time for work.
   bool Test(Transfer* transfer) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait_for(lock, std::chrono::seconds(5), [&] { return transfer->done; });
@@ -78,7 +78,7 @@ struct Count {
   long messages = 0, bytes = 0;
 };
 
-// What the threads share.
+// The state that the threads share.
 struct World {
   World(int hosts, int slots) : slots(slots), mailboxes(hosts * slots) {}
   int size() const { return static_cast<int>(mailboxes.size()); }

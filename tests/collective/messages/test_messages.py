@@ -1,6 +1,6 @@
-"""What each rank sends, counted: docs/explanation/algorithms.md derives the numbers.
+"""Counts each rank's messages; docs/explanation/algorithms.md derives the numbers.
 
-The algorithms run as they are, with all ranks in one process and a network that counts.
+The real algorithms run, with all ranks in one process and a network that counts.
 """
 
 import math
