@@ -1,10 +1,9 @@
 """Runs a program whose wall clock can jump: ``python -m tests.faults.clock PROGRAM ...``
 
-The clock of a machine is not for a test to set. So three calls of the C library are
-answered by a library of ours, loaded first, which adds the seconds that stand in the
-file ``clock`` of the job's folder. Waits by the wall clock that are under way are not
-ended by it, as a real jump would; those that begin later are wrong by it, as no real
-jump makes them.
+A test cannot set the clock of a machine. So a library of ours, which is loaded first, answers
+three calls of the C library, and adds the seconds in the file ``clock`` of the job's folder.
+Waits by the wall clock that have begun are not ended by it, as a real jump would end them;
+later ones are wrong by these seconds, unlike in a real jump.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ time_t time(time_t* now) {
 
 
 def set_ahead(folder: Path, seconds: int) -> None:
-    """Has the wall clock of the job show so many seconds more, at once."""
+    """Set the wall clock of the job ahead by so many seconds, at once."""
     file = os.open(folder / "clock", os.O_RDWR | os.O_CREAT)
     os.pwrite(file, struct.pack("q", seconds), 0)
     os.close(file)
 
 
 def main(program: list[str]) -> None:
-    """Becomes the program."""
+    """Replace this process by the program."""
     folder = Path(os.environ["FAULT_FOLDER"])
     library = folder / f"clock-{os.getpid()}.so"
     compile_ = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]

@@ -1,4 +1,4 @@
-"""Collects what was measured, and writes the table."""
+"""Collects the measurements, and writes the table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Jobs that wait come one after the other, beside jobs that use the processors.
+    """Order the tests: jobs that wait run in sequence, next to jobs that use processors.
 
-    pytest-xdist cuts the list into as many pieces as there are workers: the last one
-    begins with them.
+    pytest-xdist cuts the list into as many pieces as there are workers: the last piece
+    begins with the waiting jobs.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     waiting = [item for item in items if item.get_closest_marker("waits")]
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def measured(request: pytest.FixtureRequest) -> Iterator[list[table.Measured]]:
-    """What each fault took; the table is made of it."""
+    """Collect the time of each fault, for the table."""
     found: list[table.Measured] = []
     yield found
     if file := request.config.getoption("--table"):
@@ -42,6 +42,6 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[table.Measured]]:
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[lab.Lab]:
-    """Two hosts on this machine."""
+    """Make two hosts on this machine."""
     with lab.hosts(2, "10gbit") as made:
         yield made

@@ -1,4 +1,4 @@
-"""A fault: what happens to which job, and what is promised."""
+"""A fault: the job, the event, and the promise."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.faults.job import Job
 from tests.hosts.lab import Lab
 
 STEPS, BATCH = 12, 10
-FOREVER = 1_000_000  # steps of a job that is to be ended
-# Those where every rank trains; horovod needs a build of its own.
+FOREVER = 1_000_000  # steps of a job that a fault ends
+# Backends in which every rank trains; horovod needs a build of its own.
 PROCESS_BACKENDS = ("native", "mpi", "tf-multiworker")
-# What Open MPI leaves in /dev/shm where mpirun itself is killed, or there is none.
+# Files that Open MPI leaves in /dev/shm if mpirun is killed, or absent.
 OPEN_MPIS = r"sm_segment\..*"
 
 
 def nothing(*_: Any) -> None:
-    """Nothing is done, or has to hold beyond what always must."""
+    """Do nothing, or check nothing more than always."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Fault:
     """One row of the table in docs/reference/reliability.md.
 
     Attributes:
-        name: What happens.
-        program: What each rank runs; ``{folder}`` stands for the job's own folder.
-        promise: What follows, in words.
-        code: The launcher's exit code; negative where a signal ends the launcher.
-        seconds: From the fault until nothing of the job is alive; None where the job
-            goes on to its end.
-        messages: Patterns that must be found in what it prints.
-        inside: What ``tests.faults.inside`` does in the ranks.
-        strike: What is done from without, given the job at work.
-        holds: What must be true afterwards, given the job that ended.
-        backend: In the table; and by default it says which launcher.
-        launcher: What starts the ranks; see ``command``.
-        launcher_options: Beside their number; ``{folder}`` as above.
-        ranks: How many.
-        variables: Added to the environment.
-        shm: Size of ``/dev/shm``, in the words of mount.
-        leaves: A pattern of what others than we may leave in ``/dev/shm``.
-        disk: Size of ``{folder}/disk``, a disk of its own; empty: there is none.
-        before: Makes ready what the job finds in its folder.
-        on_hosts: Whether the program runs by the launcher of a host of the lab.
-        needs: Why it cannot be tried here; empty where it can.
+        name: The event.
+        program: The program of each rank; ``{folder}`` stands for the job's own folder.
+        promise: The promised outcome, in words.
+        code: The launcher's exit code; negative if a signal ends the launcher.
+        seconds: From the fault until no process of the job is alive; None if the job
+            continues to its end.
+        messages: Patterns that its output must contain.
+        inside: The action of ``tests.faults.inside`` in the ranks.
+        strike: Injects the fault from outside, given the running job.
+        holds: Checks the state afterwards, given the job that has ended.
+        backend: Its name in the table; it implies the launcher by default.
+        launcher: The program that starts the ranks; see ``command``.
+        launcher_options: Options in addition to their number; ``{folder}`` as above.
+        ranks: Number of ranks.
+        variables: Variables added to the environment.
+        shm: Size of ``/dev/shm``, as mount's option.
+        leaves: A pattern of files that other programs may leave in ``/dev/shm``.
+        disk: Size of ``{folder}/disk``, a separate disk; empty: there is none.
+        before: Prepares the files in the job's folder.
+        on_hosts: Whether the launcher on a host of the lab runs the program.
+        needs: Returns why it cannot be tried here; empty if it can.
     """
 
     name: str
@@ -75,20 +75,20 @@ class Fault:
 
     @property
     def started_by(self) -> str:
-        """The launcher, as it is typed."""
+        """Return the launcher as a user types it."""
         return self.launcher or launch.LAUNCHERS[self.backend]
 
     @property
     def id(self) -> str:
-        """For ``pytest -k``."""
+        """Return its name for ``pytest -k``."""
         return f"{self.name}, {self.backend} by {self.started_by}"
 
     def but(self, **changed: Any) -> Fault:
-        """The same with something changed."""
+        """Return the same fault with changes."""
         return replace(self, **changed)
 
     def command(self, folder: Path, hosts: Lab | None) -> list[str]:
-        """The whole command line."""
+        """Return the whole command line."""
         program = [word.format(folder=folder) for word in self.program]
         if hosts is not None:
             return hosts.ours("collective.launch", *program)
@@ -101,7 +101,7 @@ class Fault:
         return [*before, *options, *program]
 
 
-# An option of train.py: where it writes its results.
+# An option of train.py: the file for its results.
 JSON = ("--json", "{folder}/json")
 
 
@@ -112,7 +112,7 @@ def training(
     data: str = "rows",
     steps: int = STEPS,
 ) -> list[str]:
-    """A training by train.py of what is in ``tests.faults.inside``."""
+    """Return a command of train.py with the model of ``tests.faults.inside``."""
     inside = "tests.faults.inside"
     return [
         *(sys.executable, str(launch.ROOT / "train.py"), "--verbose", "0"),

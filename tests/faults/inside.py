@@ -1,10 +1,10 @@
-"""What a fault does inside the ranks: a model and data with places to strike at.
+"""Injects faults inside ranks: a model and data with places for faults.
 
     FAULT="kill forward 0,1 5" FAULT_FOLDER=... python train.py \\
         --model tests.faults.inside:model --data tests.faults.inside:rows
 
-FAULT is a deed, a place, the ranks it strikes and the step. Without it the training is
-undisturbed. What was struck, when and which process it was is left in the folder.
+FAULT is an action, a place, the affected ranks and the step. Without it the training runs
+undisturbed. A file in the folder records the place, the time and the process of the fault.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests.faults import clock
 
 ROWS, FEATURES, CLASSES = 53, 6, 3
 FOLDER = Path(os.environ.get("FAULT_FOLDER", "."))
-FIRST_CHECKPOINT = 3  # the step that it precedes
+FIRST_CHECKPOINT = 3  # the step before which it is written
 WRITING = "writing"  # the file that shows that a checkpoint is being written
-PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # that a step takes longer
+PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # added to each step
 HELD_SECONDS = 1.0
 MUCH = 1 << 27  # numbers of 8 bytes
-WAITS_SECONDS = 300.0  # a newcomer imports TensorFlow
+WAITS_SECONDS = 300.0  # because a newcomer imports TensorFlow
 
 
 def _kill() -> None:
@@ -47,7 +47,7 @@ def _kill() -> None:
 
 
 def _lack_memory() -> None:
-    """From now on this process gets next to no memory."""
+    """Limit this process to almost no further memory."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), resource.RLIM_INFINITY))
 
@@ -63,7 +63,7 @@ def _have_tensorflow_ask() -> int:
 
 
 def _wait_for_newcomer() -> None:
-    """On rank 0: until somebody waits to come in."""
+    """Wait, on rank 0, until a process waits to join."""
     deadline = time.monotonic() + WAITS_SECONDS
     while not session.waiting() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -78,24 +78,24 @@ def _sleep() -> None:
 
 
 def _hold_lock() -> None:
-    """Keeps Python's lock, as an extension that never returns does."""
+    """Keep Python's lock, like an extension that never returns."""
     ctypes.PyDLL(None).sleep(int(os.environ["FAULT_SECONDS"]))
 
 
 def _abort() -> None:
-    """As a library of the user that gives MPI up."""
+    """Abort, like a user's library that gives MPI up."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(3)
 
 
 def _start_daemon() -> None:
-    """Starts a process that leaves this one's group and parent, and does not end."""
+    """Start a process that leaves this one's group and parent, and does not end."""
     subprocess.run(["setsid", "sh", "-c", "sleep 1000000 &"], check=True)
 
 
 def _fork() -> None:
-    """Has a child call a collective, which must be refused."""
+    """Have a child call a collective, which must be refused."""
     child = os.fork()
     if child == 0:
         try:
@@ -124,12 +124,12 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "hold-lock": _hold_lock,
     "abort": _abort,
     "print": lambda: print("x" * 5_000_000),
-    "report": lambda: None,  # the test strikes from without, as soon as it is reported
+    "report": lambda: None,  # the test injects it from outside after the report
 }
 
 
 class Fault:
-    """The fault of this process, if there is one, and the steps of each place."""
+    """The fault of this process, if there is one, and a step counter for each place."""
 
     def __init__(self) -> None:
         deed, place, ranks, step = (
@@ -142,7 +142,7 @@ class Fault:
         self.counts: dict[str, int] = {}
 
     def at(self, place: str) -> int | None:
-        """Called at each place in each step; what the deed returns."""
+        """Run the action if it is due here; called at each place in each step."""
         step = self.counts[place] = self.counts.get(place, -1) + 1
         if place == "forward":
             time.sleep(PACE_SECONDS)
@@ -154,33 +154,33 @@ class Fault:
                 self.strike()
         elif place == self.place and self.strikes_here and step == self.step:
             if step >= FIRST_CHECKPOINT and (FOLDER / "runs").is_dir():
-                _wait_for_one_of(FOLDER / "runs", "step-*")  # written beside the steps
+                _wait_for_one_of(FOLDER / "runs", "step-*")  # another thread writes it
             return self.strike()
         return None
 
     def _meet_in_all_reduce(self) -> None:
-        """Whom it strikes goes ahead, and is struck while it waits for the others."""
+        """Have the affected rank run ahead, and inject the fault while it waits."""
         if self.strikes_here:
             threading.Timer(HELD_SECONDS / 2, self.strike).start()
         else:
             time.sleep(HELD_SECONDS)
 
     def writing(self) -> None:
-        """Called in the middle of the writing of a checkpoint, on rank 0."""
+        """Inject the fault in the middle of writing a checkpoint, on rank 0."""
         if self.place != "checkpoint":
             return
         (FOLDER / WRITING).touch()
         if self.strikes_here:
             self.strike()
         else:
-            time.sleep(HELD_SECONDS)  # another rank is struck meanwhile
+            time.sleep(HELD_SECONDS)  # the fault affects another rank in this time
 
     def strike(self) -> int | None:
         self.note()
         return self.deed()
 
     def note(self) -> None:
-        """Leaves word that it strikes now, and which process."""
+        """Record the present time and process of the fault in a file."""
         note = FOLDER / f"struck-{self.rank}"
         note.with_suffix(".part").write_text(f"{time.monotonic()} {os.getpid()}")
         note.with_suffix(".part").rename(note)
@@ -198,19 +198,19 @@ def _wait_for_one_of(folder: Path, names: str) -> None:
         time.sleep(0.005)
 
 
-# Called for, so that what differs between ranks is no value that the model's code holds:
-# ranks compare their models before they train.
+# A function, so that the model's code holds no value that differs between ranks: ranks
+# compare their models before they train.
 @functools.cache
 def fault() -> Fault:
-    """Of this process."""
+    """Return the fault of this process."""
     return Fault()
 
 
-fault()  # before there are threads that might make one each
+fault()  # called before threads exist that might each make one
 
 
 def passing(place: str) -> tf.Operation:
-    """An operation at which the fault is given its chance."""
+    """Return an operation at which the fault may happen."""
 
     def call() -> None:
         fault().at(place)
@@ -220,7 +220,7 @@ def passing(place: str) -> tf.Operation:
 
 @keras.saving.register_keras_serializable("faults")
 class Place(keras.layers.Layer):
-    """Passes its input on, by way of the place."""
+    """Passes its input on through a place for faults."""
 
     def call(self, x: Any) -> Any:
         with tf.control_dependencies([passing("forward")]):
@@ -228,7 +228,7 @@ class Place(keras.layers.Layer):
 
 
 class Growing(keras.layers.Layer):
-    """A place at which TensorFlow may have to ask for much memory."""
+    """A place at which TensorFlow may need much memory."""
 
     def call(self, x: Any) -> Any:
         def call() -> np.int64:
@@ -239,7 +239,7 @@ class Growing(keras.layers.Layer):
 
 
 class Written(keras.layers.Dense):
-    """A layer that knows when it is saved."""
+    """A layer that notices when it is saved."""
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -247,7 +247,7 @@ class Written(keras.layers.Dense):
 
 
 class Adam(keras.optimizers.Adam):
-    """With a place just before the update."""
+    """Adam with a place just before the update."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         with tf.control_dependencies([passing("update")]):
@@ -256,7 +256,7 @@ class Adam(keras.optimizers.Adam):
 
 
 class Flips(Adam):
-    """On the last rank, a bit of one weight flips after the fifth update."""
+    """Flips a bit of one weight after the fifth update, on the last rank."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         super().apply(grads, trainable_variables)
@@ -279,7 +279,7 @@ def model(
     optimizer: type = Adam,
     place: type = Place,
 ) -> keras.Model:
-    """A small network, compiled."""
+    """Return a small network, compiled."""
     layers = [
         keras.Input(input_shape),
         place(),
@@ -293,12 +293,12 @@ def model(
 
 
 def flipping(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """``model`` with a bit that flips."""
+    """Return ``model`` with a bit that flips."""
     return model(input_shape, classes, Flips)
 
 
 def growing(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """``model`` that may ask for much memory."""
+    """Return ``model``, which may need much memory."""
     return model(input_shape, classes, place=Growing)
 
 
@@ -317,25 +317,25 @@ class Rows(Arrays):
 
 
 def rows() -> Rows:
-    """Random rows with labels that can be learned."""
+    """Return random rows with labels that can be learned."""
     return Rows(*_arrays())
 
 
 def not_a_number() -> tuple[np.ndarray, np.ndarray]:
-    """One row is not a number, so one rank alone meets it."""
+    """Return rows of which one is not a number, so only one rank meets it."""
     x, y = _arrays()
     x[37, 2] = np.nan
     return x, y
 
 
 def fewer() -> tuple[np.ndarray, np.ndarray]:
-    """Rank 1 has fewer rows than the others."""
+    """Return rows; rank 1 has fewer than the others."""
     x, y = _arrays()
     there = 30 if fault().rank else ROWS
     return x[:there], y[:there]
 
 
 def ends_early() -> tf.data.Dataset:
-    """Rank 1 has fewer rows than it says that it has."""
+    """Return a data set; rank 1 has fewer rows than it announces."""
     dataset = tf.data.Dataset.from_tensor_slices(fewer())
     return dataset.apply(tf.data.experimental.assert_cardinality(ROWS))

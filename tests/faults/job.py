@@ -1,7 +1,7 @@
-"""A job that something happens to: started, struck, watched to its end, and searched.
+"""A job with a fault: it is started, disturbed, watched to its end, and searched.
 
-It has a ``/dev/shm`` of its own where mounting is permitted, so that what it leaves
-there is seen, whatever else runs on this machine; and its processes carry a mark in
+It has a ``/dev/shm`` of its own if mounting is permitted, so that the files that it leaves
+there are visible in spite of other programs on this machine. Its processes carry a mark in
 their environment, so that none escapes by leaving its group or its parent.
 """
 
@@ -19,21 +19,21 @@ from pathlib import Path
 from tests import launch
 from tests.hosts.lab import Lab
 
-# Seconds until a job counts as hanging: more on a machine that has much else to do.
+# Seconds until a job counts as hanging; more on a busy machine.
 PATIENCE = float(os.environ.get("FAULT_PATIENCE", "400"))
 MARK = "FAULT_FOLDER"
 
 
 class Job:
-    """A job at work.
+    """A running job.
 
     Args:
-        command: What starts it.
-        folder: Its own, for whatever it writes.
-        variables: Added to its environment.
-        memory: What ``/dev/shm`` of it is; None: the machine's.
-        hosts: Those of the lab, where it runs on them.
-        forked: As of ``launch.environment``.
+        command: The command that starts it.
+        folder: Its own folder, for all that it writes.
+        variables: Variables added to its environment.
+        memory: The folder of its ``/dev/shm``; None: the machine's.
+        hosts: Hosts of the lab, if it runs on them.
+        forked: As for ``launch.environment``.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Job:
         self._mark = f"{MARK}={folder}".encode()
         self._printed = folder / "printed"
         self.began = time.monotonic()
-        # The check before the first step reads rows and runs the model, as often as it
-        # sees fit, and faults count how often that is done.
+        # The check before the first step reads rows and runs the model several times, and
+        # faults count these actions.
         always = {MARK: str(folder), "FAULT_SECONDS": "3", "COLLECTIVE_VERIFY": "0"}
         self.variables = {**always, **variables}
         environment = launch.environment(forked=forked, **self.variables)
@@ -64,7 +64,7 @@ class Job:
             inside = f'mount --bind {memory} /dev/shm && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", inside, "sh", *command]
             environment.pop(launch.SEGMENTS, None)
-        if not forked:  # what is printed is looked at
+        if not forked:  # the test reads the output
             del environment["TF_CPP_MIN_LOG_LEVEL"]
         with self._printed.open("w") as file:
             self.launcher = subprocess.Popen(
@@ -79,7 +79,7 @@ class Job:
 
     @contextlib.contextmanager
     def another(self, *options: str, **variables: str) -> Iterator[Job]:
-        """The same once more, with more options, and the same ``/dev/shm``."""
+        """Start the same job again, with more options, and the same ``/dev/shm``."""
         command, changed = [*self.command, *options], {**self.variables, **variables}
         other = Job(command, self.folder, changed, self.memory, self.hosts, self.forked)
         try:
@@ -89,11 +89,11 @@ class Job:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Return its output so far."""
         return self._printed.read_text(errors="replace")
 
     def wait_for(self, name: str) -> Path:
-        """A file that the job leaves in its folder, when it is there."""
+        """Wait for a file that the job writes into its folder; return its path."""
         deadline = time.monotonic() + PATIENCE
         while not (self.folder / name).exists():
             assert self.launcher.poll() is None, f"it ended before:\n{self.text}"
@@ -102,21 +102,21 @@ class Job:
         return self.folder / name
 
     def struck(self, rank: int) -> int:
-        """The process of a rank, as soon as the fault has struck it."""
+        """Return the process of a rank, as soon as the fault has happened there."""
         return int(self.wait_for(f"struck-{rank}").read_text().split()[1])
 
     def strikes(self, deed: Callable[[], object]) -> None:
-        """Does it, and notes when."""
+        """Inject a fault, and record the time."""
         self.struck_at = time.monotonic()
         deed()
 
     def until_end(self, state: contextlib.AbstractContextManager) -> None:
-        """Brings about what lasts until the job has ended."""
+        """Enter a state that lasts until the job has ended."""
         self._undo.enter_context(state)
 
     @property
     def fault_at(self) -> float:
-        """When the fault struck first, or the job began if it never did."""
+        """Return the time of the first fault, or of the job's start without one."""
         notes = [p.read_text().split() for p in self.folder.glob("struck-?")]
         times = [float(at) for at, _ in notes]
         if self.struck_at is not None:
@@ -124,7 +124,7 @@ class Job:
         return min(times, default=self.began)
 
     def processes(self) -> list[int]:
-        """What is alive of it, zombies apart."""
+        """Return its live processes, without zombies."""
         found = []
         for process in Path("/proc").iterdir():
             if process.name.isdigit():
@@ -134,11 +134,11 @@ class Job:
         return found
 
     def wait(self) -> tuple[int | None, float]:
-        """Waits until nothing of it is alive.
+        """Wait until none of its processes is alive.
 
         Returns:
-            The launcher's exit code, negative for a signal, None if it still hangs; and
-            when the last process was gone, by the monotonic clock.
+            The launcher's exit code, negative for a signal, None if it still hangs; and the
+            time when the last process had gone, by the monotonic clock.
         """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -149,7 +149,7 @@ class Job:
         return self.launcher.poll(), time.monotonic()
 
     def end(self) -> None:
-        """Kills what is left."""
+        """Kill its remaining processes."""
         self._undo.close()
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -157,13 +157,13 @@ class Job:
         self.launcher.wait(PATIENCE)
 
     def left(self) -> list[str]:
-        """What it has left in ``/dev/shm``, as far as that is known."""
+        """Return the known files that it has left in ``/dev/shm``."""
         return sorted(os.listdir(self.memory)) if self.memory else []
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of so many bytes ("2m"), mounted there."""
+    """Mount a tmpfs of so many bytes ("2m") in the folder."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)]
     subprocess.run(mount, check=True, capture_output=True)
@@ -175,7 +175,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 @functools.cache
 def why_no_mounts() -> str:
-    """Why nothing can be mounted here; empty where it can."""
+    """Return why mounting is impossible here; empty if it is possible."""
     if os.geteuid():
         return "only root may mount a small disk"
     made = subprocess.run(
@@ -197,16 +197,16 @@ def running(
     hosts: Lab | None = None,
     forked: bool = False,
 ) -> Iterator[Job]:
-    """Starts a job; at the end nothing of it is alive.
+    """Start a job; at the end, kill all of its processes.
 
     Args:
-        command: What starts it.
-        folder: Its own.
-        variables: Added to its environment.
+        command: The command that starts it.
+        folder: Its own folder.
+        variables: Variables added to its environment.
         shm: Size of its ``/dev/shm``.
         disk: Size of the disk in ``folder/disk``, if it has one.
-        hosts: Those of the lab.
-        forked: As of ``launch.environment``.
+        hosts: Hosts of the lab.
+        forked: As for ``launch.environment``.
     """
     with contextlib.ExitStack() as stack:
         memory = None

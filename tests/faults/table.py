@@ -1,4 +1,4 @@
-"""The tables of docs/reference/reliability.md, made of what runs have measured."""
+"""The tables of docs/reference/reliability.md, made from the measurements of runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HEAD = (
     "| fault | backend | launcher, ranks | what follows | exit code "
     "| promised | measured |\n|---|---|---|---|---|---|---|\n"
 )
-LINE = "<br>"  # between faults that have a row together
+LINE = "<br>"  # separates faults that share a row
 
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How a fault went.
+    """The outcome of a fault.
 
     Attributes:
-        fault: Which.
-        seconds: From the fault until nothing of the job was alive; None where the job
-            went on.
-        not_run: Why it was not tried; empty if it was.
+        fault: The fault.
+        seconds: From the fault until no process of the job was alive; None if the job
+            continued.
+        not_run: The reason why it was not tried; empty if it was.
     """
 
     fault: Fault
@@ -36,26 +36,26 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """The last cell of its row."""
+        """Return the last cell of its row."""
         if self.not_run:
             return f"not run: {self.not_run}"
         return "held" if self.seconds is None else f"{self.seconds:.1f} s"
 
 
 def key(fault: Fault) -> Key:
-    """What no other fault has."""
+    """Return a key that no other fault has."""
     return fault.name, fault.backend, f"{fault.started_by}, {fault.ranks}"
 
 
 def _alike(fault: Fault) -> tuple[str, ...]:
-    """The cells between the first and the last; faults in a row have the same."""
+    """Return the cells between the first and the last; faults in a row share them."""
     code = 128 - fault.code if fault.code < 0 else fault.code
     promised = "" if fault.seconds is None else f"{fault.seconds:g} s"
     return *key(fault)[1:], fault.promise, str(code), promised
 
 
 def known(file: Path) -> dict[Key, str]:
-    """The last cell of each fault in a file's tables."""
+    """Return the last cell of each fault in a file's tables."""
     found = {}
     for line in file.read_text().split(BEGIN)[1].split(END)[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -67,7 +67,7 @@ def known(file: Path) -> dict[Key, str]:
 
 
 def table(faults: Iterable[Fault], cells: Mapping[Key, str]) -> str:
-    """A table of faults, with the last cell of each."""
+    """Return a table of faults, with the last cell of each."""
     rows = []
     for alike, group in itertools.groupby(faults, _alike):
         keys = [key(fault) for fault in group]
@@ -80,7 +80,7 @@ def table(faults: Iterable[Fault], cells: Mapping[Key, str]) -> str:
 def write(
     file: Path, sections: Mapping[str, Sequence[Fault]], measured: Sequence[Measured]
 ) -> None:
-    """Puts a run into the tables; what it did not try stays as it was measured."""
+    """Write a run into the tables; keep old measurements of other faults."""
     cells = known(file) | {key(one.fault): one.text for one in measured}
     head, rest = file.read_text().split(BEGIN)
     _, tail = rest.split(END)

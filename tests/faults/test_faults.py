@@ -1,8 +1,8 @@
-"""Every fault of the catalogue: the promised end, in the promised time, nothing left.
+"""Every fault of the catalogue: the job ends as promised, in the promised time, and leaves nothing.
 
 make test-faults
 python -m pytest tests/faults -k "launcher and mpi"
-python -m pytest tests/faults --table docs/reference/reliability.md    # writes what was measured
+python -m pytest tests/faults --table docs/reference/reliability.md    # writes the measurements
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.faults.job import running
 from tests.faults.table import Measured
 
 pytestmark = launch.NEEDS_CORE
-# Times as long as promised is allowed: the machine may be busy, and some times are from the
-# start of the job on, with the import of TensorFlow.
+# The time limit in multiples of the promise: the machine may be busy, and some times count
+# from the start of the job, with the import of TensorFlow.
 BUSY = 6
-# Their jobs stand still for most of their time.
+# Faults whose jobs wait for most of their time.
 WAIT = re.compile(r".*(--rank-timeout|for ever, COLLECTIVE_TIMEOUT)")
 
 
-# Another fault shows the same: there rank 0 does what rank 1 does, or another moment of a
-# step is no other for who waits, or nothing that could go wrong is of this backend or
-# launcher, or a rank that is silent elsewhere is found alike.
+# Another fault shows the same: one in which rank 0 does the same as rank 1, or at another
+# time of a step, which makes no difference for the waiting ranks; or one that does not
+# depend on this backend or launcher; or a silent rank that is found in the same way.
 REPEATED = re.compile(
     r"kill -9 of rank 0 in (input|forward|update)\b"
     r"|kill -9 of rank 1 in (forward|update|checkpoint)\b"
@@ -50,7 +50,7 @@ REPEATED = re.compile(
 
 
 def on(fault: Fault):
-    """A parameter set; only in make test-all where another shows the same."""
+    """Return a parameter set; only for make test-all if another shows the same."""
     marks = [pytest.mark.matrix] if REPEATED.match(fault.id) else []
     marks += [pytest.mark.waits] if WAIT.match(fault.id) else []
     return pytest.param(fault, id=fault.id, marks=marks)

@@ -1,4 +1,4 @@
-"""A long training whose ranks join and leave all the time: nothing of it shows.
+"""A long training whose ranks join and leave all the time, without any effect.
 
 make soak
 SOAK_STEPS=200 SOAK_SEED=7 python -m pytest tests/faults -m soak
@@ -24,17 +24,17 @@ RANKS, FEWEST = 4, 2
 STEPS = int(os.environ.get("SOAK_STEPS", "1000"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 EVERY = (20, 60)  # steps
-# Seconds that a step takes longer: a new rank needs some to get ready.
+# Seconds added to a step: a new rank needs some to get ready.
 PACE = "0.4"
-GROWS_BY = 1.1  # at most: allocators do not keep the same each time
+GROWS_BY = 1.1  # at most, because allocators do not keep the same each time
 
 
 class Training:
     """A training whose host takes as many ranks as a file says.
 
     Args:
-        job: At work.
-        file: Of the host discovery.
+        job: The running job.
+        file: File of the host discovery.
     """
 
     def __init__(self, job: Job, file: Path):
@@ -44,7 +44,7 @@ class Training:
         self.happened: Counter[str] = Counter()
 
     def makes(self, steps: int) -> bool:
-        """Waits until it has made so many more; False if it ended."""
+        """Wait until it has made so many more steps; return False if it ended."""
         wanted = self._last("step") + steps
         deadline = time.monotonic() + PATIENCE
         while self._last("step") < wanted:
@@ -55,12 +55,12 @@ class Training:
         return True
 
     def ranks(self) -> list[psutil.Process]:
-        """The processes of its ranks, those that are about to join among them."""
+        """Return the processes of its ranks, including those that are about to join."""
         found = map(psutil.Process, self.job.processes())
         return [one for one in found if "COLLECTIVE_RANK" in one.environ()]
 
     def happens(self, chance: random.Random) -> None:
-        """A kill -9 of any of them, a slot less, or a slot more."""
+        """Kill a random rank with -9, or remove a slot, or add a slot."""
         in_it = self._last("replicas")
         if self.slots < RANKS and (in_it <= FEWEST or chance.random() < 0.5):
             self._set(self.slots + 1)
@@ -79,7 +79,7 @@ class Training:
         part.rename(self.file)
 
     def _last(self, key: str) -> int:
-        """The newest such number in the ledger."""
+        """Return the newest number of this key in the ledger."""
         ledger = self.job.folder / "ledger"
         lines = ledger.read_text().splitlines() if ledger.exists() else []
         for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""What the training would have been without the fault, and how it is gone on with."""
+"""The training without the fault, and comparisons with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PER_EPOCH = -(-ROWS // BATCH)
 
 
 def train(steps: int, **more: Any) -> list[float]:
-    """By one process, in this one; the losses."""
+    """Train in this process alone; return the losses."""
     settings = {
         "backend": "single",
         "model": "tests.faults.inside:model",
@@ -34,23 +34,23 @@ def train(steps: int, **more: Any) -> list[float]:
 
 @functools.cache
 def losses(steps: int) -> list[float]:
-    """Of the undisturbed training."""
+    """Return the losses of the undisturbed training."""
     return train(steps)
 
 
 def checkpoints(folder: Path) -> None:
-    """Leaves checkpoints of steps 4, 6 (the end of an epoch) and 8 there."""
+    """Write checkpoints of steps 4, 6 (the end of an epoch) and 8 there."""
     for resume, steps in ((False, 4), (True, 8)):
         train(steps, checkpoint=Checkpoint(folder, resume=resume))
 
 
 def as_undisturbed(it: Job) -> None:
-    """What ``--json`` wrote has the losses of the undisturbed training."""
+    """Check that the file of ``--json`` has the losses of the undisturbed training."""
     assert_same(json.loads((it.folder / "json").read_text())["losses"])
 
 
 def goes_on_from_checkpoint(it: Job) -> None:
-    """Resumed by one process, it is the undisturbed training, with no row twice."""
+    """Resume it in one process; check the undisturbed losses, and that no row repeats."""
     file = str(it.folder / "ledger")
     got = train(
         STEPS, checkpoint=Checkpoint(it.folder / "runs", resume=True), ledger=file
@@ -60,7 +60,7 @@ def goes_on_from_checkpoint(it: Job) -> None:
 
 
 def goes_on_alike(it: Job) -> None:
-    """Resumed on as many ranks, it is the undisturbed training to the last bit."""
+    """Resume it on as many ranks; check the undisturbed training to the last bit."""
     file = it.folder / "json"
 
     def losses_with(*options: str) -> list[float]:

@@ -1,12 +1,12 @@
-"""What one device shows of itself, a line at a time; ``device.py WHAT``.
+"""Tests one device, and prints a line at a time; ``device.py WHAT``.
 
     draws      random numbers: the same bits as on the host, and in any pieces
-    orders     which operations give other bits when they are run again, or on two ranks
-    recurrent  cuDNN's LSTM and GRU by rows, a replica without rows among them
-    noise      two trainings of one program by stock Keras: how far apart they are
-    memory     peak of the partitioned step beside stock Keras
+    orders     operations whose bits differ in a second run, or on two ranks
+    recurrent  cuDNN's LSTM and GRU by rows, including a replica without rows
+    noise      the distance between two trainings of one program by stock Keras
+    memory     peak of the partitioned step, and of stock Keras
 
-Without a GPU each runs on the CPU: that shows that it runs, and nothing else.
+Without a GPU each runs on the CPU: this shows only that it runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 def draws() -> int:
-    """Philox counts alike everywhere, which the rules of draws take for granted."""
+    """Check that Philox counts equally on all devices, as the rules of draws assume."""
     wrong = 0
     count = 1 << 17  # more than a GPU has threads
     floats = ("float16", "bfloat16", "float32", "float64")
@@ -62,7 +62,7 @@ def draws() -> int:
         wide = [np.asarray(a, "float64") for a in (ours, host)]
         apart = np.abs(wide[0] - wide[1]).max() / np.abs(wide[1]).max()
         is_prefix = bool((ours[:-5] == fewer).all())
-        # Logarithms and sines may round otherwise; another order would be far off.
+        # Logarithms and sines may round differently; another order would differ widely.
         is_right = is_prefix and apart < (1e-2 if "float16" in name else 1e-5)
         wrong += not is_right
         say(f"{name}: {apart:.1e} from the host{'' if is_right else ' WRONG ORDER'}")
@@ -70,7 +70,7 @@ def draws() -> int:
 
 
 def operations(rng: np.random.Generator) -> dict[str, Callable[[], Any]]:
-    """By type: the operation on numbers that make its order matter."""
+    """Return by type an operation on numbers for which its order matters."""
 
     def normal(*shape: int) -> tf.Tensor:
         return tf.constant(rng.normal(size=shape), tf.float32)
@@ -206,7 +206,7 @@ def norm_gradient(images: tf.Tensor) -> Any:
 
 
 def orders(file: str) -> int:
-    """Writes to a file the bits that each operation gave, for another rank to compare."""
+    """Write the bits of each operation's result to a file, for another rank to compare."""
     from collective.training.partition import atomics
 
     listed = atomics._CHEAP | atomics._DEAR
@@ -237,7 +237,7 @@ def digest(value: Any) -> str:
 
 
 def recurrent() -> int:
-    """On the CPU Keras takes a loop of its own, which the rule does not concern."""
+    """Check cuDNN's kernels; on the CPU Keras uses a loop, which needs no rule."""
     from tests.training.partition.partitioned import Partitioned, assert_same
 
     rng = np.random.default_rng(0)
@@ -265,7 +265,7 @@ def recurrent() -> int:
 
 
 def noise(*names: str) -> int:
-    """What no comparison with stock Keras can be closer than."""
+    """Print the noise of stock Keras, below which no comparison can be exact."""
     from tests.training.unedited.keras_programs import arrays_of, load
 
     keras.config.set_floatx("float64")
@@ -302,7 +302,7 @@ def apart(a: dict[str, Any], b: dict[str, Any]) -> str:
 
 
 def memory(*names: str) -> int:
-    """Peaks of the device's allocator, in a step of a process alone."""
+    """Print the peaks of the device's allocator, in a step of a single process."""
     import collective
     from collective import backends
     from collective.training import models

@@ -1,12 +1,12 @@
-"""Images a second of one way to train on one device or several; ``speeds.py HOW``.
+"""Images per second of a way to train on one device or several; ``speeds.py HOW``.
 
     mirrored N       stock MirroredStrategy on N devices
     multiworker      stock MultiWorkerMirroredStrategy: a process for each device (TF_CONFIG)
-    ours BACKEND     collective.fit; the launcher, or the backend, says on how many
-    nccl BACKEND     the sum of the gradients of the model alone, milliseconds
+    ours BACKEND     collective.fit; the launcher, or the backend, determines the number
+    nccl BACKEND     only the sum of the model's gradients, milliseconds
 
-ResNet-50 and 64 rows a device where there are GPUs; else a small model that shows that it
-runs. Prints ``images/s: NUMBER``.
+With GPUs it trains ResNet-50 with 64 rows a device; else a small model that shows that it
+runs. It prints ``images/s: NUMBER``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def data(count: int, is_gpu: bool) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def by_strategy(strategy: Any, is_gpu: bool) -> None:
-    """Stock TensorFlow: a loop by ``strategy.run``, the gradients summed by NCCL."""
+    """Train by stock TensorFlow: a loop with ``strategy.run``; NCCL sums the gradients."""
     import keras
     import tensorflow as tf
 

@@ -1,11 +1,11 @@
-"""What GPUs show, in one prepared run of eight minutes: the most doubtful first.
+"""Tests on GPUs, in one prepared run of eight minutes: the most doubtful first.
 
     make test-gpu
 
-It prints as it goes, so that a run that is cut off has shown something; what is left when
-``MINUTES`` are over is skipped. What wants several GPUs is skipped by name where there is
-one. Without a GPU the same tests run on processors, with two logical devices: that shows
-that the tests run, and nothing of GPUs.
+It prints as it runs, so that a run that is cut off has shown something. Tests that remain
+after ``MINUTES`` are skipped. Tests for several GPUs are skipped by name if there is one.
+Without a GPU the same tests run on processors, with two logical devices: that shows only
+that the tests run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.training.unedited import test_loop_programs as loop_programs
 pytestmark = launch.STARTS_RANKS
 
 GPUS = len(granted())
-COUNT = GPUS or 2  # devices, which are pretended where there is none
+COUNT = GPUS or 2  # devices; logical ones if there is no GPU
 MINUTES = float(os.environ.get("MINUTES", "8"))
 BEGAN = time.monotonic()
 HERE = "tests/gpu"
@@ -39,7 +39,7 @@ SETTINGS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     launch.ON_GPU: "1",
 }
-#: Of earlier runs on one GPU: two that no reading explains, then those that were corrected.
+#: Faults of earlier runs on one GPU: two without an explanation, then corrected ones.
 UNEXPLAINED = ["segmentation", "generator_input"]
 FAULTS = [
     *("lstm_masking", "language_model", "text_classification"),
@@ -50,7 +50,7 @@ several = pytest.mark.skipif(GPUS == 1, reason="wants two GPUs or more; here is 
 
 @pytest.fixture(autouse=True)
 def in_time(request, monkeypatch):
-    """Says when each begins and how long it took; skips what comes too late."""
+    """Print when each begins and how long it took; skip tests that begin too late."""
     if left() < 10:
         pytest.skip(f"the {MINUTES:g} minutes were over")
     start = launch.run
@@ -66,15 +66,15 @@ def in_time(request, monkeypatch):
 
 
 def left() -> float:
-    """Seconds."""
+    """Return the remaining seconds."""
     return 60 * MINUTES - (time.monotonic() - BEGAN)
 
 
 def run(words: list[str], shown: str = ".", **variables: str) -> str:
-    """Runs Python with these words; prints and returns what it printed.
+    """Run Python with these words; print and return its output.
 
     Args:
-        shown: Which lines it prints; where the run fails, the last of all.
+        shown: Pattern of the lines to print; if the run fails, the last lines are printed.
     """
     env = launch.environment(**variables)
     code, printed = launch.run([sys.executable, *words], env, 60 * MINUTES)
@@ -114,7 +114,7 @@ def test_tensorflow_sees_the_gpus_that_the_driver_has():
 
 
 def compared(names: list[str], folder, *options: str) -> None:
-    """Programs on two ranks of one GPU, beside stock Keras, which trains meanwhile."""
+    """Compare programs on two ranks of one GPU with stock Keras, which trains in parallel."""
     precision, stock, ours = "float64", folder / "stock", folder / "ours"
     stock.mkdir()
     ours.mkdir()
@@ -137,7 +137,7 @@ def compared(names: list[str], folder, *options: str) -> None:
 
 
 def test_unexplained_programs(tmp_path):
-    """How far two trainings by stock Keras are apart says what can be asked of ranks."""
+    """The distance between two trainings by stock Keras limits the test of ranks."""
     device("noise", *UNEXPLAINED, shown="^stock")
     compared(UNEXPLAINED, tmp_path)
 
@@ -154,7 +154,7 @@ def test_programs_that_showed_faults(tmp_path):
 
 
 def test_rules_of_the_partition():
-    """Each family, also on replicas without rows; a few where nothing is new."""
+    """All rules run on GPUs, also with replicas without rows; a few run elsewhere."""
     words = ["tests/training/partition"] if GPUS else [FEW_RULES]
     workers = ["-n", str(min(6, os.cpu_count() or 1))] if GPUS else []
 
@@ -174,7 +174,7 @@ def test_draws_have_the_order_of_the_host():
 
 
 def test_orders_of_sums(tmp_path):
-    """Operations that give ranks other bits are those that are made for all at one place."""
+    """Operations whose bits differ between ranks are those that one rank computes for all."""
     files = [tmp_path / str(rank) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda file: device("orders", str(file)), files))
@@ -221,7 +221,7 @@ BACKENDS = [("native", 2), ("mpi", 2), ("horovod", 2), ("tf-multiworker", 2)]
 
 
 def trained(backend: str, ranks: int, path, *more: str) -> dict:
-    """The summary of a training of the built-in CNN."""
+    """Return the summary of a training of the built-in CNN."""
     file = path / f"{backend}.json"
     options = ["--model", "cnn", "--steps", "30", "--seed", "1", "--json", str(file)]
     words = ["train.py", "--backend", backend, *options, *more]
@@ -254,7 +254,7 @@ def test_memory():
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet50"] if GPUS else ["mlp"])
 def test_a_step_beside_that_of_stock_keras(model):
-    """Stock Keras with ``jit_compile`` is what it does by default on a GPU."""
+    """Stock Keras uses ``jit_compile`` by default on a GPU."""
     words = ["benchmarks/fit_overhead.py", model, "--pairs", "4"]
     for more in ([], ["--jit-compile"]) if model != "resnet50" else ([],):
         run([*words, *more], "a step|ratio|XLA")
@@ -262,7 +262,7 @@ def test_a_step_beside_that_of_stock_keras(model):
 
 @pytest.mark.parametrize("backend", ["native", "mpi"])
 def test_buckets_on_the_way_to_the_host(backend, tmp_path):
-    """One message a step, and one for each 16 MiB behind the backward pass."""
+    """One message a step is compared with one for each 16 MiB of the backward pass."""
     model = ["--model", "resnet50", "--data", "synthetic:64x64x3:10"] if GPUS else []
     for size in ([], ["--bucket-bytes", str(16 << 20)]):
         print(f"   {' '.join(size) or 'one message'}")
@@ -270,7 +270,7 @@ def test_buckets_on_the_way_to_the_host(backend, tmp_path):
 
 
 def test_the_rest_of_the_examples(tmp_path):
-    """The longest, so behind everything else that one GPU can show."""
+    """They take longest, so they run after all other tests of one GPU."""
     known = {*UNEXPLAINED, *FAULTS}
     names = [name for name in programs.NAMES if name not in known]
     compared(names if GPUS else names[:1], tmp_path)
@@ -317,7 +317,7 @@ def number(printed: str, what: str) -> float:
 
 @several
 def test_speeds_beside_stock_strategies():
-    """ResNet-50 on all GPUs: images a second, scaling, and what of NCCL is hidden."""
+    """ResNet-50 on all GPUs: images per second, scaling, and the hidden part of NCCL."""
     speeds = f"{HERE}/speeds.py"
     alone = number(run([speeds, "ours", "single"]), "images/s")
     stock = number(run([speeds, "mirrored", "1"]), "images/s")
@@ -348,7 +348,7 @@ def test_speeds_beside_stock_strategies():
 
 
 def by_workers(speeds: str) -> str:
-    """A process for each device, as TensorFlow's own launcher would set them up."""
+    """Run a process on each device, as TensorFlow's launcher does; return the output."""
     ports = [free_port() for _ in range(COUNT)]
     workers = [f"localhost:{port}" for port in ports]
 

@@ -2,9 +2,9 @@
 
     python -m tests.horovod_conformance CHECKOUT [--only NAME] [--horovod]
 
-CHECKOUT is a clone of Horovod 0.28.1. Its tests need ``pip install mock parameterized``,
-and with --horovod everything runs on Horovod itself as well (make horovod): then a
-failure is expected where Horovod fails, too; otherwise, where it was known to.
+CHECKOUT is a clone of Horovod 0.28.1. Its tests need ``pip install mock parameterized``. With
+--horovod everything runs on Horovod itself as well (make horovod): then a failure is expected
+if Horovod fails, too; otherwise, if Horovod was known to fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.horovod_conformance import examples, port, signatures, suites
 from tests.horovod_conformance.launch import HOROVOD, JOBS, ROOT, Job
 
 TABLE = ROOT / "tests/collective/horovod_signatures.txt"
-# What fails on Horovod itself with Keras 3, and why.
+# Tests that fail on Horovod itself with Keras 3, and the reasons.
 KNOWN = {
     "test_grad_aggregation_with_inf_grad": "optimizer._compute_gradients is Keras 2's",
     "test_gradient_aggregation_0": "the same",
@@ -31,7 +31,7 @@ KNOWN = {
     "test_legacy_optimizer": "Keras 3 has no legacy optimizers",
     "test_horovod_reducescatter_grad_cpu_process_sets": "float16: 0 is not below 1e-8",
 }
-# Where this project does more, and a test wants an error.
+# Tests that expect an error for a feature that this project has.
 BEYOND = {
     "test_horovod_allreduce_indexed_slices_prescale_postscale_error": (
         "sparse tensors can be scaled here"
@@ -40,7 +40,7 @@ BEYOND = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if nothing failed but what is expected to."""
+    """Return 0 if only expected failures occurred."""
     parser = argparse.ArgumentParser("python -m tests.horovod_conformance")
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--only", default="", help="suites and examples with this in")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _suite(folder: Path, checkout: Path, jobs: Sequence[Job], suite: str) -> int:
-    """Runs it in every way; returns how many tests failed that should not."""
+    """Run the suite in every way; return the number of unexpected failures."""
     bad = 0
     expected = {} if jobs[0].word == "horovod" else dict(KNOWN)
     for job in jobs:

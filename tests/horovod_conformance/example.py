@@ -1,6 +1,6 @@
 """Runs one of Horovod's examples on one rank: ``example.main()``, its file in sys.argv.
 
-Data sets that it would download are random numbers of the same shapes. At its end the
+Random numbers of the same shapes replace the data sets that it would download. At its end the
 trained weights of all ranks are compared, bit by bit.
 """
 
@@ -23,7 +23,7 @@ built: list[keras.Model] = []
 
 
 def load_data(path: str = "") -> tuple:
-    """Digits of random pixels, the same on every rank."""
+    """Return digits of random pixels, the same on every rank."""
     del path
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (2000, 28, 28), np.uint8)
@@ -32,13 +32,13 @@ def load_data(path: str = "") -> tuple:
 
 
 def main() -> None:
-    """Runs the example; see ``checked``."""
+    """Run the example; see ``checked``."""
     sys.argv = sys.argv[1:]
     checked(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
 
 def checked(run: Callable[[], Any]) -> None:
-    """Calls ``run``; prints ``same weights``, or ends with exit code 1."""
+    """Call ``run``; print ``same weights``, or end with exit code 1."""
     init = keras.Model.__init__
 
     def noted(self: keras.Model, *args: Any, **kwargs: Any) -> None:
@@ -52,9 +52,9 @@ def checked(run: Callable[[], Any]) -> None:
     run()
     hvd = importlib.import_module(f"{word}.tensorflow")
     if not hvd.is_initialized():
-        return  # it has started a job, and is none of its ranks
-    # Statistics of batch normalization are each rank's own, as in Horovod.
-    # Of models of the same size, the last: one may be made from another's configuration.
+        return  # it has started a job, and is not one of its ranks
+    # Statistics of batch normalization are each rank's own, as in Horovod. The last of
+    # several models of the same size counts: one may be made from another's configuration.
     model = max(reversed(built), key=lambda m: sum(w.size for w in m.get_weights()))
     weights = [w.numpy() for w in model.trainable_variables]
     if not weights or not all(np.isfinite(w).all() for w in weights):
@@ -67,7 +67,7 @@ def checked(run: Callable[[], Any]) -> None:
 
 
 def _slow_down(word: str) -> None:
-    """Each commit says who this is, and takes a while until no rank joins or leaves."""
+    """Have each commit report this rank, and delay it until no rank joins or leaves."""
     state = importlib.import_module(f"{word}.common.elastic").State
     hvd = importlib.import_module(f"{word}.tensorflow")
     folder = Path(os.environ["EXAMPLE_EVENTS"])

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.horovod_conformance.launch import EVENTS, Ended, Job, ended, run, started
 
-# MobileNet in place of ResNet50, small batches: minutes on two cores.
+# MobileNet instead of ResNet50, and small batches, so that two cores need minutes.
 _SMALL = ("--model", "MobileNet", "--no-cuda", "--batch-size", "2")
 _SMALL += ("--num-batches-per-iter", "2", "--num-iters", "3")
 _WARM = (*_SMALL, "--num-warmup-batches", "1")
@@ -32,7 +32,7 @@ class Example:
     Attributes:
         file: Its path below ``examples``.
         arguments: Its command line.
-        how: ``ranks`` on two ranks; ``alone`` without a launcher, as it starts its own
+        how: ``ranks`` on two ranks; ``alone`` without a launcher, because it starts its own
             job; ``grows`` from one rank to two and three, of which the last one, or with
             ``loses first`` rank 0, is killed and replaced; ``shrinks`` from two ranks to
             one.
@@ -60,19 +60,19 @@ EXAMPLES = (
     Example("keras/keras_mnist.py"),
     Example("keras/keras_mnist_advanced.py", ("--epochs", "3")),
     Example("keras/keras_imagenet_resnet50.py", (*_IMAGES, "1")),
-    Example("keras/keras_imagenet_resnet50.py", (*_IMAGES, "2")),  # from epoch 1
+    Example("keras/keras_imagenet_resnet50.py", (*_IMAGES, "2")),  # it trains from epoch 1
     Example(f"{_ELASTIC}tensorflow2_keras_mnist_elastic.py", (), "grows"),
     Example(f"{_ELASTIC}tensorflow2_keras_mnist_elastic.py", (), "grows, loses first"),
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", (), "grows"),
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", (), "grows, loses first"),
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", ("2", "1", "2", "localhost:2"), "alone"),
-    # It reduces gradients before it has state, which nobody meets in a newcomer.
+    # It reduces gradients before it has state; a newcomer does this alone.
     Example(f"{_ELASTIC}tensorflow2_synthetic_benchmark_elastic.py", _WARM, "shrinks"),
 )  # fmt: skip
 
 
 def result(copy: Path, job: Job, example: Example) -> tuple[str, str]:
-    """Runs it; how it ended, and what it printed last where that was no success."""
+    """Run it; return its outcome, and its last lines after a failure."""
     folder = (copy / "examples" / example.file).parent
     if "imagenet" in example.file:
         _draw(folder)
@@ -102,7 +102,7 @@ def _elastic(
     job: Job,
     path: list[str],
 ) -> Ended:
-    """From ``first`` to ``most`` ranks, one by one; then rank ``victim`` is killed.
+    """Grow from ``first`` to ``most`` ranks, one by one; then kill rank ``victim``.
 
     It is replaced, unless there were never more ranks than at first.
     """
@@ -117,7 +117,7 @@ def _elastic(
         part.rename(slots)
 
     def ranks(number: int, without: int = 0) -> dict[int, int]:
-        """Process ids by rank, once so many work together."""
+        """Return process ids by rank, once so many work together."""
         until = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < until and process.poll() is None:
             found = {
@@ -168,7 +168,7 @@ def _lives(pid: int) -> bool:
 
 
 def _draw(folder: Path) -> None:
-    """A few random pictures in place of ImageNet's, of a thousand classes."""
+    """Write a few random pictures in place of ImageNet's, of a thousand classes."""
     random = np.random.default_rng(0)
     for kind in ("train", "val"):
         for number in range(1000):

@@ -1,4 +1,4 @@
-"""How jobs are started here, and on Horovod itself."""
+"""Starts jobs here, and on Horovod itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1200
-# What example.py reads in each rank.
+# Variables that example.py reads in each rank.
 WORD, EVENTS = "EXAMPLE_WORD", "EXAMPLE_EVENTS"
 
 
@@ -22,7 +22,7 @@ class Job:
     """A way to start two ranks.
 
     Attributes:
-        name: As the table has it.
+        name: Its name in the table.
         word: ``collective``, or ``horovod`` for Horovod itself.
         words: The command line before the program.
     """
@@ -33,7 +33,7 @@ class Job:
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """The same without a number of ranks."""
+        """Return the launcher without a number of ranks."""
         return self.words[: self.words.index("-np")]
 
 
@@ -55,7 +55,7 @@ class Ended:
 
     Attributes:
         code: Its exit code; None if it did not end in time, and was killed.
-        stdout, stderr: What it printed.
+        stdout, stderr: Its output.
     """
 
     code: int | None
@@ -64,7 +64,7 @@ class Ended:
 
     @property
     def tail(self) -> str:
-        """What it printed last."""
+        """Return its last lines."""
         late = "" if self.code is not None else f"no end within {SECONDS} s\n"
         return late + "\n".join((self.stdout + self.stderr).splitlines()[-12:])
 
@@ -77,7 +77,7 @@ def started(
     path: list[str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A job in a process group of its own, which is killed at the end."""
+    """Start a job in a process group of its own, which is killed at the end."""
     own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     environment = {
         **os.environ,
@@ -111,13 +111,13 @@ def started(
 def run(
     command: list[str], folder: Path, job: Job, path: list[str] | None = None
 ) -> Ended:
-    """Starts a job, and waits for its end."""
+    """Start a job, and wait for its end."""
     with started(command, folder, job, path) as process:
         return ended(process)
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Waits for the end of a job."""
+    """Wait for the end of a job."""
     try:
         stdout, stderr = process.communicate(timeout=SECONDS)
         return Ended(process.returncode, stdout, stderr)

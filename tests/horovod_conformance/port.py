@@ -1,6 +1,6 @@
 """A copy of parts of a Horovod checkout in which the word is replaced.
 
-The copy is in a temporary folder: nothing of Horovod's comes into this repository.
+The copy is in a temporary folder: no code of Horovod enters this repository.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 
 _WORD = re.compile(r"\bhorovod\b")
-# The tests' own tools use parts of Horovod's launcher: those are left.
+# The tests' own tools use parts of Horovod's launcher: those stay.
 _WORD_IN_TESTS = re.compile(r"\bhorovod\b(?!\.runner\.(common|util))")
 
-# What Keras 3 forces: arguments that have gone or are new, and variables without ref().
+# Changes for Keras 3: removed and new arguments, and variables without ref().
 _KERAS_3 = (
     (r"\blr=", "learning_rate="),
     (r"\boptimizer\.lr\b", "optimizer.learning_rate"),
@@ -36,11 +36,11 @@ _KERAS_3 = (
     (r"from keras\.preprocessing(.*) import (image\b|ImageDataGenerator)",
      r"from tensorflow.keras.preprocessing\1 import \2"),
 )  # fmt: skip
-# What TensorFlow 2 forces: sessions have gone.
+# Changes for TensorFlow 2: it has no sessions.
 _TENSORFLOW_2 = (
     (r"config = tf\.ConfigProto\(\)\n(config\..*\n)*K\.set_session\(.*\n", ""),
 )
-# No downloads, and steps for seconds: the examples were written for GPUs.
+# No downloads, and only seconds of steps: the examples were written for GPUs.
 _SHORTER = (
     (r"tf\.keras\.datasets\.mnist\.load_data", '__import__("example").load_data'),
     (r"from keras\.datasets import mnist", "import example as mnist"),
@@ -52,7 +52,7 @@ _SHORTER = (
     (r"shuffle\(10000\)", "shuffle(2000)"),
 )  # fmt: skip
 
-# Names that are no interface, but that Horovod's tests import.
+# Names that are not an interface, but that Horovod's tests import.
 _CONFTEST = """
 import tensorflow as tf
 import collective.tensorflow as hvd
@@ -65,10 +65,10 @@ hvd.util = collective.tensorflow.util
 
 
 def copy(checkout: Path, target: Path, word: str) -> None:
-    """Copies ``test/`` and ``examples/``, each word ``horovod`` as ``word``.
+    """Copy ``test/`` and ``examples/``, with ``word`` for each word ``horovod``.
 
     Raises:
-        FileNotFoundError: The checkout is none of Horovod.
+        FileNotFoundError: The folder is not a checkout of Horovod.
     """
     for folder in ("test", "examples"):
         shutil.copytree(checkout / folder, target / folder)

@@ -25,19 +25,19 @@ MODULES = {
     "common/util.py": "collective.common.util",
     "runner/__init__.py": "collective.runner",
 }
-# About Horovod's own extension, or its driver: not the interface of a script.
+# Functions of Horovod's own extension or driver, which scripts do not call.
 INTERNAL = {
     "check_installed_version",
     "get_average_backwards_compatibility_fun",
     "get_ext_suffix",
     "get_extension_full_path",
     "run_fn",
-    "init",  # mpi_ops takes *args, and hands them on
+    "init",  # mpi_ops takes *args, and passes them on
 }
 
 
 def read(checkout: Path) -> Iterator[str]:
-    """A line for each function: module here, name, parameters with defaults."""
+    """Yield a line for each function: our module, name, parameters with defaults."""
     for file, module in MODULES.items():
         tree = ast.parse((checkout / "horovod" / file).read_text())
         for name, function in _functions(tree.body):

@@ -1,4 +1,4 @@
-"""Horovod's test files on two ranks: which tests fail."""
+"""Runs Horovod's test files on two ranks, and finds the tests that fail."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", report, name]))
 
 @dataclasses.dataclass
 class Outcome:
-    """What two ranks made of a test file.
+    """The outcome of a test file on two ranks.
 
     Attributes:
-        summary: How many tests passed, failed and were skipped, as on the worse rank.
+        summary: Numbers of passed, failed and skipped tests, on the worse rank.
         failed: The message of each test that failed on any rank.
     """
 
@@ -40,13 +40,13 @@ class Outcome:
 
 
 def outcome(copy: Path, checkout: Path, job: Job, suite: str) -> Outcome:
-    """Runs a test file of the copy; a rank without a report is a failure of its own."""
+    """Run a test file of the copy; a rank without a report counts as a failure."""
     folder = copy / "test/parallel"
     reports = copy / "reports" / job.name
     reports.mkdir(parents=True, exist_ok=True)
     path = [str(folder), str(copy / "test/utils")]
     if job.word != "horovod":
-        path.append(str(checkout))  # the launcher's parts that the tests use
+        path.append(str(checkout))  # the tests use parts of the launcher
     command = [sys.executable, "-c", _PYTEST, suite, str(reports)]
     ended = run([*job.words, *command], folder, job, path)
     failed: dict[str, str] = {}

@@ -21,6 +21,6 @@ def permitted() -> None:
 
 @pytest.fixture(scope="session")
 def hosts(permitted) -> Iterator[lab.Lab]:
-    """Four hosts; a job may use fewer."""
+    """Make four hosts; a job may use fewer."""
     with lab.hosts(4, "10gbit") as made:
         yield made

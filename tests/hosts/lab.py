@@ -1,9 +1,8 @@
 """A few hosts on one machine, joined by links of a given speed.
 
-A host is a network namespace with a host name of its own; a switch joins them in a
-namespace of its own, so that nothing of it is seen outside. Processes start on it by
-``mpirun``, which reaches them through an agent instead of ssh. Needs root and
-iproute2. Also a command::
+A host is a network namespace with a host name of its own. A switch in a namespace of its own
+joins them, so that nothing of them is visible outside. ``mpirun`` starts processes on a host
+through an agent instead of ssh. Root and iproute2 are required. It is also a command::
 
     python -m tests.hosts.lab --hosts 2 --slots 1 --rate 10gbit python program.py
 """
@@ -31,12 +30,12 @@ from tests.hosts.switch import Switch
 PREFIX = "collective-"
 NETWORK = "10.77.0"
 
-SECOND = "10.79.0"  # where hosts have a second network
+SECOND = "10.79.0"  # the second network of hosts
 _labs = itertools.count()
 
 
 def why_not() -> str:
-    """Why hosts cannot be made here; empty where they can."""
+    """Return why hosts are impossible here; empty if they are possible."""
     if os.geteuid() != 0:
         return "hosts are network namespaces: only root may make them"
     for program in ("ip", "tc"):
@@ -52,14 +51,14 @@ def why_not() -> str:
 
 
 class Lab:
-    """Hosts that are there.
+    """Existing hosts.
 
     Args:
-        count: How many.
-        rate: What each may send; None for no limit.
-        folder: Where the agent and host files are written.
-        prefix: Of the names of their namespaces.
-        switch: The program that joins them; None where the kernel does.
+        count: Number of hosts.
+        rate: The send rate of each; None for no limit.
+        folder: Folder for the agent and the host files.
+        prefix: Prefix of the names of their namespaces.
+        switch: The program that joins them; None if the kernel does.
     """
 
     def __init__(
@@ -91,21 +90,21 @@ class Lab:
         self.agent.chmod(0o755)
 
     def name(self, host: int | str) -> str:
-        """The network namespace of a host, numbered from 1."""
+        """Return the network namespace of a host, numbered from 1."""
         return f"{self.prefix}{host}"
 
     def on(self, host: int, command: list[str]) -> list[str]:
-        """The command that runs another on one host, numbered from 1."""
+        """Return the command that runs another on one host, numbered from 1."""
         return [str(self.agent), f"{NETWORK}.{host}", shlex.join(command)]
 
     def ours(self, module: str, *words: str, agent: Path | None = None) -> list[str]:
-        """The command that runs our launcher or doctor on the first host."""
+        """Return the command that runs our launcher or doctor on the first host."""
         reach = ["--remote-shell", str(agent or self.agent)]
         start = [sys.executable, "-m", module, *reach, "--network-interfaces", "eth0"]
         return self.on(1, [*start, *words])
 
     def agent_with(self, host: int, modules: Path) -> Path:
-        """An agent under which one host finds a folder of Python's modules first."""
+        """Return an agent with which one host finds a folder of Python's modules first."""
         agent = modules / "agent"
         agent.write_text(
             f'#!/bin/bash\n[[ $1 = *.{host} ]] || exec {self.agent} "$@"\n'
@@ -117,7 +116,7 @@ class Lab:
 
     @contextlib.contextmanager
     def names(self, pattern: str) -> Iterator[None]:
-        """Gives the hosts other names for a while; ``$host`` stands for the number."""
+        """Give the hosts other names for a while; ``$host`` stands for the number."""
         before = self.agent.read_text()
         self.agent.write_text(
             before.replace("hostname lab$host", f"hostname {pattern}")
@@ -128,7 +127,7 @@ class Lab:
             self.agent.write_text(before)
 
     def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
-        """The command that starts ranks, ``slots[i]`` of them on host i + 1.
+        """Return the command that starts ranks, ``slots[i]`` of them on host i + 1.
 
         Args:
             slots: Ranks for each host, at least one.
@@ -146,13 +145,13 @@ class Lab:
             *["--prtemca", "plm_ssh_agent", str(self.agent)],
             *["--prtemca", "oob_tcp_if_include", network],
             *["--mca", "btl_tcp_if_include", network, "--mca", "pml", "ob1"],
-            # Each host believes that it has all the cores.
+            # Each host sees all the cores.
             *["--mca", "mpi_yield_when_idle", "1"],
         ]
         return self.on(1, [mpirun, *options, *more, *command])
 
     def mpi_variables(self, slots: list[int]) -> dict[str, str]:
-        """With these, ``mpirun --hostfile $HOSTFILE`` on a host reaches all hosts."""
+        """Return variables for ``mpirun --hostfile $HOSTFILE`` on a host to reach all."""
         file = self.folder / "hosts"
         file.write_text(
             "".join(f"{NETWORK}.{i} slots={n}\n" for i, n in enumerate(slots, 1))
@@ -169,9 +168,9 @@ class Lab:
 
     @contextlib.contextmanager
     def cut(self, host: int) -> Iterator[None]:
-        """Cuts a host's link, so that nobody hears of it; the agent still reaches it.
+        """Cut a host's link, so that no host receives from it; the agent still reaches it.
 
-        Afterwards it is heard again: the hosts have forgotten that it was silent.
+        Afterwards the link works again: the hosts have forgotten that it was silent.
         """
         port = ["ip", "-n", self.name("switch"), "link", "set", f"port{host}"]
         _run(*port, "down")
@@ -186,7 +185,7 @@ class Lab:
                 time.sleep(0.1)
 
     def _hears(self, host: int) -> bool:
-        """Whether the first of the other hosts refuses what this one sends it."""
+        """Return whether the first of the other hosts refuses a packet of this one."""
         other = f"{NETWORK}.{2 if host == 1 else 1}"
         program = (
             "import errno, socket, sys; s = socket.socket(); s.settimeout(2);"
@@ -197,7 +196,7 @@ class Lab:
 
     @contextlib.contextmanager
     def at(self, rate: str) -> Iterator[None]:
-        """Has every host send at another rate for a while, in the words of ``tc``."""
+        """Have every host send at another rate for a while, in the syntax of ``tc``."""
         names = [self.name(i) for i in range(1, self.count + 1)]
         before = self.rate
         for name in names:
@@ -209,16 +208,16 @@ class Lab:
                 _shape(name, before)
 
     def processes(self) -> list[int]:
-        """What runs on the hosts."""
+        """Return the processes on the hosts."""
         numbers = range(1, self.count + 1)
         return [p for number in numbers for p in self.processes_of(number)]
 
     def processes_of(self, host: int) -> list[int]:
-        """What runs on one host, numbered from 1."""
+        """Return the processes on one host, numbered from 1."""
         return _processes(self.name(host))
 
     def end_all(self) -> None:
-        """Kills what runs on the hosts."""
+        """Kill the processes on the hosts."""
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -228,21 +227,21 @@ class Lab:
 def hosts(
     count: int, rate: str | None = None, *, bad: bool = False, second: bool = False
 ) -> Iterator[Lab]:
-    """Makes hosts, and removes them and all that runs on them at the end.
+    """Make hosts, and remove them and all their processes at the end.
 
     Args:
-        count: How many.
-        rate: What each may send, in the words of ``tc``: ``1gbit``. None: no limit.
-        bad: Whether a program joins them, which can be set to be a bad network
-            (``Lab.switch``); it has no rates.
-        second: Whether each has an address in a second network, ``eth1``, that joins
-            nothing.
+        count: Number of hosts.
+        rate: The send rate of each, in the syntax of ``tc``: ``1gbit``. None: no limit.
+        bad: Whether the program ``Lab.switch`` joins them, which can act as a bad network;
+            it has no rates.
+        second: Whether each has an address in a second network, ``eth1``, which joins
+            no hosts.
 
     Raises:
-        subprocess.CalledProcessError: Where namespaces are not permitted.
+        subprocess.CalledProcessError: If namespaces are not permitted.
     """
     _remove_forgotten()
-    prefix = f"{PREFIX}{os.getpid()}-{next(_labs)}-"  # of the namespaces
+    prefix = f"{PREFIX}{os.getpid()}-{next(_labs)}-"  # of the namespaces' names
     switch = prefix + "switch"
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as folder,
@@ -323,7 +322,7 @@ def _remove(name: str) -> None:
 
 
 def _remove_forgotten() -> None:
-    """Removes the hosts of a process that was killed before it could."""
+    """Remove the hosts of a process that was killed before it could do so."""
     for name in _namespaces():
         owner = re.match(rf"{PREFIX}(\d+)-", name)
         if owner and not Path("/proc", owner[1]).exists():
@@ -331,7 +330,7 @@ def _remove_forgotten() -> None:
 
 
 def main() -> int:
-    """Runs a command on all slots of some hosts."""
+    """Run a command on all slots of some hosts."""
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.lab")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--slots", type=int, default=1, help="ranks on each host")

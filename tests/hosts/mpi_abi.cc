@@ -1,5 +1,5 @@
-// Whether network/mpi_abi.h says what an MPI's own header says. test_mpis.py
-// compiles this with each: -DABI=OpenMpi -DHEADER='<mpi.h>'. 0: it does.
+// Checks whether network/mpi_abi.h agrees with an MPI's own header. test_mpis.py
+// compiles this with each: -DABI=OpenMpi -DHEADER='<mpi.h>'. It returns 0 if so.
 #include "network/mpi_abi.h"
 
 #include HEADER

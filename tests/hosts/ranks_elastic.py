@@ -1,7 +1,7 @@
-"""An elastic function whose ranks change in its third batch, as two tests want it.
+"""An elastic function whose ranks change in its third batch, for two tests.
 
-    ranks_elastic.py leave RANK...       these are asked to end
-    ranks_elastic.py renew FOLDER HOSTS  the job is to go on on these hosts
+    ranks_elastic.py leave RANK...       these ranks are asked to end
+    ranks_elastic.py renew FOLDER HOSTS  the job continues on these hosts
 
 Each rank prints its sum, the number of ranks in each batch, and its own number.
 """

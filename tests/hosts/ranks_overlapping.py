@@ -1,14 +1,13 @@
-"""A training beside which the next generation is prepared; run by ``test_growing``.
+"""A training during which the next generation is prepared; run by ``test_growing``.
 
     ranks_overlapping.py MODE FOLDER HOSTS
 
 After a few steps rank 0 has the discovery script print HOSTS, and trains on, slowly.
 
-``hands over``: it waits with the last steps until it is asked to end. ``fails``: rank 1 of
-the next generation exits while it is prepared, each time; the training ends when that
-has happened twice. ``ends first``: it ends while the next generation is prepared.
-``killed``: rank 1 of the present generation kills itself meanwhile. ``stays``: it trains
-until it gets SIGTERM.
+``hands over``: it delays the last steps until it is asked to end. ``fails``: rank 1 of the next
+generation exits during its preparation, each time; the training ends after this has happened
+twice. ``ends first``: it ends while the next generation is prepared. ``killed``: rank 1 of the
+present generation kills itself in this time. ``stays``: it trains until it gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FAILURES = 2
 
 
 class Slow(keras.callbacks.Callback):
-    """Notes when each step was made, and by which generation."""
+    """Records the time and the generation of each step."""
 
     def __init__(self, mode: str, folder: Path, hosts: str):
         super().__init__()

@@ -2,9 +2,9 @@
 
     ranks_renewed.py BACKEND FOLDER HOSTS...
 
-Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script print in one
-of the rounds, after so many steps. ``kill``: rank 0 kills itself, and the other one
-waits until there is one in its place; ``leave``: likewise by SIGTERM. ``cut``: it waits for the test to cut off a host.
+In each generation, after some steps, rank 0 has the discovery script print the next of HOSTS,
+such as ``node1:1,node2:1``. ``kill``: rank 0 kills itself, and the other rank waits for its
+replacement; ``leave``: the same with SIGTERM. ``cut``: it waits for the test to cut off a host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collective.elastic import generations
 from collective.training import Checkpoint
 from tests.training.small import everything, rows, train
 
-CHANGES_AT = (5, 12)  # the second: at the end of an epoch
+CHANGES_AT = (5, 12)  # the second is at the end of an epoch
 KILLED_AT, STEPS = 5, 20
 
 
@@ -66,7 +66,7 @@ def main(name: str, folder: str, *hosts: str) -> None:
 
 
 def train_and_note(backend, folder: Path, callback: keras.callbacks.Callback) -> None:
-    """Trains with checkpoints and a ledger; rank 0 writes what it led to."""
+    """Train with checkpoints and a ledger; rank 0 writes the result."""
     result = train(
         backend,
         steps=STEPS,

@@ -1,7 +1,7 @@
 """A switch between hosts that loses, delays and drops frames, as bad networks do.
 
-A program in place of the kernel's bridge: the kernel's own means for this (netem) are not
-built into every kernel. Each host has a TAP device; a thread passes frames on.
+This program replaces the kernel's bridge, because not every kernel has the means for this
+(netem). Each host has a TAP device; a thread passes frames on.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _IDLE_SECONDS = 0.05
 
 
 def why_not() -> str:
-    """Why there can be no such switch here; empty where there can."""
+    """Return why such a switch is impossible here; empty if it is possible."""
     return "" if os.access(TUN, os.R_OK | os.W_OK) else f"there is no {TUN}"
 
 
 @dataclass(frozen=True)
 class Network:
-    """How bad it is.
+    """The faults of the network.
 
     Attributes:
         loss: Fraction of the frames that are lost.
         delay: Seconds that each frame takes.
         longest: Bytes of the longest frame that passes (an MTU hole drops the others).
-        silent: Hosts, numbered from 1, from which no frame comes; they still hear.
-        deaf: Hosts to which no frame comes.
+        silent: Hosts, numbered from 1, that send no frames; they still receive.
+        deaf: Hosts that receive no frames.
     """
 
     loss: float = 0.0
@@ -61,7 +61,7 @@ class Switch:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def add(self, namespace: str) -> None:
-        """Connects the next host, whose device is ``eth0``; before ``start``."""
+        """Connect the next host, whose device is ``eth0``; before ``start``."""
         device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         name = f"lab{os.getpid()}-{len(self._devices)}"
         request = struct.pack("16sH22s", name.encode(), _IFF_TAP | _IFF_NO_PI, b"")
@@ -74,11 +74,11 @@ class Switch:
             subprocess.run(words, check=True, capture_output=True, text=True)
 
     def start(self) -> None:
-        """Passes frames on from now on."""
+        """Pass frames on from now on."""
         self._thread.start()
 
     def close(self) -> None:
-        """Removes the devices."""
+        """Remove the devices."""
         self._closed.set()
         if self._thread.ident:
             self._thread.join()
@@ -87,7 +87,7 @@ class Switch:
 
     @contextlib.contextmanager
     def at(self, **changed: object) -> Iterator[None]:
-        """Is a worse network for a while: the attributes of ``Network``."""
+        """Make the network worse for a while, by attributes of ``Network``."""
         before = self._network
         self._network = replace(before, **changed)
         try:
@@ -107,7 +107,7 @@ class Switch:
                 self._send(origin, frame)
 
     def _take(self, device: int) -> None:
-        """Takes all frames of a host."""
+        """Take all frames of a host."""
         network, origin = self._network, self._devices.index(device) + 1
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -126,5 +126,6 @@ class Switch:
     def _send(self, origin: int, frame: bytes) -> None:
         for host, device in enumerate(self._devices, 1):
             if host != origin and host not in self._network.deaf:
-                with contextlib.suppress(OSError):  # its queue is full: it is lost
+                # If the queue is full, the frame is lost.
+                with contextlib.suppress(OSError):
                     os.write(device, frame)

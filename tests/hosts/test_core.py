@@ -1,4 +1,4 @@
-"""The tests of the collectives, on hosts that only messages join."""
+"""The tests of the collectives, on hosts that only messages connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = [
 ]
 
 
-# On one host with two ranks and one with one, there is one lane only.
+# A host with two ranks and a host with one rank have only one lane.
 @pytest.mark.parametrize(
     "slots, rate", [([2, 2], "1gbit"), ([2, 1], "10gbit")], ids=["2+2", "2+1"]
 )
@@ -64,13 +64,13 @@ collective.barrier()
 
 
 def test_hierarchical_is_what_sums_across_hosts(hosts):
-    """By what the wire carries: of l ranks each, all others send l times as much."""
+    """The bytes on the wire show it: all others send l times as much, for l ranks a host."""
     command = hosts.mpirun([2, 2], [sys.executable, "-c", SENDS])
     code, printed = launch.run(command, launch.environment(), 60)
     assert code == 0, printed
     (line,) = (x for x in printed.splitlines() if x.startswith("shares "))
     sent = json.loads(line.removeprefix("shares "))
-    # 2(h-1)/h of the message, and headers; what is sent again is on top.
+    # 2(h-1)/h of the message, and headers; repeated packets are added.
     assert 0.95 < sent["auto"] < 1.5, sent
     assert 0.95 < sent["hierarchical"] < 1.5, sent
     assert sent["direct"] > 1.9, sent

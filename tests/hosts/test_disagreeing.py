@@ -9,7 +9,7 @@ import pytest
 
 from tests import launch
 
-# mpirun ends the others where one ends without MPI_Finalize.
+# mpirun ends the others if one ends without MPI_Finalize.
 AWAITS = """
 import sys, time
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_circle_of_process_sets_is_reported_on_every_rank(call, hosts, tmp_pat
 
 @pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
 def test_tensorflow_reports_different_process_sets(decorator, hosts, tmp_path):
-    """Rank 0 waits for rank 2, of the other host, which takes another set."""
+    """Rank 0 waits for rank 2, on the other host, which uses another set."""
     printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator), tmp_path)
     waits = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"
     assert printed.count(f"{waits} among ranks 0,2") >= 3, printed
@@ -93,7 +93,7 @@ def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):
 
 
 def ended(lab, script: str, folder: Path) -> str:
-    """What was printed by ranks 0 and 1 of one host and 2 of another."""
+    """Return the output of ranks 0 and 1 on one host and 2 on another."""
     variable = "COLLECTIVE_STALL_SECONDS"
     program = [sys.executable, "-c", AWAITS + script, str(folder)]
     command = lab.mpirun([2, 1], program, "-x", variable)

@@ -1,4 +1,4 @@
-"""Our doctor on several hosts: whether they reach each other, and what it finds wrong."""
+"""Our doctor on several hosts: whether they reach each other, and which errors it finds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_three_hosts_that_reach_each_other(hosts):
 
 
 def test_what_is_wrong_with_another_host(hosts, tmp_path):
-    """Its keras, its clock and its name."""
+    """The other host differs in its keras, its clock and its name."""
     other = tmp_path / "keras-0.0.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text(

@@ -31,12 +31,12 @@ ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
 
 
 def start(hosts, folder: Path, first: str, *command: str) -> str:
-    """What the job printed; it ends well, and leaves nothing where hosts keep a state."""
+    """Run a job that ends well, and leaves no kept state; return its output."""
     announce(folder, first)
     words = ["--min-np", "1", "--max-np", "3"]
     words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
     whole = hosts.ours("collective.launch", *words, sys.executable, *command)
-    with tempfile.TemporaryDirectory() as states:  # apart from other jobs' states
+    with tempfile.TemporaryDirectory() as states:  # separate from other jobs' states
         env = launch.environment(forked=True, TMPDIR=states)
         code, printed = launch.run(whole, env, 150)
         assert code == 0, printed
@@ -78,13 +78,13 @@ def undisturbed():
 @pytest.mark.parametrize(
     ("backend", "first", "then", "replicas"),
     [
-        # A host comes, another one goes.
+        # A host joins, another leaves.
         ("native", f"{ONE},{TWO}", [f"{ONE},{TWO},{THREE}", f"{ONE},{THREE}"], [2, 3, 2]),
-        # From this host alone to two, and the one that has begun goes.
+        # The job grows from this host to two, and then this host leaves.
         ("native", f"{ONE}", [f"{ONE},{TWO}", TWO], [1, 2, 1]),
-        # Rank 0 dies; another one is started in its place.
+        # Rank 0 dies; a new rank replaces it.
         ("mpi", f"{ONE},{TWO}", ["kill"], [2, 1, 2]),
-        # It leaves when it is asked to.
+        # It leaves on request.
         ("native", f"{ONE},{TWO}", ["leave"], [2, 1, 2]),
     ],
     ids=["comes and goes", "all others", "killed", "left"],
@@ -105,7 +105,7 @@ def test_hosts_come_and_go(
 
 
 def made(folder: Path) -> list[tuple[int, int]]:
-    """Each step that was made: its number, and the generation."""
+    """Return number and generation of each step."""
     lines = (folder / "steps").read_text().splitlines()
     return [(int(step), int(generation)) for step, generation in map(str.split, lines)]
 
@@ -131,7 +131,7 @@ def test_the_job_trains_while_the_next_generation_starts(
 
 
 def test_a_rank_dies_while_the_next_generation_starts(hosts, undisturbed, tmp_path):
-    """The others continue; the next generation has its place again."""
+    """The others continue; the next generation fills its place."""
     first = f"{ONE},{TWO}"
     command = OVERLAPPING, "killed", str(tmp_path), f"{first},{THREE}"
     printed = start(hosts, tmp_path, first, *command)

@@ -26,7 +26,7 @@ if detect().rank == 2:
     raise RuntimeError("on the second host")
 time.sleep(1000)
 """
-# What srun --mpi=pmix sets; mpirun's own variables are gone, its PMIx server is there.
+# Variables of srun --mpi=pmix: without mpirun's own, but with its PMIx server.
 BY_SRUN = """
 export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK
 export SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=2,1
@@ -56,7 +56,7 @@ def test_ranks_on_two_hosts_sum(hosts):
     assert code == 0, printed
     for rank, place in enumerate(("2 0 2", "2 0 1", "1 1 2")):
         assert f"[{rank}] sum 111.0 {place}" in printed
-    # The line of mpirun, as it can be typed.
+    # The line of mpirun, as a user can type it.
     line = next(line for line in printed.splitlines() if "mpirun -np 3" in line)
     code, printed = run(hosts.on(1, ["bash", "-c", line.partition(": ")[2]]))
     assert code == 0 and printed.count("sum 111.0") == 3, printed
@@ -72,7 +72,7 @@ def test_hosts_of_one_name_are_distinguished_or_refused(hosts):
     with hosts.names("node"):
         code, printed = run(sums)
         assert code == 1 and "both call themselves node" in printed, printed
-        # Without our launcher only MPI could know, and its ranks wait for each other.
+        # Without our launcher only MPI could notice, and its ranks wait for each other.
         rank = ["env", "COLLECTIVE_START_TIMEOUT=5", sys.executable, "-c", SUMS]
         code, printed = run(hosts.mpirun([1, 1], rank))
     # On a busy machine Open MPI may give up first, with an exit code of its own.
@@ -129,7 +129,7 @@ def test_nothing_outlives_the_launcher(number, hosts):
 
 
 def is_launcher(process: int) -> bool:
-    """Whether a process is the launcher on the first host."""
+    """Return whether a process is the launcher on the first host."""
     try:
         words = psutil.Process(process).cmdline()
         parent = psutil.Process(process).parent()

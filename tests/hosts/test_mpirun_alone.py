@@ -1,6 +1,6 @@
-"""A rank dies under an mpirun of the user's own: no rank stays behind.
+"""A rank dies under an mpirun of the user's own: no rank stays.
 
-What our launcher promises then, and for hosts that fail, is in tests/faults.
+tests/faults has the promises of our launcher for this, and for hosts that fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from tests import launch
 
-SECONDS = 240  # the machine may be busy
+SECONDS = 240  # because the machine may be busy
 LOOP = """
 import os, sys
 import numpy as np
@@ -44,7 +44,7 @@ except collective.PeerLost as error:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(hosts) -> Iterator[None]:
-    """No process lives on any host after a test."""
+    """Check that no process lives on any host after a test."""
     yield
     left = _eventually_none(hosts.processes)
     hosts.end_all()
@@ -53,7 +53,7 @@ def nothing_is_left(hosts) -> Iterator[None]:
 
 @dataclass
 class Running:
-    """A job at work: its processes by rank, and what it has printed."""
+    """A running job: its processes by rank, and its output."""
 
     job: subprocess.Popen
     printed: Path
@@ -66,7 +66,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(command: list[str], tmp_path: Path) -> Iterator[Running]:
-    """Starts four ranks, and has them sum for a moment."""
+    """Start four ranks, and have them sum for a moment."""
     printed = tmp_path / "printed"
     with printed.open("w") as file:
         job = subprocess.Popen(
@@ -97,22 +97,20 @@ def running(command: list[str], tmp_path: Path) -> Iterator[Running]:
 
 @pytest.mark.parametrize("more", [[], ["--with-ft", "ulfm"]], ids=["plain", "ulfm"])
 def test_mpirun_alone_leaves_no_rank(more, hosts, tmp_path):
-    """By mpirun; and where mpirun lets the others live, by themselves."""
+    """mpirun ends the ranks, or, if mpirun lets the others live, they end themselves."""
     command = hosts.mpirun([2, 2], [sys.executable, "-c", LOOP], *more)
     with running(command, tmp_path) as its:
         os.kill(its.ranks[3], signal.SIGKILL)
         left = _eventually_none(lambda: [p for p in its.ranks.values() if _lives(p)])
         assert left == [], its.text
-        # In 2 of 30 jobs the mpirun of Open MPI 5.0.11 itself stayed behind: a daemon
-        # of its own had not heard that they were gone. Our launcher then ends it.
+        # In 2 of 30 jobs the mpirun of Open MPI 5.0.11 itself stayed: one of its daemons
+        # had not noticed that the ranks had ended. Our launcher then ends it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             assert its.job.wait(5), its.text
         hosts.end_all()
-    if (
-        more
-    ):  # MPI says it, or the rank of the same host, which reports it to the others
+    if more:  # MPI reports it, or a rank of the same host does
         died = rf"rank 3 (\(process {its.ranks[3]}\) )?died|connection to rank 3:"
-        # Not all come to speak: mpirun ends the rest when the first has ended.
+        # Not all ranks print it, because mpirun ends the rest after the first end.
         found = re.findall(r"<rank \d lost: (.*)", its.text)
         assert found and all(re.search(died, one) for one in found), its.text
 
@@ -125,7 +123,7 @@ def _lives(process: int) -> bool:
 
 
 def _eventually_none(look) -> list[str]:
-    """The command lines of processes that are there for longer than a while."""
+    """Return the command lines of processes that stay longer than a while."""
     deadline = time.monotonic() + SECONDS / 2
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.1)

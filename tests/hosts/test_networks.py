@@ -1,4 +1,4 @@
-"""Networks that are bad, lead nowhere, or are not to be used."""
+"""Networks that are bad, lead nowhere, or must not be used."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ while sys.argv[2:] and not os.path.exists(sys.argv[2]):
 
 
 def start(hosts: lab.Lab, *options: str, steps: int, until: str = "", **variables: str):
-    """A job of two ranks on two hosts, without a network that it may use.
+    """Start a job of two ranks on two hosts, without a network that it may use.
 
-    It ends after so many steps; and not before the file ``until`` is there.
+    It ends after so many steps, but not before the file ``until`` exists.
     """
     words = [sys.executable, "-m", "collective.launch"]
     words += ["--remote-shell", str(hosts.agent), *options, *TWO]
@@ -51,7 +51,7 @@ def start(hosts: lab.Lab, *options: str, steps: int, until: str = "", **variable
 
 
 def end(job: subprocess.Popen, hosts: lab.Lab, seconds: float = 360) -> tuple[int, str]:
-    """The exit code, and what was printed."""
+    """Wait for the end; return the exit code and the output."""
     try:
         printed = job.communicate(timeout=seconds)[0] if job.returncode is None else ""
     finally:
@@ -61,7 +61,7 @@ def end(job: subprocess.Popen, hosts: lab.Lab, seconds: float = 360) -> tuple[in
 
 
 def await_ranks(job: subprocess.Popen) -> None:
-    """Returns when both ranks have begun."""
+    """Return when both ranks have begun."""
     assert job.stdout is not None
     begun = 0
     while begun < 2:
@@ -99,7 +99,7 @@ def test_a_network_that_leads_nowhere_is_named(two_networks):
 
 
 def listeners(hosts: lab.Lab, host: int) -> dict[str, set[int]]:
-    """The processes of a host that listen at each IPv4 address, by their ports."""
+    """Return the processes of a host that listen at each IPv4 address, with their ports."""
     inside = ["ip", "netns", "exec", hosts.name(host), "cat", "/proc/net/tcp"]
     table = subprocess.run(inside, capture_output=True, text=True, check=True).stdout
     sockets = {}
@@ -151,7 +151,7 @@ def test_a_bad_network_only_takes_time(bad_network):
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 def test_nothing_is_left_behind_where_long_frames_are_lost(when, bad_network):
-    """As behind a router that drops them silently (an MTU hole)."""
+    """A router that drops them silently has this effect (an MTU hole)."""
     late = when == "later"
     options = [
         "--network-interfaces",

@@ -1,6 +1,6 @@
-"""Ranks on several hosts that are left of a broken job meet again.
+"""The survivors of a broken job on several hosts meet again.
 
-Trainings of which hosts or ranks are killed are in tests/faults.
+tests/faults has trainings in which hosts or ranks are killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.hosts.lab import NETWORK
     ("slots", "deaths", "left"),
     [
         ([2, 2], "3:5", [0, 1, 2]),
-        ([2, 2], "0:3 1:9", [2, 3]),  # the first host is gone
+        ([2, 2], "0:3 1:9", [2, 3]),  # the first host has failed
         ([2, 1, 1], "3:5 0:meeting 2:meeting", [1]),
     ],
     ids=["one", "a host", "all but one"],
@@ -36,7 +36,7 @@ def test_those_that_are_left_go_on(slots, deaths, left, hosts):
 
 
 def test_those_that_must_end_leave(hosts):
-    """Trainings whose ranks leave are in tests/faults, too."""
+    """tests/faults has trainings whose ranks leave, too."""
     words = ["--with-ft", "ulfm", "-x", "COLLECTIVE_MIN_NP"]
     program = [sys.executable, "tests/hosts/ranks_elastic.py", "leave", "0", "3"]
     command = hosts.mpirun([2, 2], program, *words)
@@ -57,7 +57,7 @@ collective.init()
 
 
 def test_one_that_never_came_ends_the_job(hosts):
-    """MPI cannot start without it."""
+    """MPI cannot start without that rank."""
     words = ["-H", f"{NETWORK}.1:1,{NETWORK}.2:1", "--min-np", "1"]
     command = hosts.ours("collective.launch", *words, sys.executable, "-c", ENDS_BEFORE)
     code, printed = launch.run(command, launch.environment(), 50)

@@ -1,4 +1,4 @@
-"""The same trained model on several hosts as in one process."""
+"""The trained model on several hosts equals one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests import launch
 from tests.training.cases import CASES
 
 HERE = "tests/training/test_equivalence.py"
-# Batch statistics are not compared in float32: there the order in which hosts are
-# summed is seen in the last bits, and 30 steps make more of them than the limit.
+# Batch statistics are not compared in float32: there the order of the hosts in a sum
+# changes the last bits, and 30 steps amplify this beyond the limit.
 CHOSEN = {
     "accumulate-empty-replica": ("float64", "float32"),
     "loss-scaling": ("float64", "float32"),
@@ -19,11 +19,11 @@ CHOSEN = {
 }
 OTHERS = ("test_sums_what_ranks_hold", "test_every_rank_gets_the_values_of_rank_zero")
 TESTS = [f"{name}-{precision}" for name in CHOSEN for precision in CHOSEN[name]]
-TWO, FOUR = (2, 2), (1, 1, 1, 1)  # ranks of each host
+TWO, FOUR = (2, 2), (1, 1, 1, 1)  # number of ranks on each host
 
 
 def on(backend: str, *slots: int):
-    """A parameter set; only in make test-all where native shows the same."""
+    """Return a parameter set; only for make test-all if native shows the same."""
     marks = [pytest.mark.horovod] if backend == "horovod" else []
     marks += [pytest.mark.matrix] if slots == FOUR and backend != "native" else []
     hosts = "four" if slots == FOUR else "two"

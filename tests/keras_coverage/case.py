@@ -1,4 +1,4 @@
-"""One object of Keras in a small model, and what a training of it leaves."""
+"""One object of Keras in a small model, and the results of its training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 import collective
 from collective.log import log
 
-# Batches of 5, 5 and 2 rows: of three ranks, one has none of the last.
+# Batches of 5, 5 and 2 rows: one of three ranks has no row of the last batch.
 ROWS, BATCH = 12, 5
 
 
@@ -25,8 +25,8 @@ class Case:
     Attributes:
         build: Makes the input and the output of the model.
         data: Makes ``x, y`` of so many rows.
-        loss, metrics: Make those of the output.
-        optimizer: Makes the optimizer, where it is not that of all.
+        loss, metrics: Make the losses and metrics of the output.
+        optimizer: Makes the optimizer, if it differs from the default.
         tolerance: Relative to the largest entry of each tensor, or to one.
         floatx: The precision.
     """
@@ -41,45 +41,45 @@ class Case:
 
 
 def signed(*shape: int) -> Callable[[int], np.ndarray]:
-    """Makes numbers of both signs, of so many rows."""
+    """Make numbers of both signs, of so many rows."""
     return lambda rows: np.random.default_rng(1).normal(size=(rows, *shape))
 
 
 def between(low: float, high: float, *shape: int) -> Callable[[int], np.ndarray]:
-    """Makes numbers of this range."""
+    """Make numbers in this range."""
     return lambda rows: np.random.default_rng(2).uniform(low, high, (rows, *shape))
 
 
 def below(most: int, *shape: int) -> Callable[[int], np.ndarray]:
-    """Makes whole numbers from 0 on."""
+    """Make whole numbers from 0 on."""
     return lambda rows: (
         np.random.default_rng(3).integers(0, most, (rows, *shape)).astype("int32")
     )
 
 
 def one_hot(classes: int) -> Callable[[int], np.ndarray]:
-    """Makes labels."""
+    """Make labels."""
     return lambda rows: np.eye(classes)[below(classes)(rows)]
 
 
 def _compiled(cases: Sequence[Case]) -> keras.Model:
-    """One model of all, side by side."""
+    """Return one model of all cases, in parallel."""
     pairs = [case.build() for case in cases]
     inputs, outputs = map(list, zip(*pairs, strict=True))
     model = keras.Model(inputs, outputs, name="model")
-    # Momentum, as its updates are not larger than the rounding of a gradient of zero.
+    # With SGD, the update of a gradient of zero is not larger than its rounding.
     of_all = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
     model.compile(
         optimizer=(cases[0].optimizer or of_all)(),
         loss=[case.loss() for case in cases],
         metrics=[case.metrics() for case in cases],
     )
-    model.optimizer.build(model.trainable_variables)  # else a step is traced twice
+    model.optimizer.build(model.trainable_variables)  # otherwise a step is traced twice
     return model
 
 
 class _Lines(logging.Handler):
-    """Keeps the lines of ``--explain``."""
+    """Collects the lines of ``--explain``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Lines(logging.Handler):
 def outcome(
     cases: Sequence[Case], backend: Any = None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """What training and evaluation return and leave; by stock Keras without a backend.
+    """Train and evaluate, by stock Keras without a backend; return the results.
 
     Returns:
         Arrays by name, and the lines that explain the steps.
@@ -129,11 +129,11 @@ def outcome(
 def differences(
     got: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float
 ) -> list[str]:
-    """What is further apart than the tolerance; empty when nothing is."""
+    """Return differences beyond the tolerance; empty if there are none."""
     if len(got) != len(wanted):
         return [f"{sorted(got)} is not {sorted(wanted)}"]
     found = []
-    # By order: names of a second model of a process have other numbers.
+    # By order, because the names of a process's second model have other numbers.
     for (name, reference), value in zip(wanted.items(), got.values(), strict=True):
         if reference.dtype.kind not in "fc":
             error = 0.0 if np.array_equal(value, reference) else np.inf

@@ -29,7 +29,8 @@ def _activation(name: str) -> Case:
         function = getattr(keras.activations, name)
         if name == "threshold":
             return layers.Lambda(lambda x: function(x, 0.1, 0.3))
-        if name == "glu":  # of half the width, which a layer does not expect
+        # The output of glu has half the width, which a layer does not expect.
+        if name == "glu":
             return layers.Lambda(function)
         return layers.Activation(function)
 
@@ -72,7 +73,7 @@ REGULARIZERS = {
     ]
 }
 for _name in ("OrthogonalRegularizer", "orthogonal_regularizer"):
-    # Keras computes it in float32, and has none in float64.
+    # Keras computes it only in float32.
     REGULARIZERS[_name] = replace(REGULARIZERS[_name], floatx="float32", tolerance=1e-5)
 NO_REGULARIZERS = {"Regularizer": "a base class", **_MADE_OF_NAMES}
 

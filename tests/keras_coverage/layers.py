@@ -26,12 +26,12 @@ from tests.keras_coverage.case import (
 
 Call = Callable[[Any], Any]
 
-# What layers without a shape in their name take, by the shape of a row.
+# Shapes of a row for layers without a shape in their name.
 _FEATURES = """Activation ActivityRegularization AlphaDropout BatchNormalization Dense Dropout
 ELU GaussianDropout GaussianNoise Identity LayerNormalization LeakyReLU PReLU RMSNormalization
 ReLU RepeatVector Softmax UnitNormalization Flatten"""
 _SEQUENCES = """GRU LSTM SimpleRNN Masking Permute Reshape GroupNormalization"""
-# Of which TensorFlow or Keras has no float64: these are compared in float32.
+# Layers without float64 in TensorFlow or Keras: these are compared in float32.
 _SINGLE = [
     "AdaptiveAveragePooling3D",
     "AdaptiveMaxPooling3D",
@@ -54,7 +54,7 @@ SpatialDropout UpSampling ZeroPadding ConvLSTM"""
 _MERGES = """Add Average Concatenate Dot Maximum Minimum Multiply Subtract
 add average concatenate dot maximum minimum multiply subtract"""
 
-#: What is not trained, and why.
+#: Objects that are not trained, and the reasons.
 EXCLUDED = {
     **dict.fromkeys(["Layer", "Wrapper"], "a base class, which calls nothing"),
     "InputSpec": "describes an input",
@@ -94,12 +94,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "RandomShear": {"x_factor": 0.2, "y_factor": 0.2},
     "Solarization": {"threshold_factor": 0.5, "value_range": (0, 1)},
 }
-# Of augmentations with value_range: whose images lie in it.
+# Augmentations with value_range, whose images lie in that range.
 _RANGE = (0, 1)
 
 
 def made(name: str, *words: Any, **options: Any) -> Any:
-    """A layer, with the arguments that it needs."""
+    """Return a layer, with the arguments that it needs."""
     kind = getattr(layers, name)
     options = _OPTIONS.get(name, {}) | options
     taken = list(inspect.signature(kind.__init__).parameters.values())[1:]
@@ -125,13 +125,13 @@ def case(
     dtype: str | None = None,
     before: bool = True,
 ) -> Case:
-    """A model that calls something between two layers with weights.
+    """Return a model with a call between two layers with weights.
 
     Args:
-        call: Makes what is called, anew for each model.
+        call: Makes the called object, a new one for each model.
         data: Makes the rows.
-        dtype: Of an input that is no number.
-        before: Whether a layer with weights stands in front of it.
+        dtype: The dtype of an input that is not a number.
+        before: Whether a layer with weights precedes it.
     """
 
     def build() -> tuple[Any, Any]:
@@ -146,7 +146,7 @@ def case(
 
 
 def _head(found: Any) -> Any:
-    """The outputs of the model behind whatever a layer returns."""
+    """Return the outputs of the model, given any result of a layer."""
     parts = []
     for part in keras.tree.flatten(found):
         if "int" in str(part.dtype) or "bool" in str(part.dtype):
@@ -199,7 +199,7 @@ _VOCABULARY = ["tree", "house", "river", "sky"]
 
 
 def _saved_model() -> Call:
-    """One that rank 0 has written before the others come here."""
+    """Return a saved model, which rank 0 writes before the others reach this line."""
     folder = Path(os.environ.get(launch.REFERENCE, tempfile.gettempdir()), "saved")
     if not folder.exists():
         _save(folder)
@@ -212,7 +212,7 @@ def _save(folder: Path) -> None:
 
 
 class _AugMix(layers.AugMix):
-    """Keras draws by Python's ``random`` while it traces: here the same each time."""
+    """Draws the same each time; Keras draws with Python's ``random`` while it traces."""
 
     def get_random_transformation(self, *data: Any, **options: Any) -> Any:
         random.seed(3)
@@ -348,7 +348,7 @@ def _all() -> dict[str, Case]:
     for name in _IMAGES.split():
         images = between(0, 1, 6, 6, 3)
         found[name] = case(lambda name=name: made(name), images, before=False)
-    del found["RandomCrop"]  # below
+    del found["RandomCrop"]  # it follows below
     found |= {name: _merge(name) for name in _MERGES.split()}
     found |= _explicit()
     return {

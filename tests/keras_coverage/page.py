@@ -1,4 +1,4 @@
-"""The page of results, made of what a run has found."""
+"""The page of results, made from a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LINES = (
 
 @dataclass(frozen=True)
 class _Result:
-    """What was found of an object, on all numbers of ranks."""
+    """The results of an object, on all numbers of ranks."""
 
     is_equal: bool | None  # None: it was not tried
     gathered: tuple[str, ...]
@@ -57,7 +57,7 @@ class _Result:
 
     @property
     def cells(self) -> str:
-        """The columns behind the names."""
+        """Return the columns after the names."""
         found = [
             ", ".join(f"`{t}`" for t in types) or "–"
             for types in (self.gathered, self.whole, self.drawn)
@@ -67,7 +67,7 @@ class _Result:
 
 
 def read(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was found of each object, for each number of ranks: what came last."""
+    """Return the last results of each object, for each number of ranks."""
     found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in file.read_text().splitlines():
         entry = json.loads(line)
@@ -76,7 +76,7 @@ def read(file: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def exchanged(lines: list[str]) -> bool:
-    """Whether lines of ``--explain`` name more than sums."""
+    """Return whether lines of ``--explain`` name more than sums."""
     return any(_types(lines, pattern) for pattern in _LINES)
 
 
@@ -91,15 +91,15 @@ def _result(entries: list[dict[str, Any]]) -> _Result:
 def _types(lines: list[str], pattern: str) -> tuple[str, ...]:
     found = (re.search(pattern, line) for line in lines)
     types = {t for m in found if m for t in m.group(1).split(", ")}
-    return tuple(sorted(types - {"Shape"}))  # it reads no numbers
+    return tuple(sorted(types - {"Shape"}))  # Shape does not read numbers
 
 
 def text(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The page."""
+    """Return the page."""
     results = {name: _result(found.get(name, [])) for name in CASES}
     equal = sum(result.is_equal is True for result in results.values())
     ranks = {entry["ranks"] for entries in found.values() for entry in entries}
-    for entries in found.values():  # those that every object was tried on
+    for entries in found.values():  # numbers of ranks on which every object was tried
         ranks &= {entry["ranks"] for entry in entries}
     parts = [
         _HEAD.format(
@@ -149,7 +149,7 @@ def _inverted(of: Any) -> dict[str, list[str]]:
 
 
 def _called(full: str) -> str:
-    """A name, and those in its own module that are the same object."""
+    """Return a name, and other names of its module for the same object."""
     prefix, _, name = full.rpartition(".")
     found = [other.removeprefix(f"{prefix}.") for other in ALIASES[full]]
     return f"`{name}`" + (f" ({', '.join(f'`{n}`' for n in found)})" if found else "")

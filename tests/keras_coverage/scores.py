@@ -16,7 +16,7 @@ _NAMES = dict.fromkeys(
     ["serialize", "deserialize", "get"], "writes or reads a description"
 )
 
-# By what is predicted.
+# Cases by the kind of prediction.
 _KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray], str]] = {
     "number": (lambda: layers.Dense(3, "softplus"), between(0.1, 2, 3), "mse"),
     "binary": (lambda: layers.Dense(1, "sigmoid"), below(2, 1), "binary_crossentropy"),
@@ -83,7 +83,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _with(found: Any, name: str) -> Any:
-    """A class made, a function with the arguments that it needs."""
+    """Return an instance of a class, or a function with the arguments that it needs."""
     if name in ("Mean", "Sum"):
         return _of_predictions(found)
     if isinstance(found, type):
@@ -96,7 +96,7 @@ def _with(found: Any, name: str) -> Any:
 
 
 def _of_predictions(kind: type) -> Any:
-    """A metric of one value, where a model gives labels, too."""
+    """Return a metric of one value, for a model that outputs labels, too."""
 
     class OfPredictions(kind):  # type: ignore[misc, valid-type]
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None):
@@ -121,7 +121,7 @@ def _scored(kind: str, **settings: Callable[[], Any]) -> Case:
 
 
 def _in_float32(one: Case) -> Case:
-    """Of what TensorFlow has no kernel in float64."""
+    """Return the case in float32, because TensorFlow has no kernel in float64."""
     return replace(one, floatx="float32", tolerance=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Every public object of Keras that has a part in a training."""
+"""Every public object of Keras that takes part in a training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Group:
     """The objects of a module.
 
     Attributes:
-        module: Whose public names these are.
-        cases: By name.
+        module: The module of these public names.
+        cases: Cases by name.
         excluded: The names that have no case, each with the reason.
     """
 
@@ -28,7 +28,7 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """The public names of the module."""
+        """Return the public names of the module."""
         return [name for name in dir(self.module) if not name.startswith("_")]
 
 
@@ -56,7 +56,7 @@ GROUPS = {
 
 
 def missing() -> list[str]:
-    """The public names that have neither a case nor a reason."""
+    """Return the public names that have neither a case nor a reason."""
     return [
         f"keras.{prefix}.{name}"
         for prefix, group in GROUPS.items()
@@ -66,7 +66,7 @@ def missing() -> list[str]:
 
 
 def _all() -> tuple[dict[str, Case], dict[str, list[str]]]:
-    """The cases by full name; of each the other names of the same object."""
+    """Return the cases by full name, and for each the other names of its object."""
     cases: dict[str, Case] = {}
     aliases: dict[str, list[str]] = {}
     first: dict[int, str] = {}
@@ -87,7 +87,7 @@ _KNOWN = {*CASES, *(other for found in ALIASES.values() for other in found)}
 
 
 def _grouped(most: int = 8) -> list[tuple[str, ...]]:
-    """Objects that are trained in one model: a few of a module that differ in nothing else."""
+    """Return groups of objects for one model: a few of a module that are otherwise equal."""
     found: dict[object, list[str]] = {}
     for name, case in CASES.items():
         alone = name if case.optimizer is not None else None

@@ -1,4 +1,4 @@
-"""Every public object of Keras that has a part in a training: as by stock Keras.
+"""Every public object of Keras that takes part in a training equals stock Keras.
 
 This file starts itself on ranks, where each small model is trained by Keras on rank 0 and
 by all ranks together. ``KERAS_TABLE=docs/reference/keras-coverage.md`` writes the page.
@@ -24,7 +24,7 @@ from tests.keras_coverage.table import CASES, GROUPED, missing
 from tests.training.small import on_rank_zero
 
 HERE = "tests/keras_coverage/test_keras_coverage.py"
-RESULTS = "TESTS_KERAS_RESULTS"  # where rank 0 writes what it has found
+RESULTS = "TESTS_KERAS_RESULTS"  # the file in which rank 0 writes its results
 
 
 def test_every_object_has_a_case():
@@ -35,7 +35,7 @@ def test_every_object_has_a_case():
 @pytest.mark.usefixtures("clean_keras")
 @pytest.mark.parametrize("names", GROUPED, ids=lambda names: names[0])
 def test_is_as_stock_keras(names, backends_by_name, monkeypatch):
-    """Several objects in one model, which takes less time; each alone if that says more."""
+    """Several objects share a model, which takes less time; after a failure each is alone."""
     monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
     backend = backends_by_name(os.environ[launch.BACKEND])
     found = _compared(names, backend)
@@ -52,7 +52,7 @@ def test_is_as_stock_keras(names, backends_by_name, monkeypatch):
 
 
 def _compared(names: Sequence[str], backend: Any) -> dict[str, Any]:
-    """What is apart, and the lines that explain the steps."""
+    """Return the differences, and the lines that explain the steps."""
     cases = [CASES[name] for name in names]
     wanted = on_rank_zero(backend, lambda: _stock(names))
     keras.utils.clear_session(free_memory=False)
@@ -65,12 +65,12 @@ def _compared(names: Sequence[str], backend: Any) -> dict[str, Any]:
 
 
 def _is_plain(found: dict[str, Any]) -> bool:
-    """Whether all is equal, and nothing but sums is exchanged."""
+    """Return whether all is equal, and only sums are exchanged."""
     return not found["apart"] and not page.exchanged(found["lines"])
 
 
 def _stock(names: Sequence[str]) -> dict[str, Any] | str:
-    """By Keras alone, once for all launches; what it raises, for all ranks."""
+    """Return stock Keras' results, or its error, once for all launches and ranks."""
     file = Path(
         os.environ[launch.REFERENCE], f"{'-'.join([names[0], names[-1]])}.pickle"
     )

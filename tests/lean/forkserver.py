@@ -1,16 +1,16 @@
-"""Forks ranks off a process that has imported TensorFlow and Keras already.
+"""Forks ranks off a process that has already imported TensorFlow and Keras.
 
-To import them takes two seconds of processor time, and the tests start hundreds of
-ranks. Run as a script, this file is the server: it imports them once, and forks for
-every client. ``hand_over``, called by sitecustomize.py in a rank or a script that has
-only just started, sends the server this process' program, environment and open files,
-waits for the fork to end, and ends the same way; signals to the one reach the other.
-The fork enters the hosts and the file systems of its own that the process may have. It
-ends soon, so it collects no garbage: graphs are millions of objects that live on.
+Their import takes two seconds of processor time, and the tests start hundreds of ranks. Run
+as a script, this file is the server: it imports them once, and forks for every client.
+``hand_over``, which sitecustomize.py calls in a rank or a script that has just started, sends
+the server this process' program, environment and open files, waits for the fork to end, and
+ends in the same way; signals to one of them reach the other. The fork enters the hosts and
+the file systems that the process may have of its own. It ends soon, so it does not collect
+garbage: graphs are millions of objects that stay alive.
 
-There are two servers, for even and for odd ranks: ranks that share their seed for the
-order of sets would hide a program that depends on this order. Ranks of an unedited script
-share it, and those that are started with it have one server.
+There are two servers, for even and for odd ranks: if ranks shared their seed for the order of
+sets, this would hide a program that depends on this order. Ranks of an unedited script share
+the seed, and those that are started with it have one server.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ import sys
 import time
 from collections.abc import Callable
 
-# The path of the sockets without the parity; where unset, each process imports itself.
+# The path of the sockets without the parity; if it is unset, each process imports by itself.
 VARIABLE = "COLLECTIVE_TEST_FORKSERVER"
 RANKS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
-# What TensorFlow, Keras and NumPy read when they are imported: a process that sets one
-# otherwise than the server has it imports them itself.
+# Variables that TensorFlow, Keras and NumPy read at their import. A process whose values
+# differ from the server's imports them itself.
 READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
 BUT = {"TF_CONFIG", "KERAS_HOME", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
-# Of the order of sets: that of collective.distribute, and of the server of even ranks.
+# Seeds for the order of sets: collective.distribute's, and of the server of even ranks.
 SHARED_SEED = "0"
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 FILES = 250  # a message takes 253 at most
-# Of a process: its network, the name of its host, and what is mounted.
+# Namespaces of a process: its network, its host name, and its mounts.
 NAMESPACES = ("net", "uts", "mnt")
-# It only supervises the rank, which is what is to be forked.
+# This program only supervises the rank; the rank is the process to fork.
 SUPERVISOR = "collective.launch.rank"
 
 
 def read_at_import(environment: dict[str, str]) -> dict[str, str]:
-    """The part of an environment that must be the server's own."""
+    """Return the part of an environment that must be the server's own."""
     return {
         name: value
         for name, value in environment.items()
@@ -55,9 +55,9 @@ def read_at_import(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hand_over(path: str) -> None:
-    """Has the server run this process' program, and ends as it ends.
+    """Have the server run this process' program, and end as it ends.
 
-    Returns only where the server does not take it: this process then runs it itself.
+    It returns only if the server refuses: then this process runs the program itself.
     """
     if SUPERVISOR in sys.orig_argv:
         return
@@ -105,7 +105,7 @@ def hand_over(path: str) -> None:
 
 
 def _connect(connection: socket.socket, path: str) -> bool:
-    """Connects to a server, which may import still; False if there is none."""
+    """Connect to a server, which may still import; False if there is none."""
     for _ in range(600):
         with contextlib.suppress(OSError):
             connection.connect(path)
@@ -141,12 +141,12 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self._register(self.owner, self._end)
         self._register(self.listener, self._accept)
-        # Of each fork: its file for waiting, and the connection to who stands for it.
+        # For each fork: its file for waiting, and the connection to its client.
         self.forks: dict[int, tuple[int, socket.socket]] = {}
         self.program: dict | None = None
 
     def run(self) -> dict:
-        """Serves; in a fork, returns the program that it is to run."""
+        """Serve; in a fork, return the program that it must run."""
         while self.program is None:
             for key, _ in self.selector.select():
                 key.data()
@@ -200,13 +200,13 @@ class Server:
         connection.close()
 
     def _left(self, process: int) -> None:
-        """Ends a fork with the process that stands for it."""
+        """End a fork after its client."""
         if process in self.forks:
             self.selector.unregister(self.forks[process][1])
             _signal(process, signal.SIGKILL)
 
     def _become(self, program: dict, files: list[int], connection) -> None:
-        """Takes over what the process that has asked has, runs on, and is in."""
+        """Take over the client's files, cores, environment and namespaces."""
         asks, _, _ = struct.unpack(
             "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         )
@@ -232,12 +232,12 @@ class Server:
 
 
 def start(path: str, environment: dict[str, str]) -> None:
-    """Starts both servers, unless another process of the session has; waits for none.
+    """Start both servers, unless another process of the session has; do not wait for them.
 
     Args:
-        path: Of their sockets, without the parity, in a folder that exists; its name is
-            the number of the process with which they end.
-        environment: Theirs.
+        path: Path of their sockets, without the parity, in a folder that exists; its name
+            is the number of the process with which they end.
+        environment: Their environment.
     """
     try:
         os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
@@ -255,14 +255,14 @@ def start(path: str, environment: dict[str, str]) -> None:
 
 
 def configure_keras(folder: str) -> None:
-    """Has Keras use another home, as if it had been imported with it."""
+    """Have Keras use another home, as if it had been imported with it."""
     keras.src.backend.config._KERAS_DIR = folder
     with open(os.path.join(folder, "keras.json")) as file:
         keras.config.set_floatx(json.load(file)["floatx"])
 
 
 def run(program: dict) -> None:
-    """Runs what the words behind ``python`` say, in a fork, as ``python`` does."""
+    """Run the words after ``python``, in a fork, as ``python`` does."""
     words = program["arguments"]
     sys.orig_argv = [sys.executable, *words]
     buffered = "PYTHONUNBUFFERED" not in os.environ
@@ -296,7 +296,7 @@ def run(program: dict) -> None:
 
 
 def end(run: Callable[[dict], None], program: dict) -> None:
-    """Runs a program and ends without taking TensorFlow's modules apart, for seconds."""
+    """Run a program, and end without the slow destruction of TensorFlow's modules."""
     code = 0
     try:
         run(program)
@@ -313,7 +313,7 @@ def end(run: Callable[[dict], None], program: dict) -> None:
         sys.excepthook(*sys.exc_info())
     threading._shutdown()
     atexit._run_exitfuncs()
-    # It finalizes where Python itself ends, unless the program does so.
+    # Python's end finalizes it, unless the program does so.
     mpi = sys.modules.get("mpi4py.MPI")
     finalizes = mpi is not None and sys.modules["mpi4py"].rc.finalize is not False
     if finalizes and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -324,7 +324,7 @@ def end(run: Callable[[dict], None], program: dict) -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    if "OMPI_COMM_WORLD_RANK" in os.environ:  # the core finalizes MPI where C ends
+    if "OMPI_COMM_WORLD_RANK" in os.environ:  # the core finalizes MPI at the end of C
         ctypes.CDLL(None).exit(code & 255)
     os._exit(code & 255)
 
@@ -350,7 +350,7 @@ if __name__ == "__main__":
     stacks.forget()
     gc.disable()
     gc.freeze()
-    # Kept: the sockets in it would, when they are collected, close files of a fork.
+    # Kept, because its sockets would close files of a fork when they are collected.
     server = Server(sys.argv[1], int(sys.argv[2]))
     program = server.run()
     np.random.seed()

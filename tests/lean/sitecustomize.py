@@ -1,10 +1,10 @@
-"""What a process that a test starts does first: it has Keras import less.
+"""The first code in each process of the tests: it has Keras import less.
 
-Keras imports scikit-learn, SciPy and matplotlib, where they are installed, for a few
-functions that no test calls: two fifths of the processor time of its own import, in
-hundreds of processes. Who else imports them gets them. And Python collects garbage less
-often: to import and to trace makes millions of objects that live on. A rank need not
-import Keras at all where forkserver.py has.
+Keras imports scikit-learn, SciPy and matplotlib, if they are installed, for a few functions
+that no test calls. This takes two fifths of the processor time of its own import, in hundreds
+of processes. Other importers get these packages. Python also collects garbage less often,
+because an import and a trace make millions of objects that stay alive. A rank does not have
+to import Keras at all if forkserver.py has done so.
 """
 
 import gc
@@ -23,7 +23,7 @@ KERAS = ("keras.", "tensorflow.python.keras.")
 
 
 class SkippedByKeras:
-    """Finds nothing; to Keras, what it need not import is not installed."""
+    """Finds nothing, so that for Keras these packages are not installed."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

@@ -1,4 +1,4 @@
-"""Every fault, in the order of the page; each module is a section of it."""
+"""Every fault, in the order of the page; each module is a section of the page."""
 
 from tests.faults.catalogue import (
     hanging,
@@ -27,11 +27,11 @@ _MODULES = (
     kept,
     hosts,
 )
-# By the title of the section: what the module's docstring says.
+# By the title of the section, which is the module's docstring.
 SECTIONS = {str(m.__doc__).split(".\n")[0].rstrip("."): m.FAULTS for m in _MODULES}
 FAULTS = [fault for faults in SECTIONS.values() for fault in faults]
-# Of processes that stand still, or of a launcher that ends them: there each rank is to
-# be the very process that the launcher has started, as to a user.
+# Faults in which processes stand still, or the launcher ends: there each rank must be the
+# process that the launcher itself has started, as it is for a user.
 OF_PROCESSES = [
     fault for module in (launchers, hanging, suspended, late) for fault in module.FAULTS
 ]

@@ -7,7 +7,7 @@ from tests.faults.catalogue.survived import undisturbed
 from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
 from tests.faults.undisturbed import as_undisturbed, goes_on_from_checkpoint
 
-SECONDS = 15  # more than one rank may be later than the others in init
+SECONDS = 15  # longer than one rank may be later than the others in init
 WORDS = ("--min-np", "2", "--rank-timeout", str(SECONDS))
 FOREVER = {"FAULT_SECONDS": "100000"}
 KILLED = r"for rank {} \(process \d+\), which waits for nobody: killed it"
@@ -15,7 +15,7 @@ NOT_IN_INIT = '[ "$COLLECTIVE_RANK" != 1 ] || sleep 1000; exec "$@"'
 
 
 def hanging(name: str, inside: str, backend: str = "native") -> Fault:
-    """Rank 1 of 3."""
+    """Return a fault in which rank 1 of 3 hangs."""
     by_mpi = backend == "mpi"
     stuck = r"rank 1 on \S+ makes no progress" if by_mpi else KILLED.format(1)
     return Fault(

@@ -18,7 +18,8 @@ from tests.faults.job import PATIENCE, Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
 
-why_not = functools.cache(lab.why_not)  # it makes a host, and removes all of them
+# Cached, because it makes a host, and removes all hosts.
+why_not = functools.cache(lab.why_not)
 TWO = ("-H", f"{NETWORK}.1:2,{NETWORK}.2:2")
 SUMS = program("""
     from pathlib import Path
@@ -48,7 +49,7 @@ def on_hosts(
 
 
 def _at_work(job: Job, rank: int) -> int:
-    """A rank's process, when all have summed for a moment."""
+    """Return a rank's process after all ranks have summed for a moment."""
     for one in range(4):
         job.wait_for(f"process-{one}")
     time.sleep(0.5)
@@ -61,7 +62,7 @@ def _killed(job: Job) -> None:
 
 
 def _cut(job: Job) -> None:
-    """What is beyond the cut is not ours to end, nor mpirun's."""
+    """Cut a host off; neither our launcher nor mpirun can end its processes."""
     _at_work(job, 3)
     job.strikes(lambda: job.until_end(job.hosts.cut(2)))
     job.launcher.wait(PATIENCE)
@@ -71,7 +72,7 @@ def _cut(job: Job) -> None:
 def _cut_at_once(job: Job) -> None:
     job.strikes(lambda: job.until_end(job.hosts.cut(2)))
     job.launcher.wait(PATIENCE)
-    job.hosts.end_all()  # what waits on the host that nobody reaches
+    job.hosts.end_all()  # processes that wait on the unreachable host
 
 
 def _other_keras(folder: Path, hosts: Lab) -> None:
@@ -108,7 +109,7 @@ def left(who: str, leavers: str, backend: str) -> Fault:
         f"it leaves after the step under way, and the others continue; {ALIKE}",
         code=0,
         seconds=None,
-        # Ranks that have no row in a short batch learn it a step later.
+        # Ranks without a row in a short batch notice it a step later.
         messages=(rf"ranks? .* left; {stay} ranks continue from step (8|9|10) ",),
         inside=f"terminate forward {leavers} 7",
         holds=no_step_again([4, stay]),

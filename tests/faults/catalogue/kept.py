@@ -53,7 +53,7 @@ def _harmed(name: str, harm, why: str) -> Fault:
 
 
 def _only_whole_ones(job: Job) -> None:
-    """Those on the disk are whole, and nothing half written is there."""
+    """Check that all checkpoints on the disk are complete, and no part of one is there."""
     as_undisturbed(job)
     assert not list((job.folder / "disk").glob("*/.part*"))
 

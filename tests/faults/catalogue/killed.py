@@ -13,11 +13,11 @@ KEPT = (
     *("--ledger", "{folder}/ledger"),
 )
 RESUMED = "--resume gives the undisturbed losses, and the ledger is perfect"
-# How each launcher puts it that a rank was killed.
+# Each launcher's message about a killed rank.
 NAMED = {
     "collectiverun": "rank {} failed: it ended by SIGKILL",
     "mpirun": "rank {} with PID .* exited on\n? *signal 9",
-    "horovodrun": "",  # by either of two launchers, each in its own words
+    "horovodrun": "",  # either of two launchers, each with its own message
 }
 
 
@@ -29,12 +29,12 @@ def killed(place: str, rank: int, backend: str = "native", launcher: str = "") -
         f"the job ends, and names the rank; {RESUMED}",
         code=128 + signal.SIGKILL,
         seconds=5 if backend == "native" else 10,
-        # The checkpoint in whose writing it is killed is the first one.
+        # It is killed while it writes the first checkpoint.
         messages=(
             NAMED[by].format(rank),
             *(["HINT: .*--resume continues from .*runs"] * (place != "checkpoint")),
         ),
-        # Rows are read ahead of the step, and a checkpoint is to be there.
+        # Rows are read before the step needs them, and a checkpoint must exist.
         inside=f"kill {place} {rank} {11 if place == 'input' else 7}",
         holds=goes_on_from_checkpoint,
         backend=backend,

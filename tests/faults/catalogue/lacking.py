@@ -9,7 +9,7 @@ from tests.faults.fault import JSON, PROCESS_BACKENDS, Fault, training
 from tests.faults.job import why_no_mounts
 from tests.faults.undisturbed import as_undisturbed
 
-# On rank 1, the core gets no memory to map.
+# On rank 1, the core cannot map memory.
 CORE = program("""
     import resource
     from pathlib import Path
@@ -38,7 +38,7 @@ def no_memory(
 
 OUT = "rank 1: error: out of memory"
 FAULTS = [
-    # It asks again and again for ten seconds before it gives up.
+    # It tries again for ten seconds before it gives up.
     no_memory(
         "TensorFlow", training(model="growing"), OUT, inside="grow forward 1 5"
     ).but(seconds=20),

@@ -23,7 +23,7 @@ def _continues(job: Job) -> None:
 
 
 def for_ever(name: str, inside: str, backend: str, *messages: str) -> Fault:
-    """Rank 1. The first step, with its tracing, must be in time."""
+    """Return a fault of rank 1. The first step, with its tracing, must be in time."""
     seconds = 30
     return Fault(
         f"{name}, for ever, COLLECTIVE_TIMEOUT={seconds}",
@@ -54,7 +54,7 @@ def late(name: str, inside: str, **more) -> Fault:
 
 
 def jumps(seconds: int, backend: str) -> Fault:
-    """On all ranks: they have the clock of one machine."""
+    """Return a fault of all ranks, which have the clock of one machine."""
     way = "forward" if seconds > 0 else "back"
     fault = late(
         f"the clock jumps {way} by an hour", "jump forward 1 5", backend=backend
@@ -103,7 +103,7 @@ FAULTS = [
         r"rank 0 waited \d+ s for other ranks in MPI_Allreduce of",
         "rank 1 is stopped",
     ),
-    # TensorFlow itself notices a rank that is stopped.
+    # TensorFlow itself notices a stopped rank.
     *(
         for_ever(
             "a rank waits for its data",

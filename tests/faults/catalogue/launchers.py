@@ -21,7 +21,7 @@ def _gets(number: signal.Signals) -> Callable[[Job], None]:
 
 
 def _interrupts(job: Job) -> None:
-    """As a terminal does: the whole foreground group hears it."""
+    """Interrupt the whole foreground group, as a terminal does."""
     job.struck(0)
     job.strikes(lambda: os.killpg(job.launcher.pid, signal.SIGINT))
 
@@ -40,7 +40,7 @@ def ended(name: str, strike: Callable[[Job], None], backend: str, code: int) -> 
     )
 
 
-# Sums for ever; or once, if there was a job before it that did.
+# Sums for ever; or once, if an earlier job has summed for ever.
 SUMS = """
 import os
 from pathlib import Path

@@ -26,7 +26,7 @@ def no_step_again(replicas: list[int]) -> Any:
     def holds(job: Job) -> None:
         as_undisturbed(job)
         found = assert_perfect_ledger(job.folder / "ledger")
-        # A new rank 0 notes once more what the last step was.
+        # A new rank 0 writes the last step once more.
         assert sum(run.undone for run in found.runs) <= 1
         assert found.runs[-1].replicas == replicas[-1]
         assert [
@@ -68,7 +68,7 @@ def _a_slot_more(job: Job) -> None:
 def _kills_rank_1(job: Job) -> None:
     job.struck(0)
     for process in job.processes():
-        with contextlib.suppress(OSError):  # as one that ended meanwhile
+        with contextlib.suppress(OSError):  # for example one that has just ended
             environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
             if b"COLLECTIVE_RANK=1" in environment:
                 os.kill(process, signal.SIGKILL)

@@ -18,7 +18,7 @@ from tests.faults.undisturbed import (
 
 @functools.cache
 def why_not() -> str:
-    """Why no job can survive here yet; empty where it can."""
+    """Return why a job cannot survive here yet; empty if it can."""
     command = [sys.executable, "-m", "collective.launch", "--help"]
     text = subprocess.run(command, capture_output=True, text=True).stdout
     return "" if "--min-np" in text else "this launcher has no --min-np"
@@ -46,7 +46,7 @@ def survived(place: str, victims: str, ranks: int = 3) -> Fault:
     )
 
 
-# Where the rank is known before anything else is.
+# Launchers under which the rank is known before anything else.
 BEFORE_INIT = '[ "$COLLECTIVE_RANK" != 0 ] || kill -9 $$; exec "$@"'
 
 FAULTS = [

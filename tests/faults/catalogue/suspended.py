@@ -16,12 +16,12 @@ from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
 from tests.faults.job import PATIENCE, Job
 from tests.faults.undisturbed import as_undisturbed
 
-SECONDS = 15  # more than one rank may be later than the others in init
+SECONDS = 15  # longer than one rank may be later than the others in init
 WORDS = ("--min-np", "2", "--rank-timeout", str(SECONDS))
 
 
 def suspend(job: Job, seconds: float) -> None:
-    """Stops every process of a job for a while."""
+    """Stop every process of a job for a while."""
     stopped = job.processes()
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for process in stopped:
@@ -47,24 +47,24 @@ def _all_continued(job: Job) -> None:
 
 
 def _stops_a_host(job: Job) -> None:
-    """It is not mpirun's nor ours to end what is left there."""
+    """Stop a host; neither mpirun nor our launcher can end its processes."""
     job.wait_for("struck-2")
     assert job.hosts is not None
     for process in job.hosts.processes_of(2):
-        with contextlib.suppress(ProcessLookupError):  # it was about to end
+        with contextlib.suppress(ProcessLookupError):  # the process was about to end
             os.kill(process, signal.SIGSTOP)
     job.launcher.wait(PATIENCE)
     job.hosts.end_all()
 
 
 def _stops_a_host_early(job: Job) -> None:
-    """After the launcher has heard of its ranks, of which it waits longer for the start."""
+    """Stop a host after its ranks have started, since the launcher waits longer before."""
     job.wait_for("struck-3")
     time.sleep(1.0)
     _stops_a_host(job)
 
 
-# As a loader of data that starts its workers in the first epoch.
+# Behaves like a data loader that starts its workers in the first epoch.
 FORKS = """
 import multiprocessing, time
 import keras, numpy as np, collective
@@ -78,7 +78,7 @@ x = np.ones((40, 4), "float32")
 collective.fit(model, x, x[:, :1], batch_size=20, verbose=0, callbacks=[Loads()])
 """
 
-# Ranks of the second host, which so never come to MPI_Init.
+# Ranks of the second host, which therefore never reach MPI_Init.
 LATE = (
     '[ "$OMPI_COMM_WORLD_RANK" -lt 2 ] || '
     '{{ touch "$FAULT_FOLDER/struck-$OMPI_COMM_WORLD_RANK"; sleep 1000; }}; exec "$@"'

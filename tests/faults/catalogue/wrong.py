@@ -18,7 +18,7 @@ rank, size = collective.rank(), collective.size()
 
 
 def program(code: str) -> list[str]:
-    """Every rank's, after ``collective.init()``."""
+    """Return the program of every rank, which begins with ``collective.init()``."""
     return [
         sys.executable,
         "-c",
@@ -26,7 +26,7 @@ def program(code: str) -> list[str]:
     ]
 
 
-FIRST_STEP = "report forward 0 0"  # from then on the seconds count
+FIRST_STEP = "report forward 0 0"  # the seconds count from this point
 
 FAULTS = [
     Fault(
@@ -134,7 +134,7 @@ FAULTS = [
         launcher="none",
         leaves=OPEN_MPIS,
         ranks=1,
-        variables={"PMI_RANK": "0", "PMI_SIZE": "4"},  # as of MPICH's mpirun
+        variables={"PMI_RANK": "0", "PMI_SIZE": "4"},  # as set by MPICH's mpirun
     ),
     Fault(
         "a rank does not start, COLLECTIVE_START_TIMEOUT=3",
