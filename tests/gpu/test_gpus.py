@@ -105,7 +105,7 @@ def device(*words: str, shown: str = ".") -> str:
     return run([f"{HERE}/device.py", *words], shown)
 
 
-# --- the faults of earlier runs ---------------------------------------------------------
+# --- the faults of earlier runs -------------------------------------------------------
 
 
 def test_tensorflow_sees_the_gpus_that_the_driver_has():
@@ -150,7 +150,7 @@ def test_programs_that_showed_faults(tmp_path):
     compared(FAULTS, tmp_path)
 
 
-# --- the partition's rules --------------------------------------------------------------
+# --- the partition's rules ------------------------------------------------------------
 
 
 def test_rules_of_the_partition():
@@ -186,7 +186,7 @@ def test_orders_of_sums(tmp_path):
     assert apart <= atomics._CHEAP | atomics._DEAR
 
 
-# --- examples ---------------------------------------------------------------------------
+# --- examples -------------------------------------------------------------------------
 
 
 def test_examples_of_loops(tmp_path):
@@ -245,7 +245,7 @@ def test_every_backend_trains_what_one_device_trains(
     assert found["losses"] == pytest.approx(reference, rel=1e-3)
 
 
-# --- time and memory --------------------------------------------------------------------
+# --- time and memory ------------------------------------------------------------------
 
 
 def test_memory():
@@ -276,7 +276,7 @@ def test_the_rest_of_the_examples(tmp_path):
     compared(names if GPUS else names[:1], tmp_path)
 
 
-# --- several GPUs -----------------------------------------------------------------------
+# --- several GPUs ---------------------------------------------------------------------
 
 VISIBLE = """
 import os, tensorflow as tf

@@ -1,7 +1,7 @@
-"""What must come out the same whatever sums the gradients: models, data, settings.
+"""Cases with equal results for every sum of gradients: models, data, settings.
 
-Everything is tiny: a case costs its tracing, not its arithmetic. The rows of every
-batch are random, so that no two ranks ever hold the same data.
+All are tiny: a case costs its tracing, not its arithmetic. The rows of every batch are
+random, so that ranks never hold the same data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def labelled(rng: np.random.Generator, rows: int, step: int) -> Rows:
 def weighted(rng: np.random.Generator, rows: int, step: int) -> Rows:
     x, y, _ = labelled(rng, rows, step)
     weight = rng.exponential(size=rows) * (rng.random(rows) < 0.7)
-    weight[-1] = 3.0  # of the rows of one batch, at least one counts
+    weight[-1] = 3.0  # at least one row of a batch counts
     return x, y, weight.astype(keras.config.floatx())
 
 
@@ -46,7 +46,7 @@ def binary(rng: np.random.Generator, rows: int, step: int) -> Rows:
 
 
 def sentences(rng: np.random.Generator, rows: int, step: int) -> Rows:
-    """Sequences of very unequal length, ended by zeros; words repeat within one."""
+    """Return sequences of very unequal length, ended by zeros, with repeated words."""
     words = rng.integers(1, WORDS, (rows, LENGTH))
     lengths = rng.integers(1, LENGTH + 1, rows)
     words[np.arange(LENGTH) >= lengths[:, None]] = 0
@@ -54,7 +54,7 @@ def sentences(rng: np.random.Generator, rows: int, step: int) -> Rows:
 
 
 def repeated(rng: np.random.Generator, rows: int, step: int) -> Rows:
-    """Few words, so that every batch looks up the same row many times."""
+    """Return few words, so that every batch looks up the same row many times."""
     words = rng.integers(0, 4, (rows, LENGTH)).astype("int32")
     return words, rng.integers(0, CLASSES, rows), None
 
@@ -66,7 +66,7 @@ def two_and_two(rng: np.random.Generator, rows: int, step: int) -> Rows:
 
 
 def overflowing(rng: np.random.Generator, rows: int, step: int) -> Rows:
-    """As ``labelled``, but one row of step 4 is infinite: on one replica only."""
+    """Return rows as ``labelled`` does, but one row of step 4 is infinite, on one replica."""
     x, y, _ = labelled(rng, rows, step)
     if step == 4:
         x[-1, 0] = np.inf
@@ -88,7 +88,7 @@ def compiled(model: keras.Model, optimizer: Any, **compile_arguments: Any) -> An
 def mlp(
     optimizer: Callable[[], Any], reduction: str = "sum_over_batch_size"
 ) -> Callable[[], Any]:
-    """A maker of the two-layer network most cases use."""
+    """Return a maker of the two-layer network of most cases."""
 
     def make() -> keras.Model:
         layers = [
@@ -116,10 +116,10 @@ def sgd() -> keras.Optimizer:
 
 
 def epsilon() -> float:
-    """Adam's, larger in float32.
+    """Return Adam's epsilon, larger in float32.
 
-    Adam divides a gradient by its own size. Where rows cancel (a bias), little but
-    rounding is left of it, and with 1e-7 that is blown up to a full step: with AdamW,
+    Adam divides a gradient by its own size. If rows cancel (a bias), little more than
+    rounding is left of the gradient, and with 1e-7 that becomes a full step: with AdamW,
     biases ended 1.1e-6 apart on two replicas (and within 1e-12 in float64).
     """
     return 1e-7 if keras.config.floatx() == "float64" else 1e-3
@@ -157,7 +157,7 @@ class AddsLoss(keras.layers.Layer):
 
 
 def activity_regularizer() -> keras.regularizers.Regularizer | None:
-    """None for Keras before 3.14, which adds up its values over the rows: it is refused."""
+    """Return None for Keras before 3.14, which sums its values over rows: it is refused."""
     regularizer = keras.regularizers.L2(0.01)
     layer = keras.layers.Activation("linear", activity_regularizer=regularizer)
     layer(np.ones((2, 1)))
@@ -165,7 +165,7 @@ def activity_regularizer() -> keras.regularizers.Regularizer | None:
 
 
 def regularised() -> keras.Model:
-    """Every way to add to the loss: what of it must be counted once, is."""
+    """Return a model with every way to add to the loss, parts that must count once."""
     layers = [
         keras.Input((FEATURES,)),
         keras.layers.Dense(
@@ -175,14 +175,14 @@ def regularised() -> keras.Model:
             activity_regularizer=activity_regularizer(),
         ),
         AddsLoss(),
-        # As L1, which Keras 3.12, the last for Python 3.10, cannot do in float64.
+        # Replaces L1, which Keras 3.12, the last for Python 3.10, lacks in float64.
         keras.layers.Dense(CLASSES, bias_regularizer=keras.regularizers.L1L2(l1=0.01)),
     ]
     return compiled(keras.Sequential(layers), sgd())
 
 
 def functional() -> keras.Model:
-    """Two inputs, two outputs, two losses of unequal weight."""
+    """Return a model of two inputs, two outputs, two losses of unequal weight."""
     wide, narrow = (
         keras.Input((FEATURES,), name="wide"),
         keras.Input((2,), name="narrow"),
@@ -206,7 +206,7 @@ def functional() -> keras.Model:
 
 
 class Subclassed(keras.Model):
-    """Has an argument ``training`` and a layer that the loss does not depend on."""
+    """Has an argument ``training``, and a layer without effect on the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,11 +243,11 @@ def loss_scaled() -> keras.Optimizer:
 
 
 def normalised() -> keras.Model:
-    """No bias before BatchNorm: its gradient is zero, so rounding is all it holds.
+    """Return a model without a bias before BatchNorm, whose gradient would be rounding.
 
-    A large epsilon: a replica has two or three rows here. Where they are nearly equal,
-    BatchNorm divides by nearly nothing, and a sum in another order (Horovod's, or MPI's
-    on four ranks) ended 2.2e-5 apart in float32; within 1e-12 in float64.
+    The epsilon is large, because a replica has two or three rows here. If they are nearly
+    equal, BatchNorm divides by almost nothing, and a sum in another order (Horovod's, or
+    MPI's on four ranks) ended 2.2e-5 apart in float32; within 1e-12 in float64.
     """
     layers = [
         keras.Input((FEATURES,)),
@@ -276,16 +276,16 @@ def dropped() -> keras.Model:
 
 @dataclass(frozen=True)
 class Case:
-    """One training that must come out the same everywhere.
+    """One training with the same result everywhere.
 
     Attributes:
-        name: What pytest shows.
+        name: Its name in pytest.
         model: Makes the compiled model.
         data: Makes the rows of a global batch.
         rows: Sizes of the global batches, taken in turn.
         accumulate: Micro-batches of an update.
-        replicas_matter: True when the result depends on the number of replicas by
-            nature (batch statistics, masks): compared at equal numbers only.
+        replicas_matter: Whether the result necessarily depends on the number of replicas
+            (batch statistics, masks); it is compared only at equal numbers.
     """
 
     name: str
@@ -353,15 +353,15 @@ CASES = (
     Case("dropout-accumulate", dropped, accumulate=3, replicas_matter=True),
 )
 PRECISIONS = ("float64", "float32")
-# Relative to the largest entry of each tensor.
+# Tolerances, relative to the largest entry of each tensor.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
 
 
-# --- driving one ----------------------------------------------------------------
+# --- running one ----------------------------------------------------------------
 
 
 def spec_of(rows: Rows) -> Batch:
-    """The specification of batches that look like these rows."""
+    """Return the specification of batches that look like these rows."""
 
     def spec(leaf: Any) -> Any:
         return (
@@ -373,7 +373,7 @@ def spec_of(rows: Rows) -> Batch:
 
 
 def own_part(rows: Rows, backend: Any) -> Batch:
-    """What this process gets of a global batch."""
+    """Return this process' part of a global batch."""
     total = len(tf.nest.flatten(rows[0])[0])
     start, _ = share(total, backend.local_replicas[0], backend.replicas)
     _, stop = share(total, backend.local_replicas[-1], backend.replicas)
@@ -388,7 +388,7 @@ def own_part(rows: Rows, backend: Any) -> Batch:
 def built(
     make: Callable[[], Any], backend: Any, spec: Batch, shard: bool = False
 ) -> keras.Model:
-    """A model with all its variables, the same on every rank."""
+    """Return a model with all its variables, the same on every rank."""
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
@@ -404,15 +404,15 @@ def train(
     check_every: int = 0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """Trains and returns all there is to compare.
+    """Train and return all values to compare.
 
     Args:
-        case: What to train.
-        backend: What sums.
+        case: The case to train.
+        backend: The backend that sums.
         precision: ``float64`` or ``float32``.
-        accumulate: Micro-batches, where not those of the case.
+        accumulate: Micro-batches, if they differ from the case.
         check_every: Steps between comparisons of the replicas.
-        options: More of ``FitOptions``.
+        options: Further options of ``FitOptions``.
 
     Returns:
         Losses, logs, and every variable of model and optimizer.
@@ -453,7 +453,7 @@ def train(
 def differences(
     got: dict[str, np.ndarray], wanted: dict[str, np.ndarray], precision: str
 ) -> list[str]:
-    """What is further apart than rounding, worst first; empty when all is equal."""
+    """Return differences beyond rounding, the worst first; empty if all is equal."""
     assert list(got) == list(wanted)
     found = []
     for name, reference in wanted.items():

@@ -1,7 +1,6 @@
-"""A training with some features, by us and by stock Keras, and what differs.
+"""A training with some features, by us and by stock Keras, and the differences.
 
-The model has layers, data and options as the features need them; a feature that is not
-there leaves no trace. All is in float64.
+The model has layers, data and options only for the given features. All is in float64.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "virtual_replicas": {"virtual_replicas": 3},
     "hook": {"hook": Everything()},
 }
-#: Of the table, those that a training in these processes may have, in its order; and more.
+#: Features of the table for a training in these processes, in its order; and more.
 TRAINED = (
     *[name for name in FEATURES if name in {*OPTIONS, "own_step", "loss_scale"}],
     *("coupled", "normalized", "look_ups", "checkpoint", "ledger", "batches"),
@@ -41,14 +40,14 @@ TRAINED = (
 
 
 def couples(y: Any, p: Any) -> Any:
-    """Depends on all rows at once: a mean of means would be another number."""
+    """Return a loss that depends on all rows at once: a mean of means would differ."""
     return ops.mean(ops.square(y - p)) + ops.square(ops.mean(p)) / (
         1 + ops.mean(ops.square(y))
     )
 
 
 class OwnStep(keras.Model):
-    """Two updates by one optimizer would do, too; this is the ordinary one."""
+    """An ordinary step of its own."""
 
     def train_step(self, data):
         x, y = data
@@ -73,7 +72,7 @@ def make(features: set[str]) -> keras.Model:
     kind = OwnStep if "own_step" in features else keras.Model
     model = kind(given, keras.layers.Dense(2)(x))
     optimizer: Any = keras.optimizers.Adam(0.05)
-    if "batches" in features:  # Keras counts a step too many there, and Adam uses it
+    if "batches" in features:  # there Keras counts a step too many, and Adam uses it
         optimizer = keras.optimizers.RMSprop(0.05)
     if "loss_scale" in features:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
@@ -94,7 +93,7 @@ def data(features: set[str]) -> tuple[Any, ...]:
 
 
 def stock(features: set[str]) -> list[np.ndarray]:
-    """The variables after Keras' own training."""
+    """Return the variables after Keras' own training."""
     keras.utils.clear_session(free_memory=False)
     model = make(features)
     size = {} if "batches" in features else {"batch_size": BATCH}
@@ -107,7 +106,7 @@ def state(model: keras.Model) -> list[np.ndarray]:
 
 
 def ours(features: set[str], backend: Any, folder: Path) -> list[np.ndarray]:
-    """As ``stock``; with a checkpoint, in two trainings."""
+    """Return the variables after our training; with a checkpoint, in two trainings."""
     words: dict[str, Any] = {"backend": backend, "shuffle": False, "verbose": 0}
     for name in features & set(OPTIONS):
         words |= OPTIONS[name]
@@ -117,7 +116,7 @@ def ours(features: set[str], backend: Any, folder: Path) -> list[np.ndarray]:
         words["ledger"] = folder / "rows.ledger"
 
     def run(**more: Any) -> keras.Model:
-        keras.utils.clear_session(free_memory=False)  # which ends scopes
+        keras.utils.clear_session(free_memory=False)  # this ends scopes
         with backend.scope():
             model = make(features)
         train: Callable[[], Any] = lambda: collective.fit(  # noqa: E731
@@ -138,7 +137,7 @@ def ours(features: set[str], backend: Any, folder: Path) -> list[np.ndarray]:
 
 
 def differences(features: set[str], backend: Any, folder: Path) -> list[str]:
-    """What is further apart than rounding; empty when nothing is."""
+    """Return differences beyond rounding; empty if there are none."""
     if backend.size > 1:
         folder = Path(broadcast_object(backend, str(folder)))
     wanted = on_rank_zero(backend, lambda: stock(features))

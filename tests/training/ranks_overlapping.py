@@ -1,9 +1,9 @@
-"""A step in whose graph the sum of the last layer's gradient waits for no other gradient.
+"""A step in which the sum of the last layer's gradient does not wait for others.
 
     collectiverun -np 2 python tests/training/ranks_overlapping.py native
 
-Prints how many sums are ready before the gradient of the first layer is computed: one
-bucket at least, which travels while the backward pass goes on.
+It prints how many sums are ready before the gradient of the first layer is computed: at least
+one bucket, which travels while the backward pass continues.
 """
 
 import sys
@@ -31,7 +31,7 @@ def watched_all_reduce(tensors):
 
 
 def made_before(operation):
-    """All operations that one waits for."""
+    """Return all operations that an operation waits for."""
     found, waiting = set(), [operation]
     while waiting:
         op = waiting.pop()

@@ -1,4 +1,4 @@
-"""A script as the README shows it; started under mpirun by ``test_fit``."""
+"""The script of the README; ``test_fit`` starts it under mpirun."""
 
 import sys
 from pathlib import Path

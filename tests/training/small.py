@@ -1,4 +1,4 @@
-"""A small training through ``collective.training.fit``, and what all ranks have of it."""
+"""A small training through ``collective.training.fit``, and its results on all ranks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
 PER_EPOCH = 6  # five batches of ten rows and one of three
 TESTED = 17
 
-# That replicas of one process have the numbers of one, test_equivalence shows: what is
-# tried on them beside that is of the matrix.
+# test_equivalence shows that replicas of one process have the numbers of one replica; other
+# tests on them are part of the matrix.
 IN_PROCESS = ("single", pytest.param("tf-mirrored:3", marks=pytest.mark.matrix))
 NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
 
 
 def rows(count: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Random rows with labels that can be learned, no two alike."""
+    """Return random rows with labels that can be learned; all rows differ."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, FEATURES)).astype(keras.config.floatx())
     return x, np.argmax(x[:, :CLASSES], axis=1).astype("int32")
 
 
 def model(optimizer: Any = None, *more: Any, **arguments: Any) -> Callable[[], Any]:
-    """A maker of a small network, compiled; ``more`` are layers in its middle."""
+    """Return a maker of a small network, compiled; ``more`` are layers in its middle."""
 
     def make() -> keras.Model:
         keras.utils.set_random_seed(11)
@@ -66,9 +66,10 @@ def adamw() -> keras.Optimizer:
 
 
 def everything(dropout: bool = False) -> Callable[[], Any]:
-    """A maker of all that a state consists of; masks depend on the number of replicas.
+    """Return a maker of a model with every kind of state.
 
-    The statistics of a batch do, too, so there is no layer of them without dropout.
+    Masks and the statistics of a batch depend on the number of replicas, so a model without
+    dropout has no layer with such statistics.
     """
     by_replica = [
         keras.layers.BatchNormalization(),
@@ -80,7 +81,7 @@ def everything(dropout: bool = False) -> Callable[[], Any]:
 def train(
     backend: Any, callbacks: Any = (), validate: bool = False, **more: Any
 ) -> Result:
-    """Four epochs of six steps, by default."""
+    """Train, for four epochs of six steps by default."""
     settings = {
         "global_batch_size": BATCH,
         "epochs": 4,
@@ -101,20 +102,20 @@ def train(
 
 
 def gather(backend: Any, value: Any) -> list[Any]:
-    """Every rank's value, in the order of ranks, on every rank."""
+    """Return every rank's value, in the order of ranks, on every rank."""
     if backend.size == 1:
         return [value]
     return [broadcast_object(backend, value, root) for root in range(backend.size)]
 
 
 def on_rank_zero(backend: Any, compute: Callable[[], Any]) -> Any:
-    """What rank 0 computes, on every rank: Keras' own training is as long as ours."""
+    """Compute on rank 0; return the result on every rank."""
     value = together(backend, compute) if backend.rank == 0 else None
     return value if backend.size == 1 else broadcast_object(backend, value)
 
 
 def state(trained: keras.Model) -> list[np.ndarray]:
-    """Weights, layer state and optimizer state."""
+    """Return weights, layer state and optimizer state."""
     return [np.array(v) for v in replicated_variables(trained)]
 
 
@@ -123,7 +124,7 @@ def learning_rate(trained: keras.Model) -> float:
 
 
 def assert_ranks_agree(backend: Any, result: Result) -> None:
-    """Steps, losses, history and every variable: the same bits on every rank."""
+    """Check that step, losses, history and every variable are equal in bits on all ranks."""
     mine = {
         "losses": result.losses,
         "history": result.history,
@@ -138,7 +139,7 @@ def assert_ranks_agree(backend: Any, result: Result) -> None:
 
 
 class Waiting(Checkpoint):
-    """Leaves none out: a test wants to know which there are."""
+    """Leaves no checkpoint out, so that a test knows which exist."""
 
     def _save(self, *arguments):
         self._not_before = 0.0
@@ -147,5 +148,5 @@ class Waiting(Checkpoint):
 
 
 def names(folder: Path) -> list[str]:
-    """What is there, beside the lock."""
+    """Return the names of the files except the lock."""
     return sorted({path.name for path in folder.glob("*")} - {schedule.LOCK})

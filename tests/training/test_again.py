@@ -22,7 +22,7 @@ def backend(request, backends_by_name):
 
 
 class Counted(keras.layers.Dense):
-    """How often its call was traced."""
+    """Counts how often its call was traced."""
 
     calls = 0
 
@@ -46,8 +46,8 @@ def rows():
 
 
 def program(model, fit):
-    """Trains again after all that Keras lets a user change in between."""
-    Counted.calls = 0  # by rank 0 alone, too, and ranks compare classes
+    """Train again after each change that Keras allows in between."""
+    Counted.calls = 0  # rank 0 may also train alone, and ranks compare classes
     x, y = rows()
     words = {"batch_size": 8, "shuffle": False, "verbose": 0}
     words["validation_data"] = (x[:9], y[:9])

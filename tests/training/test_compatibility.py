@@ -1,7 +1,7 @@
-"""Every pair of features: as stock Keras trains, or refused as the table says.
+"""Every pair of features trains as stock Keras, or is refused as the table says.
 
-The refusals need no training. The pairs that work are trained by ``pairs.py``: all of
-them by ``make test-equivalence``, a few by ``make test``.
+Refusals need no training. ``pairs.py`` trains the pairs that work: ``make test-equivalence``
+runs all of them, ``make test`` a few.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.training import pairs
 
 PAIRS = [*itertools.combinations(compatibility.FEATURES, 2)]
 REFUSED = [pair for pair in PAIRS if compatibility.why_not(*pair)]
-# Those that one process can have, and that are no matter of the ranks.
+# Features that one process can have, and that do not concern ranks.
 TRAINED = [
     pair
     for pair in itertools.combinations(pairs.TRAINED, 2)
@@ -102,7 +102,7 @@ def test_on_ranks(chosen, tmp_path):
 
 
 def test_the_keywords_of_fit_are_the_record():
-    """The signature is written out, for editors; here it is held to the record."""
+    """The signature is written out, for editors; this test compares it with the record."""
     words = inspect.signature(collective.fit).parameters
     for field in dataclasses.fields(FitOptions):
         assert words[field.name].default == field.default

@@ -1,4 +1,4 @@
-"""Several replicas in one process: as stock Keras trains, and Keras is left as it was."""
+"""Several replicas in one process train as stock Keras, and leave Keras unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.training import pairs
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
 
-#: Of what a training replaces attributes.
+#: Objects of which a training replaces attributes.
 REPLACED = (
     keras.layers.Layer,
     keras.layers.BatchNormalization,
@@ -56,7 +56,7 @@ OTHERS = (
 
 
 def attributes() -> list[dict[str, object]]:
-    """All but those that Python makes when they are first asked for."""
+    """Return all attributes except those that Python makes at their first use."""
     return [
         {name: value for name, value in vars(owner).items() if name[:2] != "__"}
         | {"__call__": vars(owner).get("__call__")}
@@ -92,7 +92,7 @@ def test_one_copy_of_the_variables(features, backends_by_name, tmp_path):
 
 
 class AddsMean(keras.layers.Layer):
-    """Adds a loss of Keras', which it divides by the replicas of a strategy."""
+    """Adds a loss that Keras divides by the replicas of a strategy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class AddsMean(keras.layers.Layer):
 
 
 def test_layers_keep_the_losses_of_each_replica(backends_by_name):
-    """Replicas meet in the batch normalization, behind a layer that adds a loss."""
+    """Replicas meet in the batch normalization, after a layer that adds a loss."""
     keras.config.set_floatx("float64")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(23, 5)), rng.normal(size=(23, 2))

@@ -1,4 +1,4 @@
-"""``run_eagerly=True``: every rank makes what one process makes of whole batches."""
+"""``run_eagerly=True``: every rank computes the result of one process on whole batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import launch
 from tests.training.small import assert_ranks_agree, gather, on_rank_zero
 
 HERE = "tests/training/test_eager.py"
-BATCH = 8  # of 21 rows: two batches, and one of five
+BATCH = 8  # 21 rows make two batches, and one of five
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
 
@@ -33,7 +33,7 @@ def rows():
 
 
 class Sees(keras.layers.Layer):
-    """Python code that no graph has: it sees numbers, those of all rows."""
+    """Python code that a graph cannot have: it sees the numbers of all rows."""
 
     def call(self, x):
         if not tf.executing_eagerly():
@@ -43,7 +43,7 @@ class Sees(keras.layers.Layer):
 
 
 class OwnStep(keras.Model):
-    """A loss of pairs of rows, a draw of NumPy, and one without a seed."""
+    """Has a loss of pairs of rows, a draw of NumPy, and a draw without a seed."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -120,7 +120,7 @@ def test_trains_what_keras_trains(kind, backend, caplog):
 
 @pytest.mark.on_ranks
 def test_all_draw_what_rank_zero_draws(backend):
-    """Though each rank's generators are in another state."""
+    """The generators of each rank are in another state."""
     model = made(OwnStep)
     np.random.seed(backend.rank)
     tf.random.set_seed(backend.rank)
@@ -134,7 +134,7 @@ def test_all_draw_what_rank_zero_draws(backend):
 def test_what_is_not_finite_is_not_applied(backend):
     model = made(keras.Model)
     x, y = rows()
-    y[20] = np.nan  # of the last rank
+    y[20] = np.nan  # a row of the last rank
     words = {"backend": backend, "batch_size": BATCH, "shuffle": False, "verbose": 0}
     with pytest.raises(CollectiveError, match="step 2: the loss or its gradient"):
         collective.fit(model, x, y, terminate_on_nan=True, **words)
@@ -143,7 +143,7 @@ def test_what_is_not_finite_is_not_applied(backend):
 
 @pytest.mark.on_ranks
 def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, pretended_gpu):
-    """A GPU is pretended, which rounds otherwise on each rank."""
+    """Each rank has a pretended GPU that rounds differently."""
 
     class Rounds(keras.layers.Layer):
         @tf.custom_gradient

@@ -1,8 +1,8 @@
-"""The promise: the same trained model, whatever sums the gradients.
+"""The promise: the same trained model for every backend that sums the gradients.
 
-Plain, this file compares the backends that live in one process. Then it starts itself
-on 2, 3 and 4 ranks of each backend of several processes; those ranks find the name of
-theirs in the environment. A new one is a word in ``tests.launch.LAUNCHERS``.
+Plain, this file compares the backends that live in one process. Then it starts itself on 2, 3
+and 4 ranks of each backend of several processes; those ranks find the name of theirs in the
+environment. A new backend needs a word in ``tests.launch.LAUNCHERS``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests import launch
 from tests.training.cases import CASES, PRECISIONS, differences, train
 
 HERE = "tests/training/test_equivalence.py"
-# The first is one process that takes every batch in four micro-batches.
+# The first is one process that divides every batch into four micro-batches.
 IN_PROCESS = (
     "single",
     "tf-one-device",
@@ -29,9 +29,9 @@ IN_PROCESS = (
     "tf-central-storage:4",
 )
 NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
-# What depends on the number of replicas has tf-mirrored itself as its reference.
+# Cases that depend on the number of replicas have tf-mirrored as their reference.
 COMPARED = [c for c in CASES if launch.launched() or not c.replicas_matter]
-# Of backends that share most with another, all cases by make test-equivalence only.
+# Backends that share most with another run all cases in make test-equivalence only.
 SOME = {
     "single": {"accumulate", "auc", "loss-scaling", "masked", "weighted-mean"},
     "tf-one-device": {"accumulate-empty-replica"},
@@ -53,10 +53,10 @@ IN_FLOAT32 = {"masked"}
 
 
 def on(name, case, precision):
-    """A parameter set; by make test-equivalence only where others show the same.
+    """Return a parameter set; only for make test-equivalence if others show the same.
 
-    In one process, float32 differs from float64 by its rounding alone: two replicas
-    show it of some cases.
+    In one process, float32 differs from float64 only by its rounding: two replicas show
+    this for some cases.
     """
     left = case.name not in SOME.get(name, {case.name})
     if not launch.launched() and precision == "float32":
@@ -72,11 +72,11 @@ def backend(request, backends_by_name):
 
 
 def together(backend, function, *arguments):
-    """Calls; where one rank alone may have failed, ends the job at once."""
+    """Call a function; if it fails, perhaps on one rank only, end the job at once."""
     try:
         return function(*arguments)
     except CollectiveError:
-        raise  # reaches every rank
+        raise  # this error reaches every rank
     except Exception:
         if backend.size > 1:
             traceback.print_exc()
@@ -97,7 +97,7 @@ def test_trains_what_one_process_trains(case, precision, backend, reference):
 
 
 def test_sums_what_ranks_hold(backend):
-    """On each replica other values; also empty and scalar tensors, both floats."""
+    """Replicas have different values; some tensors are empty or scalar; both floats."""
     shapes = [(), (3,), (0,), (2, 5), (70, 3)]
 
     def tensors(replica, dtype):
@@ -137,7 +137,7 @@ def test_every_rank_gets_the_values_of_rank_zero(backend):
 
 
 def needing(name: str):
-    """A backend, skipped where what it needs is not installed."""
+    """Return a backend, which is skipped if its library is not installed."""
     return pytest.param(name, marks=[pytest.mark.horovod] if name == "horovod" else [])
 
 
@@ -163,7 +163,7 @@ def test_on_ranks(name, ranks, reference):
     on_ranks(name, ranks, reference, PRECISIONS)
 
 
-# The backends have one step, and differ in what sums.
+# The backends share one step, and differ in the sum.
 BRIEFLY = [
     "sgd",
     "global-clipnorm",

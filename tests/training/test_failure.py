@@ -1,4 +1,4 @@
-"""One rank fails: what it reports, and how it ends the job."""
+"""One rank fails: its report, and how it ends the job."""
 
 import pytest
 import tensorflow as tf
@@ -11,7 +11,7 @@ class Aborted(Exception):
 
 
 class Rank:
-    """Rank 1 of 2; notes the exit code that it ends the job with."""
+    """Stands for rank 1 of 2; records the exit code with which it ends the job."""
 
     rank, size = 1, 2
     alike = False
@@ -51,7 +51,7 @@ def test_what_every_rank_raises_can_be_caught_and_others_not():
     with pytest.raises(ValueError) as caught, ends_the_job(rank), ends_the_job(rank):
         raise error
     assert caught.value is error
-    # Parts of a graph's sums may still be awaited: never alike.
+    # Ranks may still wait for parts of a graph's sums, so these are never alike.
     Rank.call = lambda self, function: function()
     with pytest.raises(Aborted), ends_the_job(rank):
         rank.call(lambda: tf.debugging.assert_equal(1, 2))

@@ -1,6 +1,6 @@
-"""``collective.training.fit`` for people's own scripts: what it takes, refuses and gives back.
+"""``collective.training.fit`` in users' scripts: its arguments, refusals and results.
 
-Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks,
+Plain, it runs in one process; ``test_on_ranks`` starts this file, and those of callbacks,
 evaluation, checkpoints and the ledger, on three ranks at once.
 """
 
@@ -49,7 +49,7 @@ def refused(backend, message: str, made, **more) -> None:
 
 
 def test_a_plain_fit_afterwards_sums_gradients(backend):
-    """The user's optimizer is again what it was."""
+    """The user's optimizer has its former state again."""
     if backend.size > 1:
         pytest.skip("each process would train by itself")
     x, y = rows(12)
@@ -68,7 +68,7 @@ def test_a_plain_fit_afterwards_sums_gradients(backend):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-# --- what it gives back -----------------------------------------------------------
+# --- its results -----------------------------------------------------------
 
 
 def test_losses_history_and_times_of_every_step(backend):
@@ -83,7 +83,7 @@ def test_losses_history_and_times_of_every_step(backend):
     for epoch in (0, 1):
         losses = result.losses[epoch * PER_EPOCH :][:PER_EPOCH]
         mean = np.average(losses, weights=sizes)
-        # Keras adds up in float32.
+        # Keras sums in float32.
         assert result.history["loss"][epoch] == pytest.approx(mean, rel=1e-6)
     assert result.history["loss"][1] < result.history["loss"][0]
     timing = result.timing
@@ -116,7 +116,7 @@ def test_a_seed_gives_the_same_training_again_and_another_gives_another(backend)
 
 
 def test_every_rank_starts_from_rank_zero(backend):
-    """Weights that depend on the rank: what comes out must not."""
+    """First weights depend on the rank; the result must not."""
 
     def own():
         made = model()()
@@ -129,7 +129,7 @@ def test_every_rank_starts_from_rank_zero(backend):
 
 
 def test_batch_statistics_are_those_of_the_rows(backend):
-    """Shifted data: the moving statistics are those of all rows, on every rank."""
+    """The data are shifted: the moving statistics cover all rows, on every rank."""
     x, y = rows(90)
     x = x + np.arange(6, dtype="float32")
 
@@ -152,7 +152,7 @@ def test_batch_statistics_are_those_of_the_rows(backend):
 
 @pytest.mark.parametrize("terminates", [False, True])
 def test_not_finite_is_trained_on_as_in_keras_or_ends(terminates, backend, caplog):
-    """Row 15, which one replica has: in the second step."""
+    """Row 15, which one replica has, is in the second step."""
     x, y = rows(30)
     x[15] = np.nan
     holder = next(r for r in range(9) if share(10, r, backend.replicas)[1] > 5)
@@ -212,7 +212,7 @@ def test_trees_of_inputs_and_outputs(backend):
 
 
 def test_sample_weights_count(backend):
-    """Rows of weight zero do not train: whatever they hold, the losses are equal."""
+    """Rows of weight zero do not train, so their values do not change the losses."""
     x, y = rows()
     weight = (np.arange(ROWS) % 3 > 0).astype("float32")
     other = np.where(weight[:, None] > 0, x, 9 - x).astype("float32")
@@ -264,7 +264,7 @@ def test_data_that_does_not_fit_is_refused(backend):
 
 
 def test_a_stream_in_an_order_of_its_own_is_refused(backend):
-    """A shuffle without a seed gives each rank rows of its own."""
+    """A shuffle without a seed gives each rank different rows."""
     x, y = rows()
     mine = tf.data.Dataset.from_tensor_slices((x + backend.rank, y))
     if backend.size == 1:
@@ -293,7 +293,7 @@ def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
 
 LOOP = ("fit", "callbacks", "evaluation", "desync")
 KEEPING = ("checkpoint", "ledger")
-# TensorFlow's collectives are slower to start: the tests that could hang there.
+# TensorFlow's collectives start slowly, so they run only tests that could hang.
 BRIEFLY = (
     "restores_the_best or saves_once or collectives or validation or from_outside"
     " or optimizer or resumed_anywhere or notes_what_was_read"

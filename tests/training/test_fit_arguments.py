@@ -1,7 +1,7 @@
-"""The arguments of ``keras.Model.fit``: each trains, reports and calls hooks as Keras does.
+"""The arguments of ``keras.Model.fit``: each trains, reports, calls hooks as in Keras.
 
-The reference is stock Keras, one process, on the same data without a shuffle. Plain, in
-one process; ``test_on_ranks`` starts this file and those of data and prediction on
+The reference is stock Keras, in one process, on the same data without a shuffle. Plain, this
+file runs in one process; ``test_on_ranks`` starts it and the files of data and prediction on
 several ranks.
 """
 
@@ -37,7 +37,7 @@ def backend(request, backends_by_name):
 
 
 def both(backend, data, make=None, **words):
-    """The history and weights of Keras and of ours are the same; returns ours."""
+    """Check that history and weights of Keras and of ours are equal; return ours."""
     make = make or model()
     words = {"verbose": 0, "shuffle": False} | words
     again = data if callable(data) else lambda: data
@@ -113,7 +113,7 @@ def test_a_step_that_xla_does_not_compile_says_so_once(backend, caplog):
 
 
 class Reshuffled(keras.utils.PyDataset):
-    """Batches in another order after each epoch, as users write it."""
+    """Has another order of batches after each epoch, as users write it."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +131,7 @@ class Reshuffled(keras.utils.PyDataset):
 
 
 def test_a_data_set_that_shuffles_itself(backend):
-    """Keras calls its ``on_epoch_end`` once before the first epoch, and of ``evaluate``."""
+    """Keras calls ``on_epoch_end`` once before the first epoch, and in ``evaluate``."""
     made = []
 
     def data():
@@ -147,7 +147,7 @@ def test_a_data_set_that_shuffles_itself(backend):
 
 
 def recorder():
-    """A callback that overrides every hook, and the list of calls."""
+    """Return a callback that overrides every hook, and the list of calls."""
     calls: list = []
 
     class Recorder(keras.callbacks.Callback):
@@ -185,7 +185,7 @@ def test_hooks_and_their_logs_are_those_of_keras(backend, together, form):
     collective.fit(made, X, Y, **words, **ours)
     collective.evaluate(made, X, Y, batch_size=10, verbose=0, **ours)
     collective.predict(made, X, batch_size=10, verbose=0, **ours)
-    # On each rank: the others' callbacks get what rank 0's have recorded.
+    # On each rank, because other ranks' callbacks get the records of rank 0's.
     assert [call[:-1] for call in got] == [call[:-1] for call in wanted]
     for mine, theirs in zip(got, wanted, strict=True):
         assert mine[-1] == pytest.approx(theirs[-1], rel=1e-4, abs=1e-5), mine
@@ -241,7 +241,7 @@ def test_callbacks_of_keras_do_what_they_do_there(backend, tmp_path):
 
 
 def test_a_variable_outside_the_model_that_a_callback_sets(backend):
-    """As the weight of a term that grows from epoch to epoch."""
+    """It may be the weight of a term that grows from epoch to epoch."""
     scale = keras.Variable(1.0)
 
     def loss(y, p):
@@ -258,7 +258,7 @@ def test_a_variable_outside_the_model_that_a_callback_sets(backend):
 
 
 def test_a_layer_that_a_callback_freezes(backend):
-    """As in Keras, too late for the step that is compiled; the ranks stay the same."""
+    """As in Keras, it is too late for the compiled step; the ranks stay equal."""
 
     class Freezes(keras.callbacks.Callback):
         def __init__(self, hook):
@@ -307,7 +307,7 @@ def test_code_that_cannot_be_traced(backend):
         made.compile("sgd", "mse", run_eagerly=True)
         return made
 
-    if backend.replicas > 1:  # those of one process are traced together
+    if backend.replicas > 1:  # replicas of one process are traced together
         with pytest.raises(UsageError, match="it cannot be traced even once"):
             collective.fit(make, X, Y, backend=backend, verbose=0)
         return
@@ -332,7 +332,7 @@ def test_python_code_runs_in_each_step_of_a_model_that_runs_eagerly(backend):
 
 
 class Power(Exception):
-    """An exception of a user."""
+    """An exception of the user's code."""
 
 
 def test_what_a_callback_raises_every_rank_raises_and_backup_goes_on(backend, tmp_path):
@@ -370,7 +370,7 @@ def test_an_unknown_argument_names_the_call_and_what_was_meant(call):
 
 
 def test_rows_in_one_value(backend):
-    """``data=`` and ``global_batch_size=``; a tuple in place of x is inputs, as in Keras."""
+    """``data=`` and ``global_batch_size=``; a tuple in place of x means inputs, as in Keras."""
     words = {"epochs": 2, "verbose": 0, "backend": backend, "shuffle": False}
     new = collective.fit(model()(), X, Y, batch_size=10, **words)
     for old in (
@@ -402,7 +402,7 @@ def test_what_is_refused_names_arguments_of_the_api(backend, data, words, messag
     assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
 
 
-# What may differ between ranks, or have one of them wait for ever.
+# Tests that may differ between ranks, or in which one may wait for ever.
 BRIEFLY = {
     "test_fit_arguments": "callback or stateful or divide",
     "test_kinds": "unknown or infinite or no_row",

@@ -1,4 +1,4 @@
-"""Ctrl-C in a training: heard between steps, without a dump; a second one ends at once."""
+"""Ctrl-C in a training acts between steps, without a dump; a second one acts at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProces
 
 @pytest.fixture
 def as_python_does():
-    """A launcher that ran in this process has left its own handler."""
+    """Restore Python's handler, because a launcher in this process has left its own."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -69,7 +69,7 @@ def test_it_is_raised_when_a_step_has_ended(as_python_does):
         collective.fit(made, *rows(), **words, callbacks=Interrupt())
     assert int(made.optimizer.iterations) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    collective.fit(made, *rows(), **words)  # it is forgotten
+    collective.fit(made, *rows(), **words)  # the signal is forgotten
 
 
 def test_a_second_one_ends_at_once(tmp_path):

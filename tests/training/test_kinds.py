@@ -1,4 +1,4 @@
-"""Every kind of data that Keras takes: as stock Keras trains on it, on any ranks."""
+"""Every kind of data of Keras trains as in stock Keras, on any ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def any_backend(request, backends_by_name):
 
 
 def sgd() -> keras.Model:
-    """For data of unknown length: Keras counts a step too many there, and Adam uses it."""
+    """Return a model with SGD: on data of unknown length Keras miscounts steps for Adam."""
     return model(lambda: keras.optimizers.SGD(0.1))()
 
 
@@ -48,7 +48,7 @@ def unknown(data: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class Items(keras.utils.PyDataset):
-    """Six batches; counts what is asked for."""
+    """Has six batches, and counts the requests."""
 
     def __init__(self, **words):
         super().__init__(**words)
@@ -147,7 +147,7 @@ def test_items_come_in_the_order_of_the_seed_and_their_epochs_end(backend):
 
 
 def test_a_generator_that_ends(backend):
-    """As in Keras: an epoch is shorter, and the next begins again with what was peeked."""
+    """As in Keras, an epoch is shorter, and the next begins again with peeked batches."""
 
     def twelve():
         for start in range(0, 48, 4):
@@ -157,7 +157,7 @@ def test_a_generator_that_ends(backend):
 
 
 def test_passes_over_a_generator_read_nothing_ahead(backend):
-    """What they had read ahead would be lost for the next, on each rank another part."""
+    """Batches read ahead would be lost for the next pass, others on each rank."""
 
     def counting():
         for number in itertools.count():
@@ -173,12 +173,12 @@ def test_passes_over_a_generator_read_nothing_ahead(backend):
     validation = counting()
     words |= {"validation_data": validation, "validation_steps": 3}
     collective.fit(model, X, Y, batch_size=10, epochs=3, **words)
-    # Keras begins each pass with the two batches that it has looked at.
+    # Keras begins each pass with the two batches that it has inspected.
     assert next(validation)[0][0, 0] == X[0, 0] + 5
 
 
 def test_data_that_can_be_read_once_end_the_training(backend):
-    """Keras goes on with epochs of no step, and reports a loss of zero."""
+    """Keras would continue with epochs without steps, and report a loss of zero."""
     once = iter([(X[:10], Y[:10]), (X[10:20], Y[10:20])])
     data = tf.data.Dataset.from_generator(
         lambda: once,
@@ -242,7 +242,7 @@ def reader() -> keras.Model:
 
 
 class RowMeans(keras.layers.Layer):
-    """Mean and sum of a ragged row."""
+    """Returns mean and sum of a ragged row."""
 
     def call(self, x):
         return tf.stack([tf.reduce_mean(x, axis=1), tf.reduce_sum(x, axis=1)], axis=1)
@@ -266,7 +266,7 @@ def sparse_model() -> keras.Model:
     return made
 
 
-# Made when used: a tensor at import would start TensorFlow before its devices are set.
+# Made at use, because a tensor at import would start TensorFlow before its devices are set.
 def ragged_rows() -> tf.RaggedTensor:
     lengths = [i % 5 + 1 for i in range(len(X))]
     return tf.ragged.constant([np.arange(n, dtype="float32") for n in lengths])
@@ -276,7 +276,7 @@ def sparse_rows() -> tf.SparseTensor:
     return tf.sparse.from_dense(np.where(X > 0.5, X, 0))
 
 
-# As many rows as whole batches: Keras' losses of single outputs are means of means.
+# Only whole batches, because Keras' losses of single outputs are means of means.
 EVEN = slice(0, 50)
 ARRAYS = {
     "float64": (lambda: (X.astype("float64"), Y), model()),
@@ -415,7 +415,7 @@ def test_no_row_at_all(backend):
 
 
 def test_rows_are_used_once_whatever_the_ranks(any_backend):
-    """The sum of all rows is the gradient of a linear loss: none is left out or doubled."""
+    """The gradient of a linear loss is the sum of all rows: it shows a row used twice."""
     x, _ = rows(31, seed=9)
     with any_backend.scope():
         made = of(

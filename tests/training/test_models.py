@@ -23,7 +23,7 @@ def fails(message, what, **keywords):
 
 @pytest.fixture
 def policy():
-    """Sets a dtype policy for one test."""
+    """Return a function that sets a dtype policy for one test."""
     before = keras.config.dtype_policy()
     yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy(before)
@@ -49,7 +49,7 @@ def test_models_give_logits(name, shape):
     assert model.input_shape == (None, *shape)
     logits = model(np.random.default_rng(0).integers(0, 3, (2, *shape)))
     assert logits.shape == (2, 7)
-    # No softmax: rows do not add up to one.
+    # There is no softmax: rows do not add up to one.
     assert np.abs(np.sum(logits, 1) - 1).max() > 1e-4
 
 
@@ -102,7 +102,7 @@ def test_models_of_the_user(monkeypatch, tmp_path):
     fails("returned a int, not a keras.Model", "my_models:wrong")
     fails("no function 'none'", "my_models:none")
     fails("no module 'not_there.at_all'", "not_there.at_all:none")
-    # A module missing inside of the user's code is the user's to see.
+    # The user must see a missing module in the user's own code.
     with pytest.raises(ModuleNotFoundError):
         build("my_models:broken", **shape)
     sys.modules.pop("my_models")

@@ -1,4 +1,4 @@
-"""Errors in the words of the caller."""
+"""Errors use the names of the caller's interface."""
 
 from __future__ import annotations
 

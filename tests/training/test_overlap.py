@@ -1,4 +1,4 @@
-"""Buckets of gradients leave while the backward pass goes on."""
+"""Buckets of gradients travel while the backward pass continues."""
 
 import sys
 

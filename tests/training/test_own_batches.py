@@ -1,7 +1,7 @@
 """``per_replica``: each replica runs its own ``train_step`` on a batch of its own.
 
-On two ranks the weights are those of a loop by hand, in one process, over the batches of
-both. Noise has other numbers on each rank.
+On two ranks the weights equal a loop by hand, in one process, over the batches of
+both. Noise differs between ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.training.test_equivalence import together
 
 HERE = "tests/training/test_own_batches.py"
 NAME = os.environ.get(launch.BACKEND, "single")
-BATCH = 10  # of 22 rows: two batches, and one of two rows
+BATCH = 10  # 22 rows make two batches, and one of two rows
 RANKS = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
 PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
 
@@ -41,7 +41,7 @@ def backend(backends_by_name):
 
 
 class Contrastive(Plain):
-    """The other rows of the batch are the negatives."""
+    """A loss whose negatives are the other rows of the batch."""
 
     def loss_of(self, x, y):
         left, right = self(x, training=True), self(x + 0.1 * y, training=True)
@@ -68,7 +68,7 @@ class Contrastive(Plain):
 
 
 class Fixed(Contrastive):
-    """Its code knows how many rows a batch has."""
+    """A model whose code has a fixed number of rows in a batch."""
 
     def loss_of(self, x, y):
         noise = keras.random.normal((BATCH, 1), seed=2)
@@ -89,10 +89,10 @@ def data():
 
 
 def by_hand(kind, batches):
-    """The weights after updates by weighted means of the gradients of parts.
+    """Return the weights after updates by weighted means of the gradients of parts.
 
     Args:
-        batches: For each update, the rows of each replica; none idle.
+        batches: For each update, the rows of each replica; each replica has rows.
     """
     model = made(kind)
     for parts in batches:
@@ -137,13 +137,13 @@ def test_shares_are_batches(backend, caplog):
     assert result.per_replica is True
     said = [m for m in caplog.messages if "another model than that of one process" in m]
     assert len(said) == (backend.rank == 0)
-    # As it was trained: its evaluation is not compared, or refused.
+    # Evaluated as it was trained; this is not compared, or refused.
     assert evaluate(model, *data(), backend=backend, verbose=0) > 0
 
 
 @RANKS
 def test_whole_batches(backend):
-    """Of three batches, the last of two rows is left out."""
+    """The last of three batches, which has two rows, is left out."""
     x, y = data()
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
     model, result = trained(
@@ -200,7 +200,7 @@ def normalized():
     keras.utils.set_random_seed(7)
     layers = [
         keras.Input((FEATURES,)),
-        keras.layers.Dense(4, use_bias=False),  # its gradient is rounding alone
+        keras.layers.Dense(4, use_bias=False),  # its gradient would be only rounding
         keras.layers.BatchNormalization(momentum=0.5),
         keras.layers.Dense(LATENT),
     ]
@@ -211,7 +211,7 @@ def normalized():
 
 @RANKS
 def test_statistics_of_a_replica(backend):
-    """Keras' own step: each normalizes by its own rows; all else is of the whole batch."""
+    """In Keras' own step each replica normalizes by its own rows; the rest is global."""
     model, (x, y) = normalized(), data()
     words = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 2}
     ours = fit(model, x, y, backend=backend, per_replica=True, **words)

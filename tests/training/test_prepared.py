@@ -1,4 +1,4 @@
-"""The record of a prepared model: found again by the model, and gone with it."""
+"""The record of a prepared model is found by the model, and freed with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of one update, what it refuses, and that it is Keras' own on one replica."""
+"""One update: its order, its refusals, and its equality with Keras on one replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
 class Counting(SingleBackend):
-    """One replica; counts the calls in the graph as they happen."""
+    """Has one replica; counts the calls in the graph as they happen."""
 
     def __init__(self):
         super().__init__(Options(), Environment())
@@ -40,7 +40,7 @@ class Counting(SingleBackend):
 
 
 class Twin(SingleBackend):
-    """Replica 0 of two; the other one holds the same rows."""
+    """Is replica 0 of two; the other one holds the same rows."""
 
     def __init__(self):
         super().__init__(Options(), Environment())
@@ -56,7 +56,7 @@ def single():
 
 
 def make(model, backend, rows, **options):
-    """A model and its step for batches that look like these rows."""
+    """Return a model and its step for batches like these rows."""
     spec = spec_of(rows)
     model = built(model, backend, spec)
     return model, make_step(get_prepared(model), backend, spec, FitOptions(**options))
@@ -78,7 +78,7 @@ def values(variables):
     "model, data, sums",
     [
         (cases.mlp(cases.adam), cases.labelled, 1),
-        (cases.masked, cases.sentences, 2),  # first, how many are not masked
+        (cases.masked, cases.sentences, 2),  # first the number of words without mask
     ],
 )
 def test_sums_of_an_update(model, data, sums, accumulate):
@@ -91,7 +91,7 @@ def test_sums_of_an_update(model, data, sums, accumulate):
 
 
 def wide():
-    """Gradients of many sizes, and a metric of large ones."""
+    """Return a model with gradients of many sizes, and a metric of large ones."""
     layers = [
         keras.Input((cases.FEATURES,)),
         keras.layers.Dense(100),
@@ -117,11 +117,11 @@ def test_nothing_but_large_gradients_may_travel_in_16_bits():
     assert backend.rounded == [(cases.FEATURES, 100), (100,), (100, 2)]
 
 
-# --- refusing what is not finite ---------------------------------------------------
+# --- refusing values that are not finite ----------------------------------------------
 
 
 def decaying():
-    """Has all that moves without a gradient: decay, averages, counters, statistics."""
+    """Return a model whose state moves without gradients, such as decay and statistics."""
     layers = [
         keras.Input((cases.FEATURES,)),
         keras.layers.BatchNormalization(),
@@ -147,7 +147,7 @@ def test_not_finite_names_the_variable_and_applies_nothing(name, backends_by_nam
     after = values(model.variables + model.optimizer.variables)
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
-    step(own_part(rows_of(6), backend), 18)  # and training can go on
+    step(own_part(rows_of(6), backend), 18)  # and training can continue
 
 
 def test_not_finite_names_the_first_bad_variable_only(single):
@@ -237,7 +237,7 @@ def test_clips_the_sum_not_its_parts(clip, clipped):
 
 
 def test_decay_and_constraint_come_after_the_update():
-    """AdamW decays by lr x decay x weight whatever the clip; then norms are bounded."""
+    """AdamW decays by lr x decay x weight with any clip; then norms are bounded."""
 
     def model():
         constraint = keras.constraints.MaxNorm(0.5)
@@ -262,7 +262,7 @@ def test_decay_and_constraint_come_after_the_update():
 
 
 def test_regulariser_counts_once(backends_by_name):
-    """With a gradient of 0 from the data, what remains is the regulariser's."""
+    """The data's gradient is 0, so only the regulariser's gradient remains."""
 
     def model():
         dense = keras.layers.Dense(
@@ -285,7 +285,7 @@ def test_regulariser_counts_once(backends_by_name):
 
 
 def fitted(make_model, batches):
-    """Losses and weights by ``keras.Model.fit``, one epoch a batch."""
+    """Return losses and weights of ``keras.Model.fit``, with one batch in an epoch."""
     keras.utils.set_random_seed(0)
     model = make_model()
     signature = tuple(p for p in spec_of(batches[0])[:3] if p is not None)
@@ -304,7 +304,7 @@ MODELS = {
     "functional": (cases.functional, cases.two_and_two),
     "batchnorm": (cases.normalised, cases.labelled),
 }
-# On ranks, test_equivalence trains the like of these.
+# test_equivalence trains similar cases on ranks.
 MORE = {
     "adam": (cases.mlp(cases.adam), cases.labelled),
     "sample weights": (cases.mlp(cases.sgd), cases.weighted),

@@ -1,4 +1,4 @@
-"""Text as the input of a model: what stock Keras trains, on any number of ranks."""
+"""Text as the input of a model trains as in stock Keras, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import launch
 from tests.training.small import on_rank_zero
 
 HERE = "tests/training/test_text_inputs.py"
-BATCH = 8  # of 21 rows: two batches, and one of five
+BATCH = 8  # 21 rows make two batches, and one of five
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
 
@@ -33,7 +33,7 @@ def rows():
 
 
 def vectorized():
-    """Words are split and looked up in the model."""
+    """Return a model that splits words and looks them up."""
     words = keras.layers.TextVectorization(output_sequence_length=4)
     words.adapt(rows()[0])
     inputs = keras.Input((), dtype="string")
@@ -43,7 +43,7 @@ def vectorized():
 
 
 def looked_up():
-    """One word a row."""
+    """Return a model for one word in each row."""
     inputs = keras.Input((1,), dtype="string")
     look = keras.layers.StringLookup(vocabulary=["left"], output_mode="one_hot")
     x = keras.layers.Dense(3, "tanh")(look(inputs))

@@ -1,4 +1,4 @@
-"""What travels in 16 bits with ``--transport-dtype``: gradients, and nothing else.
+"""With ``--transport-dtype`` gradients travel in 16 bits, and nothing else does.
 
 Plain, this file starts itself on two ranks.
 """
@@ -27,7 +27,7 @@ ROWS, WIDTH = 23, 80  # a last batch of 7 rows; kernels large enough to be round
 
 
 class Clips(keras.Model):
-    """Clips its gradients itself, so what reaches the optimizer is no sum over rows."""
+    """Clips its gradients itself, so the optimizer's gradients are not sums over rows."""
 
     def train_step(self, data):
         x, y = data
@@ -40,7 +40,7 @@ class Clips(keras.Model):
 
 
 def make(kind=keras.Model):
-    """Its BatchNormalization has moments of more than 64 numbers, as its kernels."""
+    """Return a model whose moments and kernels have more than 64 numbers."""
     keras.utils.set_random_seed(3)
     given = keras.Input((WIDTH,))
     x = keras.layers.Dense(WIDTH, activation="tanh")(given)
@@ -57,7 +57,7 @@ def data():
 
 
 class InFloat16(SingleBackend):
-    """Notes the gradients that it rounds."""
+    """Records the gradients that it rounds."""
 
     rounds_to = "float16"
 
@@ -81,7 +81,7 @@ def test_gradients_alone_are_rounded(kind, accumulate):
         make(kind), *data(), batch_size=8, verbose=0, backend=backend,
         accumulate=accumulate,
     )  # fmt: skip
-    # That of gamma is no sum over rows: it is computed of sums that travel exactly.
+    # Gamma's gradient is not a sum over rows: it comes from sums that travel exactly.
     kernels, vectors = [(WIDTH, WIDTH)] * 2, [(WIDTH,)] * 3
     assert sorted(backend.shapes) == sorted([*kernels, *vectors])
     assert (WIDTH, WIDTH) not in backend.others
@@ -91,7 +91,7 @@ def test_gradients_alone_are_rounded(kind, accumulate):
 @pytest.mark.on_ranks
 @pytest.mark.skipif(NAME == "single", reason="for ranks")
 def test_one_step_differs_in_the_kernels_alone():
-    """On ranks: losses, metrics and moments are exact, and kernels nearly."""
+    """On ranks losses, metrics and moments are exact, and kernels are nearly exact."""
     exact, rounded = (
         backends.get("native", Options(transport_dtype=dtype))
         for dtype in (None, "bfloat16")

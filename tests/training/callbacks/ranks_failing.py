@@ -1,4 +1,4 @@
-"""Started under mpirun by ``test_callbacks``: a callback fails on rank 0.
+"""A callback fails on rank 0; ``test_callbacks`` starts this under mpirun.
 
 ``ranks_failing.py BACKEND raises | all_reduce | barrier``
 """
@@ -15,7 +15,7 @@ from tests.training.small import train
 
 
 class Fails(keras.callbacks.Callback):
-    """Does what it must not, at a time when others go on."""
+    """Does a forbidden action, while other ranks continue."""
 
     def __init__(self, backend, how):
         super().__init__()

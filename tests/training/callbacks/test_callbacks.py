@@ -1,7 +1,7 @@
-"""Ordinary Keras callbacks in a job of many ranks: one decision, followed by all.
+"""Ordinary Keras callbacks in a job of many ranks: all follow one decision.
 
-Plain, on one process; ``test_fit.test_on_ranks`` runs this file on several. Each rank
-has a folder of its own, so a file that another rank than 0 wrote would show.
+Plain, it runs in one process; ``test_fit.test_on_ranks`` runs this file on several. Each rank
+has a folder of its own, so that a file written by another rank than 0 is found.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.training.small import (
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
-@pytest.fixture(params=NAMES[:1])  # in one process it makes no difference which
+@pytest.fixture(params=NAMES[:1])  # in one process all are equal
 def backend(request, backends_by_name):
     return backends_by_name(request.param)
 
 
 class Scores(keras.callbacks.Callback):
-    """Puts given scores into the logs, as a callback behind it will see them."""
+    """Puts given scores into the logs for a later callback."""
 
     def __init__(self, *scores):
         super().__init__()
@@ -51,7 +51,7 @@ class Scores(keras.callbacks.Callback):
 
 
 class Weights(keras.callbacks.Callback):
-    """Remembers the weights of each epoch."""
+    """Stores the weights of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -66,14 +66,14 @@ def files(folder: Path) -> list[str]:
 
 
 def written_once(backend, folder: Path) -> list[str]:
-    """What rank 0 has written; no other rank may have written anything."""
+    """Return the files of rank 0; check that no other rank has written files."""
     first, *others = gather(backend, files(folder))
     assert not any(others)
     return first
 
 
 def test_metrics_are_read_as_in_keras(backend):
-    """In hooks of batches and epochs, and after the training; of rank 0 the first."""
+    """They are read in hooks of batches and epochs, and after the training."""
 
     class Reads(keras.callbacks.Callback):
         def __init__(self):
@@ -187,7 +187,7 @@ def test_reduce_lr_on_plateau_is_followed(backend):
 
 
 def test_learning_rate_scheduler_is_followed_in_every_epoch(backend):
-    """One plain SGD step an epoch: its length shows the rate that was in force."""
+    """An epoch is one plain SGD step, whose length shows the rate in use."""
     moves = []
 
     class Moves(keras.callbacks.Callback):
@@ -305,9 +305,9 @@ def test_logs_of_a_batch_are_averages_of_the_epoch_so_far(backend):
 def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
     made = train(backend, steps=1).model
     evaluation = make_evaluation(get_prepared(made), backend, Input(rows(7), 4))
-    evaluation()  # traced: a graph does not come through Backend.all_reduce again
+    evaluation()  # traced here, because a graph does not call Backend.all_reduce again
     if backend.size == 1:
-        return  # nobody to wait for
+        return  # there is no other rank to wait for
     calls = {
         "all_reduce": lambda: backend.all_reduce([tf.ones(3)]),
         "broadcast_array": lambda: backend.broadcast_array(np.ones(3)),
@@ -321,7 +321,7 @@ def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
             pytest.raises(CollectiveError, match=r"on_epoch_end, which runs on rank 0"),
         ):
             call()
-    backend.barrier()  # and afterwards all is as before
+    backend.barrier()  # and afterwards all works as before
 
 
 @pytest.mark.launches

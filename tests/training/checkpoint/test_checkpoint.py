@@ -1,7 +1,7 @@
-"""Checkpoints: gone on from to the bit, never half written, and passed over when bad.
+"""Checkpoints: a training continues bit by bit, files are whole, bad ones are skipped.
 
-Plain, in one process; ``test_fit.test_on_ranks`` runs this file on several, each rank
-with a folder of its own: no disk in common. ``test_killing`` has the whole jobs.
+Plain, it runs in one process; ``test_fit.test_on_ranks`` runs this file on several, each rank
+with a folder of its own, without a common disk. ``test_killing`` has whole jobs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PLAIN = pytest.mark.skipif(launch.launched(), reason="rank 0's error ends the jo
 
 @pytest.fixture
 def first(backends_by_name):
-    """The ranks' backend, or the first of one process: what is long is done once."""
+    """Return the ranks' backend, or the first of one process, so that long tests run once."""
     return backends_by_name(NAMES[0])
 
 
@@ -58,7 +58,7 @@ def everything():
 
 
 def callbacks() -> list[keras.callbacks.Callback]:
-    """Each makes the rate smaller by a part, so that a hook called twice would show."""
+    """Return callbacks that reduce the rate, so that a hook called twice is noticed."""
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.7 * rate)]
 
 
@@ -83,7 +83,7 @@ def test_resumed_anywhere_it_is_the_uninterrupted_run(first, tmp_path, capfd):
     train(first, callbacks(), **settings, steps=end, checkpoint=checkpoint)
     assert checkpoint.failed is None
     written, *others = gather(first, names(tmp_path / "a"))
-    # Every fourth, one of them between two epochs, and the last, in the middle of one.
+    # Every fourth step, one of them between two epochs, and the last one within an epoch.
     assert written == [f"step-{s:09d}" for s in (4, 8, 12, 14)] and end == 14
     assert not any(others)
     for steps in (12, 14):
@@ -103,7 +103,7 @@ def test_resumed_anywhere_it_is_the_uninterrupted_run(first, tmp_path, capfd):
 
 @PLAIN
 def test_resumed_when_all_is_done_it_gives_the_same_again(backends_by_name, tmp_path):
-    """Stopped by a callback, in an epoch's middle, and not taken up again."""
+    """A callback stops it in the middle of an epoch, and it does not continue."""
 
     class Stops(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -139,7 +139,7 @@ def test_another_number_of_replicas_goes_on_the_same(backends_by_name, tmp_path)
 
 @PLAIN
 def test_a_state_stays_as_it_was_taken(alone):
-    """Nothing is copied: the step must leave buffers alone that somebody holds."""
+    """Nothing is copied, so the step must not change buffers that are held elsewhere."""
     made = train(alone, model=everything, epochs=1).model
     taken = values_of(made)
     copies = [np.array(value) for value in taken]
@@ -240,7 +240,7 @@ def foreign(file: Path) -> None:
 
 
 def other_plan(file: Path) -> None:
-    """As if of another training: unharmed, but not ours."""
+    """Make it a valid checkpoint of another training."""
     change(file, lambda body: body["plan"].update(seed=77))
 
 
@@ -280,7 +280,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory, backends_by_name):
-    """A folder of three good checkpoints."""
+    """Return a folder of three good checkpoints."""
     folder = tmp_path_factory.mktemp("three")
     checkpoint = Waiting(folder, every=2)
     train(backends_by_name("single"), model=model(), steps=6, checkpoint=checkpoint)
@@ -289,7 +289,7 @@ def three(tmp_path_factory, backends_by_name):
 
 
 def read_all(folder: Path, trained: keras.Model) -> str:
-    """The name of the one that is used."""
+    """Return the name of the checkpoint that is used."""
     from collective.training.input.pipeline import Input
 
     plan = asdict(Input(rows(), BATCH, seed=5).plan)
@@ -333,7 +333,7 @@ def test_after_a_bad_one_training_goes_on_from_the_one_before(alone, three, tmp_
     checkpoint = Waiting(folder, every=2, keep=2, resume=True)
     result = train(alone, steps=10, checkpoint=checkpoint)
     assert result.losses == train(alone, steps=10).losses
-    # The bad one has been written again, and the last two are kept.
+    # The bad checkpoint has been written again, and the last two are kept.
     assert names(folder) == ["step-000000008", "step-000000010"]
 
 
@@ -348,7 +348,7 @@ def test_fewer_steps_than_were_made_are_refused(alone, three):
 def test_what_costs_too_much_is_left_out(alone, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(schedule, "PART_OF_TIME", 1e-9)
     train(alone, steps=9, checkpoint=Checkpoint(tmp_path, every=2))
-    # The first, to know what it costs; and the last, whatever it costs.
+    # The first is written to measure its cost, and the last at any cost.
     assert names(tmp_path) == ["step-000000002", "step-000000009"]
     assert "warning: 3 checkpoints were skipped" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: one training's at a time, on a disk that may be full."""
+"""The folder of checkpoints: it serves one training, on a disk that may be full."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_dead_process_that_cannot_end_holds_no_folder(tmp_path, alone, monkeyp
 
 
 class Frees(keras.callbacks.Callback):
-    """Calls something after some steps."""
+    """Calls a function after some steps."""
 
     def __init__(self, step: int, free):
         super().__init__()
@@ -83,7 +83,7 @@ def small_disk(tmp_path):
 
 
 def goes_on_without_the_disk(backend, folder, free, capsys) -> str:
-    """Steps 3 and 4 have no disk; all others have one."""
+    """Train without a disk in steps 3 and 4; check the checkpoints of the others."""
     checkpoint = Waiting(folder, every=1, keep=2)
     full = Frees(3, lambda: free(False))
     result = train(
@@ -116,7 +116,7 @@ def test_a_full_disk_is_reported_and_the_training_goes_on(alone, small_disk, cap
 
 
 def test_a_write_that_fails_is_reported_and_leaves_nothing(alone, tmp_path, capsys):
-    """By a limit on the size of files, which is never seen coming."""
+    """A limit on the size of files cannot be noticed before the write."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def free(there: bool) -> None:

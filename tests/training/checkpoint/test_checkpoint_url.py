@@ -1,4 +1,4 @@
-"""Checkpoints at a URL: copied there whole or not at all, and resumed from."""
+"""Checkpoints at a URL: they are copied completely or not at all, and a training resumes from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alone(backends_by_name):
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """An object store in memory, and a cache of the test's own."""
+    """Return an object store in memory, and the test's own cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = fsspec.filesystem("memory")
     with contextlib.suppress(FileNotFoundError):
@@ -138,7 +138,7 @@ def test_killed_while_it_writes_to_s3(alone, tmp_path, monkeypatch):
         files = fsspec.filesystem("s3")
         files.mkdir("runs")
         whole = train(alone, steps=8)
-        for copies in (0, 1, 4, 5):  # within the first, and within the second one
+        for copies in (0, 1, 4, 5):  # within the first and within the second checkpoint
             url = f"s3://runs/{copies}"
             words = [sys.executable, "-c", KILLED, url, str(copies)]
             done = subprocess.run(

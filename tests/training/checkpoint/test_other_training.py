@@ -87,7 +87,7 @@ def test_a_rate_that_a_callback_has_changed_stays(tmp_path, alone):
 
 
 def forge(folder, change):
-    """Changes a manifest as somebody would who can compute checksums."""
+    """Change a manifest, and correct its checksums."""
     file = folder / storage.MANIFEST
     body = json.loads(file.read_text())
     del body["crc32"]
@@ -113,7 +113,7 @@ def test_a_valid_checksum_is_not_enough(tmp_path, alone):
     [saved] = storage.saved_in(tmp_path)
     whole = (saved / storage.MANIFEST).read_text()
     for change in (*FORGED, None):
-        if change is None:  # deeper than JSON is read
+        if change is None:  # deeper than the reader of JSON allows
             (saved / storage.MANIFEST).write_text("[" * 100_000)
         else:
             forge(saved, change)

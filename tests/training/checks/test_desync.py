@@ -1,6 +1,6 @@
-"""Replicas that have come apart: which, in what tensor, at which step.
+"""Replicas that have become different: the report names them, the tensor and the step.
 
-Plain, on three devices of one process; ``test_fit`` starts this file on ranks.
+Plain, it runs on three devices of one process; ``test_fit`` starts it on ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def backend(request, backends_by_name):
 
 
 def flip(backend, variable: keras.Variable, bit: int, replica: int) -> None:
-    """A bit of the last number of a variable (float32), on one replica only."""
+    """Flip a bit of the last number of a variable (float32), on one replica only."""
     copies = getattr(variable.value, "values", [variable.value])
     for copy, number in zip(copies, backend.local_replicas, strict=True):
         if number == replica:
@@ -58,16 +58,16 @@ def test_names_replica_tensor_and_step(pick, backend):
     take(step, alarm, range(FLIPPED_AFTER))
     kernel = model.trainable_variables[-2]
     moment = next(v for v in model.optimizer.variables if "momentum" in v.name)
-    # The lowest bit of the moment would be rounded away as it decays.
+    # The lowest bit of the moment would disappear by rounding as it decays.
     variable, bit = (kernel, 0) if pick == "weight" else (moment, 23)
     flip(backend, variable, bit, odd)
-    take(step, alarm, range(FLIPPED_AFTER, 6))  # not looked at: all goes on
+    take(step, alarm, range(FLIPPED_AFTER, 6))  # not checked, so all continues
     with pytest.raises(CollectiveError) as error:
         take(step, alarm, [6])
     kind = "rank" if backend.size > 1 else "replica"
     message = str(error.value)
     assert message.startswith(f"step 6: {kind} {odd} has other values in ")
-    if pick == "weight":  # all ranks add the same to it: no other tensor follows
+    if pick == "weight":  # all ranks add the same to it, so no other tensor changes
         others = "the others." if backend.replicas > 2 else f"{kind} 0; there is no"
         assert f" in {kernel.path!r} than {others}" in message
     assert message.count("At step 3 all were the same.") == 1
@@ -76,7 +76,7 @@ def test_names_replica_tensor_and_step(pick, backend):
 
 
 class Four:
-    """Stands for a backend of four ranks in what an error is made of."""
+    """Stands for a backend of four ranks in the text of an error."""
 
     replicas = size = 4
 

@@ -1,4 +1,4 @@
-"""A hook that leaves nothing out: with it, a training is that without a hook."""
+"""A hook that sends everything: it does not change a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collective.training.compression import CommunicationHook, Exchanged
 
 
 class Everything(CommunicationHook):
-    """Sends matrices as they are, in a message of their own, and counts steps."""
+    """Sends matrices unchanged, in their own message, and counts steps."""
 
     def compresses(self, shape):
         return len(shape) > 1

@@ -17,11 +17,11 @@ ROWS, BATCH = 53, 10  # five batches of ten rows, and one of three
 PER_EPOCH = 6
 RATE = 0.5
 HOOK = PowerSGD(rank=2)
-KERNEL = 0  # its index among the trainable variables
+KERNEL = 0  # index of the kernel among the trainable variables
 
 
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, labels and weights; no two rows alike."""
+    """Return rows, labels and weights; all rows differ."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(ROWS, FEATURES))
     y = x @ rng.normal(size=(FEATURES, OUTPUTS)) + rng.normal(size=(ROWS, OUTPUTS))
@@ -29,7 +29,7 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def model(weighted: bool = False) -> keras.Model:
-    """In float64. With weights, the data decide what a batch's loss is divided by."""
+    """Return a model in float64. With weights, the data give the divisor of the loss."""
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(2)
     made = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(OUTPUTS)])
@@ -41,7 +41,7 @@ def model(weighted: bool = False) -> keras.Model:
 
 
 def train(backend: Any, steps: int, weighted: bool = False, **more: Any) -> Any:
-    """``collective.fit``, with the hook by default."""
+    """Train with ``collective.fit``, by default with the hook."""
     x, y, weights = data()
     words = {"hook": HOOK, "batch_size": BATCH, "shuffle": False, "verbose": 0}
     if weighted:
@@ -52,7 +52,7 @@ def train(backend: Any, steps: int, weighted: bool = False, **more: Any) -> Any:
 
 
 class Trained(NamedTuple):
-    """What the reference has after some steps; ``errors`` by replica."""
+    """The state of the reference after some steps; ``errors`` by replica."""
 
     losses: list[float]
     kernel: np.ndarray
@@ -66,10 +66,10 @@ def reference(
     weighted: bool = False,
     changes: Mapping[int, Callable[[list[np.ndarray]], list[np.ndarray]]] | None = None,
 ) -> Trained:
-    """PowerSGD on some replicas, by NumPy.
+    """Train with PowerSGD on some replicas, in NumPy.
 
     Args:
-        changes: Before the step of this number, makes the errors of other replicas.
+        changes: By step: makes the errors of another number of replicas before that step.
     """
     x, y, weights = data()
     weights = weights if weighted else np.ones(ROWS)

@@ -20,7 +20,7 @@ from tests.training.elastic.ranks_killed import TOLD_AT, ComesAndGoes, steps_don
 
 
 class Dies(keras.callbacks.Callback):
-    """Kills rank 0 while the other one waits for its gradients."""
+    """Kills rank 0 while the other rank waits for its gradients."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if steps_done(self.model) == TOLD_AT:

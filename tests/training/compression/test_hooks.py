@@ -1,4 +1,4 @@
-"""Communication hooks in a training: as NumPy does it, on any number of ranks.
+"""Communication hooks in a training equal NumPy's result, on any number of ranks.
 
 Plain, this file starts itself on the ranks of a backend.
 """
@@ -59,7 +59,7 @@ def test_trains_as_numpy_does(weighted, backend):
     np.testing.assert_allclose(error, wanted.errors[backend.rank], atol=1e-12)
     (summed,) = state.gather().values()
     np.testing.assert_allclose(summed, sum(wanted.errors), atol=1e-12)
-    # What the hook does is linear: one process with it trains the same.
+    # The hook is linear: one process with it trains the same.
     assert_trained(result, linear.reference(1, ALL, weighted))
 
 
@@ -87,7 +87,7 @@ def test_a_hook_of_the_users_own(backend):
 
 
 class TakesGradients(keras.Model):
-    """Takes those of its loss so many times in a step."""
+    """Computes the gradients of its loss so many times in a step."""
 
     times = 1
 
@@ -135,13 +135,13 @@ def test_a_train_step_of_the_models_own(accumulate, backend):
         pytest.param("mpi", 3, marks=pytest.mark.matrix),
         pytest.param("tf-multiworker", 2, marks=pytest.mark.matrix),
         pytest.param("horovod", 2, marks=[pytest.mark.matrix, pytest.mark.horovod]),
-        pytest.param("native", 4, marks=pytest.mark.matrix),  # some have no rows
+        pytest.param("native", 4, marks=pytest.mark.matrix),  # some ranks have no rows
     ],
 )
 def test_on_ranks(name, ranks, tmp_path, backends_by_name):
     ended = launch.launch(name, ranks, [HERE], tmp_path)
     assert ended.passed() == 6
-    # One process continues with what all ranks together had not sent.
+    # One process continues with the sum of all ranks' unsent errors.
     more = Checkpoint(tmp_path / f"by-{name}", resume=True)
     single = backends_by_name("single")
     result = linear.train(single, ALL + 3, checkpoint=more)
@@ -176,7 +176,7 @@ if not launch.launched():
     @pytest.mark.launches
     @pytest.mark.matrix
     def test_a_rank_is_killed_with_its_errors(tmp_path):
-        """The step that the other one had begun is repeated with the errors before it."""
+        """The other rank's step is repeated with the errors from before that step."""
         script = str(Path(__file__).with_name("ranks_elastic.py"))
         before = [*launch.command("native", 2), "--min-np", "1"]
         line = [*before, sys.executable, script, str(tmp_path), "killed"]
@@ -242,7 +242,7 @@ if not launch.launched():
         assert why in str(caught.value)
 
     def test_a_state_without_errors_leaves_those_of_the_rank(backend):
-        """As one that an elastic job broadcasts."""
+        """An elastic job broadcasts such a state."""
         state = get_hook(linear.train(backend, 3).model)
         (error,) = state.errors.values()
         before = error.numpy()

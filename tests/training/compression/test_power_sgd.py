@@ -1,4 +1,4 @@
-"""PowerSGD: what it sends, what it keeps, and that it trains."""
+"""PowerSGD: its messages, its state, and its training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collective.errors import UsageError
 from collective.training.compression import PowerSGD
 from collective.training.compression.savings import elements_sent
 
-# Width and inputs of the convolutions of VGG-16, and of its dense layers.
+# Widths and inputs of VGG-16's convolutions and dense layers.
 CONVOLUTIONS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 DENSE = ((25088, 4096), (4096, 4096), (4096, 1000))
 
@@ -27,7 +27,7 @@ def vgg16() -> list[tuple[int, ...]]:
 def test_the_bytes_of_vgg16():
     shapes = vgg16()
     numbers = sum(map(math.prod, shapes))
-    assert numbers == 138_357_544  # as keras.applications.VGG16 counts them
+    assert numbers == 138_357_544  # keras.applications.VGG16 has the same number
     sent = elements_sent(PowerSGD(rank=4), shapes)
     by_hand = 0
     for shape in shapes:
@@ -57,12 +57,12 @@ def test_only_what_becomes_smaller_is_compressed(shape, compressed):
 
 
 def exchange(hook, matrices):
-    """One step without errors, of several replicas; the first one's sent part."""
+    """Make one step of several replicas without errors; return the first one's sent part."""
     (start,) = hook.start(matrices[0].shape, 0)
     done = []
 
     def replica(number: int, first_sums: list) -> None:
-        """Replicas one after the other: each gets the sums of the messages of all."""
+        """Run replicas one after another: each gets the sums of all messages."""
         calls = iter(first_sums)
         done.append(
             hook.exchange(

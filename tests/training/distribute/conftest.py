@@ -1,4 +1,4 @@
-"""A strategy on ranks: N of them, of which this is number R."""
+"""A strategy on N ranks; R is the number of this rank."""
 
 from __future__ import annotations
 

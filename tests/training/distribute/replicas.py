@@ -1,4 +1,4 @@
-"""What the tests of a strategy on ranks share: its values, and comparisons with them."""
+"""Shared by the tests of a strategy on ranks: its values, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def local(strategy, value):
 
 
 def read(strategy, dataset):
-    """The rows of this rank in each batch."""
+    """Return the rows of this rank in each batch."""
     batches = strategy.experimental_distribute_dataset(dataset)
     return [local(strategy, batch)[0] for batch in batches]

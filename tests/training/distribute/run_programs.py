@@ -1,4 +1,4 @@
-"""Runs programs of ``examples/distribute/`` one after the other, in one process or on ranks.
+"""Runs programs of ``examples/distribute/`` one after another, in one process or on ranks.
 
 ``run_programs.py HOW FOLDER [NAME ...]``; HOW is ``stock``, or the name of a backend with
 ``written`` (the strategy is ``collective.distribute.Strategy``) or ``unedited``:
@@ -40,7 +40,7 @@ def main(how: str, folder: str, *wanted: str) -> None:
             continue
         from collective.distribute import Strategy
 
-        # As unedited: which strategy the program would make.
+        # In an unedited program: the strategy that the program would make.
         text = (PROGRAMS / f"{name}.py").read_text()
         one_host = "MultiWorker" not in text
         several = int(devices) if devices else None

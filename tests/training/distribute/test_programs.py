@@ -1,4 +1,4 @@
-"""Programs of ``examples/distribute/``: what they train on ranks is what one process does."""
+"""Programs of ``examples/distribute/``: on ranks they train the model of one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.distribute import run_programs
 
 pytestmark = launch.STARTS_RANKS
 SCRIPT = str(Path(run_programs.__file__))
-# In make test; the others are of the matrix.
+# Programs in make test; the others belong to the matrix.
 FEW = ["loop", "fit_own_step", "data_of_one_host"]
 BOUND = {"float32": 1e-5, "float64": 1e-10}
 CASES = [
@@ -60,7 +60,7 @@ def test_programs_equal_one_process(how, ranks, dtype, programs, once, tmp_path)
 
 
 def compare(name, expected, found, bound):
-    """The largest difference beside the largest number of each array."""
+    """Compare arrays: the largest difference, relative to the largest number of each."""
     assert sorted(found.files) == sorted(expected.files)
     for key in expected.files:
         a, b = expected[key], found[key]

@@ -1,6 +1,6 @@
-"""``collective.distribute.Strategy`` on ranks: who is who, sums, and gathers.
+"""``collective.distribute.Strategy`` on ranks: identities, sums, and gathers.
 
-Each rank has other data: R is the number of this rank, N of how many there are.
+Each rank has other data: R is the number of this rank, N the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not launch.launched(), reason="runs on ranks onl
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
-# --- who is who -------------------------------------------------------------------------
+# --- identities -----------------------------------------------------------------------
 
 
 def test_replicas(strategy, N, R):
@@ -32,7 +32,7 @@ def test_replicas(strategy, N, R):
         assert tf.distribute.get_strategy() is strategy
 
 
-# --- sums and gathers -------------------------------------------------------------------
+# --- sums and gathers -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -151,7 +151,7 @@ def test_merge_call_in_branches_and_loops(strategy, N):
 
 
 def test_moving_averages_of_weights(strategy, N, R):
-    """As tf.train.ExponentialMovingAverage and an optimizer's ``use_ema`` keep them."""
+    """tf.train.ExponentialMovingAverage and an optimizer's ``use_ema`` keep them so."""
     with strategy.scope():
         weight = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
         average = tf.Variable(
@@ -174,14 +174,15 @@ def test_moving_averages_of_weights(strategy, N, R):
     step()
     mean = (N + 1) / 2
     equal(average.numpy(), 0.5 * 0.5 * mean + 0.5 * 2 * mean)
-    total = N * mean  # Keras sums the gradients of replicas
+    total = N * mean  # because Keras sums the gradients of replicas
     equal(own.numpy(), 2 * total)
     optimizer.finalize_variable_values([own])
-    equal(own.numpy(), 0.5 * total + 0.5 * 2 * total)  # it begins with the first
+    # The average begins with the first.
+    equal(own.numpy(), 0.5 * total + 0.5 * 2 * total)
 
 
 def test_a_loss_scale_that_overflows_on_one_rank(strategy, N, R):
-    """All ranks leave the step out, and halve the scale."""
+    """All ranks omit the step, and halve the scale."""
     with strategy.scope():
         weight = keras.Variable(1.0)
         optimizer = keras.optimizers.LossScaleOptimizer(
@@ -202,7 +203,7 @@ def test_a_loss_scale_that_overflows_on_one_rank(strategy, N, R):
 
 
 def test_order_under_random_delays(strategy, N, R):
-    """Sums of one graph without data between them; each rank computes in its own time."""
+    """The sums of one graph do not depend on each other; ranks are slow at random."""
     draw = np.random.default_rng(R)
 
     def late(x):

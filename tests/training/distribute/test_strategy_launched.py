@@ -1,4 +1,4 @@
-"""Starts the other tests of strategies on ranks, and programs that must fail by name."""
+"""Starts the other tests of strategies on ranks, and programs that must name an error."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_all_ranks_write_checkpoints_to_one_path(how, tmp_path):
         for kind in ("index", "data-00000-of-00001")
     }
     assert {file.name for file in (tmp_path / "all").iterdir()} == files
-    assert "NotFoundError" not in output  # of files that another rank has deleted
+    assert "NotFoundError" not in output  # for files that another rank has deleted
     assert (tmp_path / "one.index").exists()
 
 

@@ -1,6 +1,6 @@
 """``collective.distribute.Strategy`` on ranks: the rows that each reads.
 
-Each rank has other data: R is the number of this rank, N of how many there are.
+Each rank has other data: R is the number of this rank, N the number of ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_rows_are_skipped_before_they_are_mapped(strategy, N, R):
         seen.append(int(x))
         return x
 
-    # numpy_function is stateful: what it does is seen in whole batches only.
+    # numpy_function is stateful, so its result shows only in whole batches.
     plain = tf.data.Dataset.range(4 * N).map(lambda x: x + 1).batch(2 * N).prefetch(1)
     rows = [*range(1, 4 * N + 1)]
     assert read(strategy, plain) == [

@@ -1,6 +1,6 @@
 """``collective.distribute.Strategy`` on ranks: variables, metrics, and ``fit``.
 
-Each rank has other data: R is the number of this rank, N of how many there are.
+Each rank has other data: R is the number of this rank, N the number of ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_the_first_value_is_rank_zeros(strategy, R):
 
 
 def test_a_model_that_one_rank_has_collected(strategy, R):
-    """Python collects garbage when it likes; ``fit`` averages what replicas have written."""
+    """Python may collect garbage at any time; ``fit`` averages the values of replicas."""
     with strategy.scope():
         layer = keras.layers.BatchNormalization()
         layer.build([None, 3])
@@ -127,7 +127,7 @@ def test_moving_statistics_are_means_where_they_are_read(strategy, N, R, tmp_pat
 
 
 def test_moving_statistics_outside_of_the_scope(strategy, N, R, tmp_path):
-    """What Keras' files and ``layer(x)`` read is the mean, not what this rank wrote."""
+    """Keras' files and ``layer(x)`` read the mean, and not this rank's value."""
     with strategy.scope():
         made = keras.Sequential(
             [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.0)]
@@ -149,9 +149,8 @@ def test_moving_statistics_outside_of_the_scope(strategy, N, R, tmp_path):
     made.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "exported")
     equal(loaded.serve(one), [[expected]])
-    equal(
-        strategy.run(lambda: tf.identity(kept.value)), [mean]
-    )  # export has made it so
+    # Export has changed it.
+    equal(strategy.run(lambda: tf.identity(kept.value)), [mean])
     kept.assign([0.0])
     made.load_weights(tmp_path / "own.weights.h5")
     equal(kept.numpy(), [mean])
@@ -175,7 +174,7 @@ def test_metrics(strategy, N, R, tmp_path):
         update()
 
 
-# --- fit --------------------------------------------------------------------------------
+# --- fit ------------------------------------------------------------------------------
 
 
 def regression(rows):

@@ -1,11 +1,11 @@
-"""Trainings, in each of which a rank dies; compared with stock Keras by the last rank.
+"""Trainings, in each of which a rank dies; the last rank compares them with Keras.
 
     collectiverun -np 4 --min-np 1 python ranks_features.py
 
 The first has a ``train_step`` with two updates, and a rank dies between them. The second
-has batches of a generator that draws from NumPy, and the last rank dies. The third has a
-loss of the whole batch, synchronized batch normalization and the gradient of each
-look-up, and rank 0 dies.
+has batches of a generator that draws from NumPy, and the last rank dies. The third has a loss
+of the whole batch, synchronized batch normalization and the gradient of each look-up, and
+rank 0 dies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HARD = {"coupled", "sync_batch_norm", "look_ups"}
 
 
 class TwoUpdates(keras.Model):
-    """The second update sees what the first has changed."""
+    """Makes two updates, of which the second sees the changes of the first."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -46,7 +46,7 @@ class TwoUpdates(keras.Model):
 
 
 class Dies(keras.callbacks.Callback):
-    """On rank 0, where callbacks are called."""
+    """Kills rank 0, which runs the callbacks."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if int(np.array(self.model.optimizer.iterations)) == DIES_AT:
@@ -64,14 +64,14 @@ def own_step() -> keras.Model:
 
 
 def between() -> None:
-    """Between the updates of a step. Ranks compare it: the environment says which dies."""
+    """Kill a rank between updates; ranks compare this code, so the environment names it."""
     CALLS.append(1)
     if len(CALLS) == DIES_AT and "DYING" in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def drawn(dies: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Uneven batches.
+    """Yield uneven batches.
 
     With ``dies``, the rank ends when batch 15 is read, some steps ahead.
     """

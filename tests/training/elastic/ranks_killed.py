@@ -1,12 +1,12 @@
-"""A training that is killed in its middle, or gone on with; run by ``test_killing``.
+"""A training that is killed in its middle, or continues; run by ``test_killing``.
 
     ranks_killed.py BACKEND FOLDER STEPS WAY
 
-WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
-after step 13, which takes the others along; or ``resumed``: on from there; or
-``survived``: once undisturbed, then the current rank 0 kills itself, twice, and the last
-one goes on; or ``grown``: once undisturbed, then rank 0 is asked to leave, and another one
-joins.
+WAY is ``killed``: it trains once undisturbed, then again with checkpoints, and rank 0 kills
+itself after step 13, which ends the others, too; or ``resumed``: it continues from there; or
+``survived``: it trains once undisturbed, then the current rank 0 kills itself, twice, and the
+last rank continues; or ``grown``: it trains once undisturbed, then rank 0 is asked to leave,
+and another rank joins.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from collective.training import Checkpoint
 from tests.training.small import everything, rows, train
 
 KILLED_AT = 13
-SURVIVED_AT = (8, 18)  # the last step of an epoch among them
-TOLD_AT, JOINED_AT = 5, 11  # the second: at the end of an epoch
+SURVIVED_AT = (8, 18)  # including the last step of an epoch
+TOLD_AT, JOINED_AT = 5, 11  # the second is at the end of an epoch
 
 
 def steps_done(model: keras.Model) -> int:
-    """Also where tf.distribute keeps them, which ``int`` cannot read."""
+    """Return the steps, also in a form of tf.distribute that ``int`` cannot read."""
     return int(np.array(model.optimizer.iterations))
 
 
 class Dies(keras.callbacks.Callback):
-    """Kills rank 0 in the middle of an epoch, as soon as there is a checkpoint."""
+    """Kills rank 0 in the middle of an epoch, as soon as a checkpoint exists."""
 
     def __init__(self, folder: Path):
         super().__init__()
@@ -50,7 +50,7 @@ class Dies(keras.callbacks.Callback):
 
 
 class Leaves(keras.callbacks.Callback):
-    """Kills rank 0, and the next one."""
+    """Kills rank 0, and then the next one."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if steps_done(self.model) in SURVIVED_AT:
@@ -58,7 +58,7 @@ class Leaves(keras.callbacks.Callback):
 
 
 class ComesAndGoes(keras.callbacks.Callback):
-    """Asks rank 0 to leave; then holds its successor until another one waits."""
+    """Asks rank 0 to leave; then holds its successor until a new rank waits."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         done = steps_done(self.model)
@@ -88,7 +88,7 @@ def main(name: str, folder: str, steps: str, way: str) -> None:
     )
     note(backend, folder, {way: result.losses})
     backend.barrier()
-    if way == "grown":  # as a script does that calls fit a second time
+    if way == "grown":  # like a script that calls fit a second time
         again = backends.get(name, least)
         assert (again.rank, again.size) == (backend.rank, backend.size)
 

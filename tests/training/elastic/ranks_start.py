@@ -1,9 +1,9 @@
-"""Trainings in whose start a rank dies, one after another; run by ``test_killing``.
+"""Trainings, at the start of which a rank dies, one by one; run by ``test_killing``.
 
     ranks_start.py SHARE...
 
-For each share one of the ranks that are left kills itself after that share of what it
-sends and receives before the first step. The losses are the undisturbed ones each time.
+For each share, one of the remaining ranks kills itself after that share of its exchanges
+before the first step. The losses equal the undisturbed ones each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.training.small import everything, rows, train
 
 STEPS = 4
 _exchange, _train = NativeBackend._broadcast_bytes, Loop.train
-made, deadly = 0, 0  # exchanges since the fit began; the one in which this rank dies
+made, deadly = 0, 0  # exchanges since fit began; that of this rank's death
 
 
 def counted(backend: NativeBackend, data: np.ndarray, root: int) -> None:
@@ -39,7 +39,7 @@ def reported(loop: Loop) -> None:
 
 
 def begins_with(backend: NativeBackend) -> list[float]:
-    """The losses of a training with rows in an order, and a layer, that are drawn."""
+    """Return the losses of a training with a random order and a random layer."""
     global made
     made = 0
     keras.utils.set_random_seed(3)

@@ -1,6 +1,6 @@
-"""Whole jobs or single ranks killed in an epoch, and gone on with: the same trace.
+"""Whole jobs or single ranks are killed in an epoch, and continue: the same trace.
 
-On every backend; ``tests/faults`` kills at every place.
+This covers every backend; ``tests/faults`` kills at every place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS = 20
 
 
 def start(backend: str, ranks: int, folder: Path, way: str, steps: int = STEPS) -> str:
-    """Runs the script to its end, or to its death; what it printed."""
+    """Run the script to its end, or to its death; return its output."""
     before = launch.command(backend, ranks) if backend != "single" else []
     if way == "grown":
         before += ["--min-np", "1", "--max-np", str(ranks)]
@@ -73,7 +73,7 @@ def assert_survived(backend: str, folder: Path) -> None:
     first, second = SURVIVED_AT
     assert f"rank 0 of 3 died; 2 ranks continue from step {first} " in printed
     assert f"rank 0 of 2 died; 1 rank continues from step {second} " in printed
-    assert "rank 0 is dead; " in printed  # as dumps name it: by its number then
+    assert "rank 0 is dead; " in printed  # dumps name it by its number at that time
     assert "rank 0 (started as 1) is dead; " in printed
     np.testing.assert_allclose(
         losses(folder, "survived"), losses(folder, "whole"), rtol=1e-12
@@ -84,7 +84,7 @@ def assert_survived(backend: str, folder: Path) -> None:
 
 
 @pytest.mark.launches
-@pytest.mark.matrix  # kills with --min-np are among the faults, too
+@pytest.mark.matrix  # the faults include kills with --min-np, too
 def test_the_last_of_three_goes_on_alone(tmp_path):
     assert_survived("native", tmp_path)
 
@@ -104,7 +104,7 @@ def test_a_start_in_which_a_rank_dies_is_repeated():
 @pytest.mark.launches
 @pytest.mark.matrix
 def test_features_that_communicate_in_the_step_survive(tmp_path):
-    """An own step; batches of a generator; a coupled loss, BatchNorm and look-ups."""
+    """They are an own step; batches of a generator; a coupled loss, BatchNorm, look-ups."""
     script = str(Path(__file__).with_name("ranks_features.py"))
     before = [*launch.command("native", 4), "--min-np", "1"]
     command = [*before, sys.executable, script]
@@ -118,7 +118,7 @@ def test_features_that_communicate_in_the_step_survive(tmp_path):
 @pytest.mark.launches
 def test_a_rank_leaves_and_another_joins(tmp_path):
     printed = start("native", 2, tmp_path, "grown")
-    # All ranks hear of both in the step after, and no step is made again.
+    # All ranks learn of both in the next step, and no step is repeated.
     first, second = TOLD_AT + 1, JOINED_AT + 1
     assert f"rank 0 of 2 left; 1 rank continues from step {first} " in printed
     assert f"1 joined; 2 ranks continue from step {second} " in printed
@@ -135,7 +135,7 @@ def test_a_rank_leaves_and_another_joins(tmp_path):
 
 
 def assert_rows(events: list[dict], first: int, second: int) -> None:
-    """Each process has a row of its own, whatever number it has then."""
+    """Check that each process has a row of its own, with any number at that time."""
     rows = rows_of(events)
     for spans in rows.values():
         assert_nested(spans)
@@ -155,7 +155,7 @@ def assert_rows(events: list[dict], first: int, second: int) -> None:
     assert [name for row, name in instants if row == 0][-1] == "leaves the job"
     assert (1, "continues as rank 0 of 1") in instants
     assert (2, "continues as rank 1 of 2") in instants
-    # One clock: what they did together, they did at the same time.
+    # With one clock, common actions have the same time.
     together = {row: rows[row] for row in (1, 2)}
     assert assert_overlap(together, "all-reduce", error=WALL_CLOCK) == STEPS - second
 
@@ -181,7 +181,7 @@ def test_every_backend_is_resumed_by_itself_and_by_others(name, tmp_path):
     other = copied(folder, "other")
     start(name, 2, folder, "resumed")
     assert losses(folder, "resumed") == losses(folder, "whole")
-    # From two ranks to one, and to two of another backend.
+    # The job goes from two ranks to one, and to two of another backend.
     start("single", 1, other, "resumed", KILLED_AT + 3)
     start("mpi" if name == "native" else "native", 2, other, "resumed")
     np.testing.assert_allclose(

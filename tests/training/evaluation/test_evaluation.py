@@ -1,7 +1,7 @@
-"""Validation over any number of replicas: what one process computes, exactly.
+"""Validation over any number of replicas equals one process exactly.
 
-The reference is Keras' own ``evaluate`` on all rows in one batch: there an average of
-averages cannot hide. No size here divides by the number of replicas.
+The reference is Keras' own ``evaluate`` on all rows in one batch, in which an average of
+averages cannot hide. No size here is a multiple of the number of replicas.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_metrics_are_those_of_one_process(backend, name):
         return data(np.random.default_rng(count), count, 0) if data else rows(count)
 
     with backend.scope():
-        keras.utils.set_random_seed(backend.rank)  # rank 0's weights are to count
+        keras.utils.set_random_seed(backend.rank)  # rank 0's weights must count
         made = make()
         x, y, weight = (*some(4), None)[:3]
         keras_compat.model.build(made, tuple(cases.spec_of((x, y, weight)))[:3])
@@ -59,7 +59,7 @@ def test_metrics_are_those_of_one_process(backend, name):
     alone = make()
     keras_compat.model.build(alone, tuple(cases.spec_of((x, y, weight)))[:3])
     alone.set_weights(made.get_weights())
-    # Four batches with a short tail; one batch; fewer rows than replicas.
+    # Four batches with a short last one; one batch; fewer rows than replicas.
     for count, batch in ((23, 7), (5, 64), (1, 4)):
         x, y, weight = (*some(count), None)[:3]
         wanted = alone.evaluate(
@@ -88,7 +88,7 @@ def test_validation_of_fit_is_that_of_the_weights_of_its_epoch(backend):
 
 
 def test_averages_of_an_epoch_are_over_its_rows(backend):
-    """A rate of zero: every step sees one model, and so does Keras' evaluate."""
+    """With a rate of zero, every step and Keras' evaluate see one model."""
     still = model(lambda: keras.optimizers.SGD(0.0))
     result = fit(still, rows(), backend=backend, global_batch_size=9, verbose=0)
     wanted = still().evaluate(*rows(), batch_size=53, verbose=0, return_dict=True)

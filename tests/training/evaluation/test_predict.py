@@ -1,4 +1,4 @@
-"""``collective.evaluate`` and ``collective.predict``: as Keras', on every rank."""
+"""``collective.evaluate`` and ``collective.predict`` equal Keras' on every rank."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_rank_zero_alone_prints(backend, capfd):
 
 
 class Counts(keras.layers.Layer):
-    """Writes what follows from itself, and if asked, what follows from the rows."""
+    """Writes a count of its own, and optionally a value from the rows."""
 
     def __init__(self, by_rows):
         super().__init__()
@@ -187,7 +187,7 @@ def test_what_predicting_writes(backend, by_rows, count):
 
 
 def test_batches_of_texts_of_other_lengths(backend):
-    """Keras returns a ragged tensor of its batches, of which each has rows."""
+    """Keras returns a ragged tensor of its batches, each of which has rows."""
     texts = [np.arange(n % 5 + 1) for n in range(11)]
     read = tf.data.Dataset.from_generator(
         lambda: iter(texts), output_signature=tf.TensorSpec([None], tf.int64)
@@ -211,7 +211,7 @@ def test_batches_of_texts_of_other_lengths(backend):
 
 
 def test_what_is_not_finite_is_evaluated_as_in_keras(backend):
-    """A correlation of predictions that are all equal, and a row that is no number."""
+    """Cases are a correlation of equal predictions, and a row that is not a number."""
 
     def of_zeros():
         layers = [keras.Input(X.shape[1:]), keras.layers.Dense(2)]

@@ -1,4 +1,4 @@
-"""Data sets by name: what is found, what it looks like, and what else could be typed."""
+"""Data sets by name: their contents, their form, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collective.training.input.pipeline import Input
 
 
 def whole(source):
-    """All rows, in their own order."""
+    """Return all rows in their order."""
     plan = Input(source, len(source), shuffle=False)
     return next(plan.dataset(0, 1, range(1), 1).as_numpy_iterator())
 
@@ -26,7 +26,7 @@ def fails(message, what, **keywords):
 
 @pytest.fixture
 def module(monkeypatch, tmp_path):
-    """A module of the user's in the current directory."""
+    """Make a module of the user in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "my_rows.py").write_text(
@@ -63,7 +63,7 @@ def test_the_split_of_the_digits_depends_on_nothing():
     assert (
         load("digits", seed=9).train.fingerprint() == load("digits").train.fingerprint()
     )
-    # Two accuracies are always of the same test rows.
+    # Two accuracies always refer to the same test rows.
     assert whole(load("digits").test).y[:8].tolist() == [1, 9, 6, 6, 2, 8, 4, 0]
 
 

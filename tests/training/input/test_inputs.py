@@ -1,4 +1,4 @@
-"""The input plan: every row once an epoch, the same batches for all, resumable."""
+"""The input plan: every row once in an epoch, equal batches for all, resumable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from collective.training.input.plan import RowPlan
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Data in which x and y hold the row number."""
+    """Return data in which x and y hold the row number."""
     return np.arange(rows, dtype=np.float32)[:, None] * [1, -1], np.arange(rows)
 
 
 def gathered(plan: Input, first: int, last: int, processes: list[range]) -> list:
-    """Row numbers of each step, as all processes together read them."""
+    """Return the row numbers of each step that all processes together read."""
     replicas = processes[-1].stop
     parts = [
         [

@@ -61,14 +61,14 @@ def test_values_land_everywhere_and_are_not_correlated():
     values = np.stack([shuffled(n, (5, epoch)) for epoch in range(20)])
     correlation = np.corrcoef(np.vstack([np.arange(n), values]))
     assert np.abs(correlation - np.eye(21)).max() < 0.05
-    # The mean of a column over 20 epochs: n/2, give or take n/sqrt(12*20).
+    # The mean of a column over 20 epochs: n/2, plus or minus n/sqrt(12*20).
     assert abs(values.mean(0).std() / (n / np.sqrt(12 * 20)) - 1) < 0.05
-    # Neighbours are torn apart: one in n/2 stays together.
+    # Neighbours are separated: one pair in n/2 stays together.
     assert np.mean(np.abs(np.diff(values)) == 1) < 0.001
 
 
 def test_numbers_never_change():
-    # Saved runs resume by these numbers: if this fails, fix the code, not the test.
+    # Saved runs depend on these numbers: if this fails, fix the code, not the test.
     assert shuffled(10, (0, 0)).tolist() == [2, 7, 4, 8, 0, 9, 6, 3, 1, 5]
     assert shuffled(10, (0, 1)).tolist() == [9, 7, 5, 1, 0, 6, 8, 2, 4, 3]
     large = permute(np.array([0, 1, 10**12]), 10**12 + 1, (7, 3))

@@ -1,4 +1,4 @@
-"""Sources: what is read equals the arrays it was written from; errors say what to do."""
+"""Sources: the read rows equal the written arrays; errors say what to do."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ W = np.linspace(0, 1, ROWS)
 
 
 def rows_of(source, rows):
-    """Reads rows as the input plan does: inside of tf.data."""
+    """Read rows inside of tf.data, as the input plan does."""
     read = tf.data.Dataset.from_tensors(np.array(rows, np.int64)).map(source.read)
     return next(read.as_numpy_iterator())
 
 
 def assert_reads(source, tree, rows=(4, 4, 28, 0)):
-    """The source gives just these rows of the arrays, with the shapes it promised."""
+    """Check that the source gives just these rows of the arrays, with the promised shapes."""
     assert len(source) == ROWS
     for wanted in (list(rows), []):
         got = rows_of(source, wanted)
@@ -151,7 +151,7 @@ def test_npz_that_shrinks_while_it_is_read(tmp_path):
     np.savez(file, x=np.zeros((ROWS, 10_000), np.float32), y=Y)
     source, _ = npz_sources(file)
     rows_of(source, [ROWS - 1])
-    os.truncate(file, 5_000)  # to read what is gone would end the process by SIGBUS
+    os.truncate(file, 5_000)  # reading a removed part would end the process by SIGBUS
     with pytest.raises(tf.errors.OpError) as caught:
         rows_of(source, [ROWS - 1])
     failure = explain(caught.value)
@@ -204,7 +204,7 @@ def test_data_sets_that_cannot_be_shared():
     fails("not fully known", as_source, ragged)
 
 
-# Made of others
+# Sources made of others
 
 
 def test_changed_rows():

@@ -1,4 +1,4 @@
-"""What the project takes from inside Keras: each test fails when Keras changes it."""
+"""Names that the project uses inside Keras: each test fails when Keras changes one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mlp(backends_by_name):
 def test_build_makes_every_variable(mlp):
     assert mlp.built and mlp.optimizer.built
     assert len(mlp.trainable_variables) == 4
-    # Two moments each, iteration, learning rate.
+    # Two moments for each variable, the iteration, the learning rate.
     assert len(mlp.optimizer.variables) == 2 * 4 + 2
     count = len(mlp.variables) + len(mlp.metrics_variables)
     mlp.train_on_batch(*rows()[:2])
@@ -51,7 +51,7 @@ def test_core_optimizer_and_expects_overflow():
 
 @pytest.mark.parametrize("as_given", [False, True])
 def test_apply_takes_gradients_as_they_are(as_given, backends_by_name):
-    """Under two replicas Keras doubles a gradient that is a sum already."""
+    """With two replicas Keras doubles a gradient that is already a sum."""
     backend = backends_by_name("tf-mirrored:2")
     with backend.scope():
         variable = keras.Variable(np.zeros(3), dtype="float32")
@@ -112,7 +112,7 @@ def test_overrides():
 
 
 def test_writes_are_undone_whoever_makes_them():
-    """Also of variables that are made inside, and through what ``assign`` returns."""
+    """This includes variables made inside, and writes through the result of ``assign``."""
     ours, of_keras = tf.Variable(1.0), keras.Variable(np.ones(2))
     table = tf.Variable(tf.zeros([3]))
     function = tf.function(lambda: ours.assign_add(5.0))
@@ -131,7 +131,7 @@ def test_writes_are_undone_whoever_makes_them():
 
 
 def test_an_optimizer_is_its_own_again():
-    """What a step replaces of a user's optimizer, it puts back."""
+    """A step restores all that it replaces in a user's optimizer."""
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipnorm=1.0))
     optimizer.build([keras.Variable(np.ones(2))])
     inner = optimizer.inner_optimizer

@@ -1,4 +1,4 @@
-"""The table of what is taken from inside Keras."""
+"""The table of names that are used from inside Keras."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_tensorflow_that_lacks_one_is_named():
 
 
 def test_the_tables_have_what_the_product_imports():
-    """Of TensorFlow every name; of Keras every module."""
+    """The tables have every name of TensorFlow, and every module of Keras."""
     found: dict[str, set[str]] = {}
     for path in modules().values():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The ledger: perfect when all was read once; and what is wrong in it is named.
+"""The ledger: perfect if each row was read once; otherwise it names the errors.
 
 Plain, in one process; ``test_fit.test_on_ranks`` runs this file on several.
 """
@@ -40,7 +40,7 @@ def account(path, capsys, code: int = 0) -> str:
 
 
 def write(path, steps=range(2 * PER_EPOCH), replicas: int = 3, change=None) -> None:
-    """A ledger as three replicas leave it; ``change`` gets what each step notes."""
+    """Write a ledger as three replicas do; ``change`` gets the entry of each step."""
     ledger = Ledger(path)
     ledger.begin(PLAN, steps.start, replicas, "made up")
     for step in steps:
@@ -72,14 +72,14 @@ def test_it_notes_what_was_read(backend, tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["wrong-row", "wrong-share"])
 def test_what_a_replica_really_read_is_noted(kind, backend, tmp_path, monkeypatch):
-    """The last replica errs; the plan, computed on rank 0, cannot know."""
+    """The last replica makes an error, which rank 0's plan cannot show."""
     if len(backend.local_replicas) > 1:
-        return  # one process: its replicas cut what it has read
+        return  # one process: its replicas cut the rows that it has read
     mine = backend.rank == backend.size - 1
     path, real = tmp_path / "ledger", pipeline.share
 
     def early(rows, replica, replicas):
-        """Begins one row early, so that row is read twice."""
+        """Begin one row early, so that row is read twice."""
         start, stop = real(rows, replica, replicas)
         return tf.maximum(start - 1, 0), stop
 
@@ -124,7 +124,7 @@ def test_through_a_kill_and_a_resume_on_fewer(tmp_path, capsys, backends_by_name
     path, folder = tmp_path / "ledger", tmp_path / "runs"
     first = Checkpoint(folder, every=4)
     train(three, steps=PER_EPOCH + 3, ledger=path, checkpoint=first, data=rows())
-    # Killed in the middle of a line, and what came after the last checkpoint is lost.
+    # It is killed in the middle of a line, and steps after the last checkpoint are lost.
     shutil.rmtree(folder / f"step-{PER_EPOCH + 3:09d}")
     with path.open("a") as file:
         file.write('{"step":9,"re')
@@ -140,7 +140,7 @@ def test_through_a_kill_and_a_resume_on_fewer(tmp_path, capsys, backends_by_name
 
 
 def doubled(step, numbers, read):
-    """Two replicas overlap by one row."""
+    """Make two replicas overlap by one row."""
     if step == 7:
         read[1] = [2, read[1][1], mark(numbers[2 : read[1][1]])]
     return read
@@ -192,7 +192,7 @@ def test_a_step_made_twice_or_left_out_is_named(tmp_path, capsys):
     shown = account(path, capsys, code=1)
     assert "error: step 3 is not in the ledger" in shown
     assert shown.count("was not used") == 10
-    # A resume before it repairs it.
+    # A resume from an earlier step repairs it.
     path.write_text("".join(lines[:4] + lines[5:]))
     write(path, range(2, 12), replicas=2)
     assert f"epoch 0: all {ROWS} rows" in account(path, capsys)

@@ -1,4 +1,4 @@
-"""``keras.remat``, which took the place of an option of ours."""
+"""``keras.remat``, which replaced an option of ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 class Block(keras.layers.Layer):
-    """Two layers that are computed again in the backward pass."""
+    """Has two layers that are computed again in the backward pass."""
 
     def __init__(self, again: bool):
         super().__init__()

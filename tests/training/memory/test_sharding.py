@@ -1,7 +1,7 @@
-"""A sharded optimizer: the model of one process, from a part of the memory on each rank.
+"""A sharded optimizer: the model of one process, with part of the memory on each rank.
 
-Plain, this file starts itself on the ranks of a backend, which compare what they have
-trained with what Keras trains in one process; and it goes on from the checkpoint they leave.
+Plain, this file starts itself on the ranks of a backend. They compare their training with
+Keras' in one process; and the test continues from their checkpoint.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ KINDS = keras.optimizers
 AVERAGED = {"use_ema": True, "ema_momentum": 0.8}
 
 
-OWN_STEPS = ("clips_itself", "gan")  # the second with two optimizers
+OWN_STEPS = ("clips_itself", "gan")  # the second has two optimizers
 
 
 class Odd(keras.Optimizer):
-    """Reads its slots in every way that has a rule for pieces, and in some that have none."""
+    """Reads its slots in every way that has a rule for pieces, and in some without one."""
 
     def build(self, variables):
         super().build(variables)
@@ -51,7 +51,7 @@ class Odd(keras.Optimizer):
         some = ops.cast(ops.any(read > 1.0), read.dtype) + ops.cast(
             ops.all(read > 0.0), read.dtype
         )
-        of_rows = ops.mean(read, axis=-1, keepdims=True)  # takes it whole
+        of_rows = ops.mean(read, axis=-1, keepdims=True)  # this needs the whole slot
         turned = ops.transpose(ops.square(ops.transpose(read)))
         step = ops.where(gradient > 0, read, -read) * of_rows + 0.1 * turned
         step = step + sum(sizes) * 0.01 + some * 0.001
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 
 def of_everything():
-    """Look-ups, state of layers, a constraint, and slots that no rank can halve."""
+    """Return a model with look-ups, state of layers, a constraint, and odd slots."""
     keras.utils.set_random_seed(3)
     given = keras.Input((4,), dtype="int32")
     x = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(given))
@@ -96,20 +96,20 @@ def of_everything_rows():
 
 
 def by_keras(model, rows):
-    """Weights and the optimizer's variables after Keras' own training."""
+    """Return weights and the optimizer's variables after Keras' own training."""
     model.fit(*rows, batch_size=small.BATCH, epochs=2, shuffle=False, verbose=0)
     return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
 
 
 def whole(model):
-    """The same of a model whose slots are in pieces. Every rank calls it."""
+    """Return the same for a model whose slots are in pieces. Every rank calls it."""
     gathered = get_partition(model).gather(everywhere=True)
     variables = (*model.weights, *model.optimizer.variables)
     return [gathered.get(id(v), np.array(v)) for v in variables]
 
 
 def trained(backend, folder, steps, **more):
-    """Of a training that ends in a checkpoint: losses, and weights at the end."""
+    """Train up to a checkpoint; return the losses, and the weights at the end."""
     result = small.train(
         backend,
         model=small.everything(),
@@ -127,7 +127,7 @@ def assert_close(got, wanted):
 
 
 def assert_same(backend, make, rows, **more):
-    """A sharded optimizer trains what Keras trains."""
+    """Check that a sharded optimizer trains the model of Keras."""
     keras.config.set_floatx("float64")
     wanted = small.on_rank_zero(backend, lambda: by_keras(make(), rows))
     keras.utils.clear_session(free_memory=False)
@@ -194,7 +194,7 @@ if launch.launched():
         trained(backend, reference.folder / f"by-{backend.name}", EARLY, **more)
 
 
-# Of the optimizers, those that make test trains.
+# The optimizers that make test trains.
 FEW = {"adam", "adafactor", "global-clipnorm", "odd"}
 
 
@@ -228,7 +228,7 @@ PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
 
 
 class Several(SingleBackend):
-    """Two replicas in one process."""
+    """Stands for two replicas in one process."""
 
     def __init__(self):
         super().__init__(Options(), Environment())

@@ -1,4 +1,4 @@
-"""A training as stock Keras does it in one process, compared with that of a backend."""
+"""Compares a training of a backend with stock Keras in one process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BATCH, EPOCHS = 7, 3
 
 
 def assert_close(got: Any, wanted: Any) -> None:
-    """Equal but for the order of sums, in float64."""
+    """Check equality except for the order of sums, in float64."""
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def weights(trained: keras.Model) -> list[tuple[str, np.ndarray]]:
-    """All variables of a model and its optimizer, whole; every rank calls it."""
+    """Return all variables of a model and its optimizer, unsharded; every rank calls it."""
     parts = get_partition(trained)
     whole = {} if parts is None else parts.gather(everywhere=True)
     every = [*trained.weights, *trained.optimizer.variables]
@@ -30,11 +30,11 @@ def weights(trained: keras.Model) -> list[tuple[str, np.ndarray]]:
 def assert_as_keras(
     make: Callable[[], keras.Model], rows: Any, backend: Any, **options: Any
 ) -> None:
-    """A training is that of stock Keras, and so is what the model then computes.
+    """Check that a training, and the trained model's results, equal stock Keras.
 
     Args:
         rows: ``x, y``, of which the last third validates.
-        options: Of ``collective.fit``, or ``sample_weight``.
+        options: Options of ``collective.fit``, or ``sample_weight``.
     """
     keras.config.set_floatx("float64")
     keras.utils.clear_session(free_memory=False)
@@ -50,7 +50,7 @@ def assert_as_keras(
         np.testing.assert_allclose(got.history[key], values, rtol=1e-11)
     pairs = zip(weights(got.model), weights(wanted), strict=True)
     for (path, one), (_, other) in pairs:
-        # Adam divides what rounding leaves of a gradient by its own size.
+        # Adam divides the rounding of a zero gradient by its own size.
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=path)
     assert_close(
         evaluate(got.model, x, y, backend=backend, **words),

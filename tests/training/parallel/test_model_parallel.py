@@ -1,4 +1,4 @@
-"""Layers on several devices: the same model, each layer's work and memory on its own."""
+"""Layers on several devices: the same model, with each layer's work on its device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_devices(count):
 
 
 def shared():
-    """A layer called twice, a way past others, a state, a model in a model."""
+    """Return a model with a layer called twice, a skip connection, a state, a nested model."""
     inner = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16, "tanh")])
     twice = keras.layers.Dense(16, kernel_regularizer="l2")
     inputs = keras.Input((cases.FEATURES,))
@@ -39,7 +39,7 @@ def shared():
 
 
 class Own(keras.Model):
-    """A functional model with a step of its own."""
+    """A functional model with its own step."""
 
     def train_step(self, data):
         x, y = data
@@ -78,7 +78,7 @@ def scaled():
     return cases.compiled(keras.Sequential(layers), optimizer)
 
 
-# By name: the model, how many devices, and options.
+# By name: the model, the number of devices, and options.
 CASES = {
     "shared": (shared, 3, {"accumulate": 3}),
     "own-step": (own_step, 2, {}),
@@ -102,7 +102,7 @@ def test_trains_the_model_of_one_device(name):
     if name == "masks":
         x = rng.integers(0, cases.WORDS, (ROWS, cases.LENGTH)).astype("int32")
     if name == "scaled":
-        x[-10] = np.inf  # the last row that is trained with: the update is skipped
+        x[-10] = np.inf  # the last trained row, so the update is skipped
 
     def model():
         keras.utils.set_random_seed(11)
@@ -116,7 +116,7 @@ def test_everything_of_a_layer_is_on_its_device():
     rows = cases.labelled(np.random.default_rng(0), 4, 0)
 
     def model():
-        # No activation between the first two: a gradient of one is made by the other.
+        # The first two have no activation between them: one makes a gradient of the other.
         layers = [keras.layers.Dense(n, a) for n, a in ((32, None), (16, "tanh"))]
         layers += [keras.layers.Dense(8), keras.layers.Dense(cases.CLASSES)]
         return cases.compiled(
@@ -140,15 +140,15 @@ def test_everything_of_a_layer_is_on_its_device():
         products = [
             op.device.lower() for op in graph.get_operations() if op.type == "MatMul"
         ]
-        # Of each: forward, the gradient of its weights, and but for the first of its
-        # inputs.
+        # For each: forward, the gradient of its weights, and except for the first the
+        # gradient of its inputs.
         for number, count in enumerate((2, 3, 3, 3)):
             assert sum(d.endswith(f"cpu:{number}") for d in products) == count
     step(own_part(rows, backend), 0)
 
 
 def test_the_largest_share_is_smallest():
-    """Against all ways to cut."""
+    """The test compares it with all ways to cut."""
     rng = np.random.default_rng(0)
     for parts in (1, 2, 3, 8):
         sizes = rng.integers(0, 20, 8).tolist()

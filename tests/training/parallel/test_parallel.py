@@ -1,7 +1,7 @@
-"""Layers in parts over ranks: the same model, from a part of the memory on each rank.
+"""Layers sharded over ranks: the same model, with part of the memory on each rank.
 
-Plain, this file starts itself on ranks, which compare what groups of them have trained
-with what one process has; and it goes on from the checkpoint they leave.
+Plain, this file starts itself on ranks. They compare the training of groups of them with one
+process; and the test continues from their checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ on_four = pytest.mark.skipif(RANKS < 4, reason="on four ranks")
 
 
 def pair(units, **more):
-    """A column-parallel layer, and a row-parallel one that takes what it makes."""
+    """Return a column-parallel layer, and a row-parallel one that takes its output."""
     return [
         ColumnParallelDense(units, activation="tanh", gather_output=False, **more),
         RowParallelDense(8, activation="tanh", input_is_parallel=True, **more),
@@ -48,11 +48,11 @@ def pair(units, **more):
 
 
 def of_words(optimizer, *layers, **options):
-    """All three layers, each way to join and split."""
+    """Return a model of all three layers, with each way to join and split."""
     keras.utils.set_random_seed(11)
     net = [
         keras.Input((LENGTH,), dtype="int32"),
-        ShardedEmbedding(WORDS, 3),  # a number that no group divides
+        ShardedEmbedding(WORDS, 3),  # no group divides this number
         keras.layers.Flatten(),
         *pair(16, kernel_regularizer=keras.regularizers.L2(0.01)),
         *layers,
@@ -82,7 +82,7 @@ def scaled():
 
 
 def masked():
-    """Masks of words, and those of dropout, drawn alike."""
+    """Return a model with masks of words and of dropout, which are drawn equally."""
     keras.utils.set_random_seed(11)
     net = [
         keras.Input((LENGTH,), dtype="int32"),
@@ -98,7 +98,7 @@ def masked():
 
 
 class Own(keras.Model):
-    """Its layers are called in Python, some of them in a loop."""
+    """Calls its layers in Python, some of them in a loop."""
 
     def __init__(self):
         super().__init__()
@@ -125,11 +125,11 @@ def looping():
 
 
 def far_apart(y_true, y_pred):
-    """A loss of pairs of rows."""
+    """Return a loss of pairs of rows."""
     return tf.reduce_mean((y_true[:, None] - y_pred[None]) ** 2)
 
 
-# By name: what makes the model, and options of ``fit``.
+# By name: the maker of the model, and options of ``fit``.
 CASES = {
     "clipped": (lambda: of_words(averaged()), {"accumulate": 2}),
     "look-ups": (lambda: of_words(adam(clipnorm=0.01)), {}),
@@ -149,7 +149,7 @@ CASES = {
     ),
     "looping": (looping, {}),
 }
-# All on four ranks.
+# All of these run on four ranks.
 CHOSEN = CASES if RANKS > 2 else ("clipped",)
 
 
@@ -170,7 +170,7 @@ def model(optimizer=None):
 
 
 def trained(backend, folder, steps):
-    """Of a training that ends in a checkpoint: its losses."""
+    """Train up to a checkpoint; return the losses."""
     checkpoint = Checkpoint(folder, every=4, resume=True)
     result = small.train(backend, model=model, steps=steps, checkpoint=checkpoint)
     return np.array(result.losses)
@@ -203,9 +203,7 @@ if launch.launched():
         make, options = CASES[name]
         x, y = data()
         if name == "scaled":
-            y[-10] = (
-                np.inf
-            )  # of the last row that is trained with: the update is skipped
+            y[-10] = np.inf  # in the last trained row, so the update is skipped
         if name == "masked":
             options = options | {"sample_weight": np.linspace(0, 2, ROWS)}
         assert_as_keras(make, (x, y), backend, **options)
@@ -276,7 +274,7 @@ if launch.launched():
         assert caught.value.exit_code == 2
 
     def test_callbacks_read_and_change_whole_weights(backend):
-        """On rank 0; the others have shards of what it wrote."""
+        """They do so on rank 0; the others get shards of its values."""
         seen = {}
 
         class Doubling(keras.callbacks.Callback):
@@ -304,7 +302,7 @@ if launch.launched():
         assert_close(np.asarray(table), parts.cut(table, whole))
 
     class Norm(keras.layers.Layer):
-        """Adds the norm of a kernel, of which each rank has a part, to the loss."""
+        """Adds the norm of a kernel to the loss; each rank has a shard of the kernel."""
 
         def __init__(self, layer):
             super().__init__()
@@ -328,7 +326,8 @@ if launch.launched():
     def test_names_the_rank_that_is_not_finite(backend):
         def poisoned():
             made = model()
-            if backend.rank == backend.tensor.parts - 1:  # of the first replica
+            # The last shard of the first replica.
+            if backend.rank == backend.tensor.parts - 1:
                 made.layers[0].kernel.assign(made.layers[0].kernel * np.nan)
             return made
 

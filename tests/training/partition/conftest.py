@@ -1,4 +1,4 @@
-"""What all tests of the partition share."""
+"""Shared by all tests of the partition."""
 
 import pytest
 import tensorflow as tf
@@ -6,9 +6,9 @@ import tensorflow as tf
 
 @pytest.fixture(autouse=True, scope="module")
 def graphs_as_made():
-    """Without Grappler: hundreds of operations run three times, which it delays most.
+    """Disable Grappler, which takes most of the time of graphs that run three times.
 
-    What it makes of partitioned graphs, the tests of whole trainings show.
+    The tests of whole trainings show its effect on partitioned graphs.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield

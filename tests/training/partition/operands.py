@@ -1,4 +1,4 @@
-"""Operands in any layout, and the comparison of an operation on them with the whole."""
+"""Operands in any layout, and the comparison of a partitioned operation on them."""
 
 from __future__ import annotations
 
@@ -14,77 +14,75 @@ import tensorflow as tf
 
 from tests.training.partition.partitioned import Partitioned, assert_same, cut
 
-BLOCKS = [(1,), (1,), (2,), (1, 1), (1, 2)]  # places of a row in each block
-# make test-gpu tries float32, too, whose products are rounded by their size.
+BLOCKS = [(1,), (1,), (2,), (1, 1), (1, 2)]  # indices of a row in each block
+# make test-gpu also tries float32, whose products are rounded by their size.
 FLOAT = os.environ.get("FLOATX", "float64")
 Values = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 Functions = Mapping[str, Callable[..., Any]]
 
 
 def left_out(*values: Any) -> Any:
-    """A parameter set of the matrix: ``make test`` tries others of the same rules."""
+    """Return a parameter set of the matrix; ``make test`` tries others of the same rules."""
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
 def generator(seed: int) -> np.random.Generator:
-    """What a test draws from; ``SEED=1 pytest ...`` tries other draws."""
+    """Return the generator of a test; ``SEED=1 pytest ...`` tries other draws."""
     return np.random.default_rng([int(os.environ.get("SEED", 0)), seed])
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers for which nearly all functions are defined and smooth."""
+    """Return numbers for which nearly all functions are defined and smooth."""
     return rng.uniform(0.2, 0.8, shape)
 
 
 def signed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers of both signs."""
+    """Return numbers of both signs."""
     return rng.normal(size=shape)
 
 
 def below(most: int, dtype: str = "int32") -> Values:
-    """Numbers from 0 on."""
+    """Return a maker of whole numbers from 0 on."""
     return lambda rng, shape: rng.integers(0, most, shape).astype(dtype)
 
 
 def truth(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Booleans."""
+    """Return random booleans."""
     return rng.integers(0, 2, shape).astype(bool)
 
 
 def complex_(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Complex numbers."""
+    """Return complex numbers."""
     return rng.normal(size=shape) + 1j * rng.normal(size=shape)
 
 
 @dataclass
 class _Argument:
-    shape: tuple[int, ...]  # behind the rows, where it has rows
+    shape: tuple[int, ...]  # after the rows, if it has rows
     has_rows: bool
     values: Values
 
 
 class Operands:
-    """What operations are tried on: tensors that are made of the arguments of a function.
+    """Operands of the tests: tensors that are made from the arguments of a function.
 
     Args:
-        rng: What everything is drawn from.
-        blocks: Places of the sharded axis that a row has, in each of its blocks.
+        rng: The generator of all draws.
+        blocks: Indices of the sharded axis that a row has, in each of its blocks.
     """
 
     def __init__(self, rng: np.random.Generator, blocks: Sequence[int] = (1,)):
         self.rng, self.blocks = rng, tuple(blocks)
-        self._arguments = [
-            _Argument((), True, unit)
-        ]  # whose length is that of the batch
+        self._arguments = [_Argument((), True, unit)]  # as long as the batch
         self._makers: list[Callable[[Sequence[tf.Tensor]], tf.Tensor]] = []
 
     @property
     def has_rows(self) -> list[bool]:
-        """Whether each argument has rows."""
+        """Return whether each argument has rows."""
         return [argument.has_rows for argument in self._arguments]
 
     def arrays(self, rows: int) -> list[np.ndarray]:
-        """Arguments for a batch of this length."""
+        """Return arguments for a batch of this length."""
         found = [
             a.values(self.rng, (rows, *a.shape) if a.has_rows else a.shape)
             for a in self._arguments
@@ -92,7 +90,7 @@ class Operands:
         return [a.astype(FLOAT) if a.dtype == np.float64 else a for a in found]
 
     def tensors(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The operands, in the graph that is being traced."""
+        """Return the operands, in the graph that is being traced."""
         return [make(arguments) for make in self._makers]
 
     def _argument(self, shape: Sequence[int], has_rows: bool, values: Values) -> int:
@@ -102,7 +100,7 @@ class Operands:
     def sharded(
         self, rest: Sequence[int], axis: int = 0, values: Values = signed
     ) -> Operands:
-        """Adds one with rows along an axis; ``rest`` are the sizes of the others."""
+        """Add an operand with rows along an axis; ``rest`` has the sizes of the others."""
         places = [
             self._argument(rest if block == 1 else (block, *rest), True, values)
             for block in self.blocks
@@ -119,7 +117,7 @@ class Operands:
         return self
 
     def counted(self, rest: Sequence[int], axis: int = 0) -> Operands:
-        """Adds a whole one that is as long as those with rows."""
+        """Add a whole operand that is as long as the batch."""
         place = self._argument(rest, False, unit)
 
         def make(arguments: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -132,13 +130,13 @@ class Operands:
         return self
 
     def whole(self, shape: Sequence[int], values: Values = signed) -> Operands:
-        """Adds one without rows."""
+        """Add an operand without rows."""
         place = self._argument(shape, False, values)
         self._makers.append(lambda arguments: arguments[place])
         return self
 
     def partial(self, shape: Sequence[int], values: Values = signed) -> Operands:
-        """Adds a sum over the rows."""
+        """Add a sum over the rows."""
         place = self._argument(shape, True, values)
         self._makers.append(lambda arguments: tf.reduce_sum(arguments[place], 0))
         return self
@@ -151,7 +149,7 @@ def _moved(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def raw(type_: str, *inputs: Any, **attributes: Any) -> Any:
-    """The operation of a type, by the order of its operands."""
+    """Return the result of a type's operation on operands in their order."""
     operation = getattr(tf.raw_ops, type_)
     names = list(inspect.signature(operation).parameters)[: len(inputs)]
     return operation(**dict(zip(names, inputs, strict=True)), **attributes)
@@ -164,13 +162,13 @@ def check(
     derivatives: int = 0,
     tolerance: float = 1e-12,
 ) -> Partitioned:
-    """Compares functions of operands, partitioned over replicas, with the same whole.
+    """Compare functions of operands, partitioned over replicas, with one process.
 
-    Batches of several lengths, one row among them, are cut at random; now and then the
+    Batches of several lengths, including one row, are cut at random; sometimes the
     function is traced for one length only.
 
     Args:
-        derivatives: 1: of each result by each operand, too; 2: and those of these.
+        derivatives: 1: derivatives of each result by each operand, too; 2: second ones, too.
     """
     if FLOAT == "float32" and tolerance:
         tolerance = max(tolerance, 1e-3)
@@ -214,7 +212,7 @@ def _with_derivatives(
 ) -> dict[str, tf.Tensor]:
     found: dict[str, tf.Tensor] = {}
     for name, function in functions.items():
-        inputs = operands.tensors(arguments)  # of each function its own
+        inputs = operands.tensors(arguments)  # each function has its own
         by = [x for x in inputs if x.dtype.is_floating]
         slopes: dict[int, tf.Tensor] = {}
         with tf.GradientTape() as outer:
@@ -243,5 +241,5 @@ def _gradients(
     try:
         found = tape.gradient(score, by)
     except LookupError:
-        return {}  # it has none
+        return {}  # it has no derivative
     return {i: tf.convert_to_tensor(g) for i, g in enumerate(found) if g is not None}

@@ -18,13 +18,13 @@ from collective.training.partition.shares import Share
 
 
 class Partitioned:
-    """A function of tensors, traced as it is and made again for the rows of replicas.
+    """A function of tensors, traced unchanged and emitted again for the rows of replicas.
 
     Args:
         function: Returns a list of tensors.
-        arguments: Arrays, as an example of what it is called with.
-        has_rows: Of each argument, whether its first axis is that of the batch.
-        replicas: How many there are.
+        arguments: Arrays, as an example of its arguments.
+        has_rows: For each argument, whether its first axis is the batch.
+        replicas: Number of replicas.
         is_static: Whether it is traced for batches of this one length.
     """
 
@@ -78,18 +78,18 @@ class Partitioned:
     def __call__(
         self, counts: Sequence[int], arguments: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """The outputs, with so many rows on each replica."""
+        """Return the outputs, with so many rows on each replica."""
         assert sum(counts) == self._length(arguments)
         made = self._emitted(tf.constant(counts, tf.int64), *map(_tensor, arguments))
         return [t.numpy() for t in made]
 
     def whole(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the function as it was traced."""
+        """Return the outputs of the traced function, without the partition."""
         return [t.numpy() for t in self.stock(*map(_tensor, arguments))]
 
     @property
     def fallbacks(self) -> list[str]:
-        """The types of operations that gathered rows because no rule applied."""
+        """Return the types of operations that gathered rows because no rule applied."""
         return sorted(
             {
                 node.type
@@ -100,7 +100,7 @@ class Partitioned:
 
     @property
     def types(self) -> set[str]:
-        """The types of all operations, those in loops and branches included."""
+        """Return the types of all operations, including loops and branches."""
         return {node.type for node in _nodes(self.partition.graph)}
 
 
@@ -116,7 +116,7 @@ def _nodes(graph: Graph) -> Iterator[Node]:
 
 
 def cut(rng: np.random.Generator, rows: int, replicas: int) -> list[int]:
-    """So many rows for each replica, some of which may have none."""
+    """Return the number of rows of each replica; some may have none."""
     ends = np.sort(rng.integers(0, rows + 1, replicas - 1))
     return [int(n) for n in np.diff([0, *ends, rows])]
 
@@ -124,7 +124,7 @@ def cut(rng: np.random.Generator, rows: int, replicas: int) -> list[int]:
 def assert_same(
     want: Sequence[Any], got: Sequence[Any], names: Sequence[str], tolerance: float
 ) -> None:
-    """Fails with the name of the first output that differs."""
+    """Fail with the name of the first output that differs."""
     for a, b, name in zip(want, got, names, strict=True):
         assert a.shape == b.shape, f"{name}: {b.shape} where {a.shape} is right"
         if a.dtype.kind in "OSU":

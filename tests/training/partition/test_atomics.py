@@ -1,4 +1,4 @@
-"""Sums that a GPU makes in any order are made on the host; here a GPU is pretended."""
+"""Sums that a GPU makes in any order run on the host; here a GPU is pretended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, COLUMNS, WORDS = 14, 3, 5  # each word is looked up several times
 
 @pytest.fixture
 def pretended(monkeypatch, pretended_gpu):
-    """A GPU, and a second rank; returns what is made on the host."""
+    """Pretend a GPU and a second rank; return the operations that run on the host."""
     monkeypatch.setattr(BackendExchange, "place", (0, 2))
     made = []
     on_host = atomics.on_host
@@ -54,17 +54,17 @@ def test_updates_add_look_ups_on_the_host(name, pretended):
     collective.fit(ours, x, y, backend="single", **words)
     for got, wanted in zip(ours.weights, stock.weights, strict=True):
         np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-6)
-    # What has a sum for each rank's rows, and is then summed over ranks, is no matter.
+    # A sum over each rank's rows, then over ranks, is not affected.
     assert pretended or name in ("adam", "ftrl")
     for op in pretended:
         if op.type.startswith("ResourceScatter"):
-            assert op.inputs[1].op.type == "Unique"  # each row once
+            assert op.inputs[1].op.type == "Unique"  # each row occurs once
             op = op.inputs[2].op
         assert op.type == "UnsortedSegmentSum" and op.device.endswith("CPU:0")
 
 
 def test_threads_of_a_processor_add_each_row_once(monkeypatch):
-    """They add up rows that come twice in any order, too."""
+    """Threads, too, add repeated rows in any order."""
     monkeypatch.setattr(BackendExchange, "place", (0, 2))
     made, on_host = [], atomics.on_host
     monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_threads_of_a_processor_add_each_row_once(monkeypatch):
 
 
 def test_counts_stay_where_they_are(pretended):
-    """Whole numbers have no order."""
+    """The order does not matter for whole numbers."""
     with tf.Graph().as_default():
         counts = tf.math.unsorted_segment_sum(tf.ones([3], tf.int32), [0, 0, 1], 2)
         node = type(
@@ -90,7 +90,7 @@ def test_counts_stay_where_they_are(pretended):
 
 
 class OfKernels(keras.layers.Layer):
-    """A loss of a convolution that no row has a part in: each rank would make it."""
+    """A loss of a convolution without rows, which each rank would compute."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(2, 2, 1, 2))
@@ -129,7 +129,7 @@ def test_all_take_the_gradient_of_a_convolution_that_rank_0_made(
 
 
 def test_a_broadcast_is_not_taken_for_the_first_sum():
-    """In which a step looks for gradients that are not finite."""
+    """A step searches the first sum for gradients that are not finite."""
     backend = SingleBackend(Options(), Environment())
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Operations on each row alone: images, signals, matrices, distributions."""
+"""Operations on single rows: images, signals, matrices, distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops and branches, whose functions are partitioned like the graph around them."""
+"""Loops and branches; their functions are partitioned like the graph around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.training.partition.operands import (
 
 
 def _repeated(body: Any, times: Any = 3) -> Any:
-    """A function that applies a body several times, in a loop of the graph."""
+    """Return a function that applies a body several times, in a loop of the graph."""
 
     def function(*x: tf.Tensor) -> Any:
         count = times(*x) if callable(times) else times
@@ -34,7 +34,7 @@ def _repeated(body: Any, times: Any = 3) -> Any:
 
 
 def _collected(x: tf.Tensor, w: tf.Tensor) -> Any:
-    """A loop that fills a list with an element for each step, and reads another."""
+    """Return a loop that writes a list element in each step, and reads another list."""
     steps = tf.TensorArray(x.dtype, 3).unstack(tf.transpose(x, [1, 0, 2]))
     made = tf.TensorArray(x.dtype, 3)
 
@@ -50,7 +50,7 @@ def _collected(x: tf.Tensor, w: tf.Tensor) -> Any:
 
 
 def _means(x: tf.Tensor, w: tf.Tensor) -> Any:
-    """A loop with a list of sums over the rows, and of what is the same everywhere."""
+    """Return a loop with a list of sums over the rows, and of values equal everywhere."""
     sums, same = tf.TensorArray(x.dtype, 3), tf.TensorArray(x.dtype, 3)
 
     def body(i: tf.Tensor, x: tf.Tensor, sums: Any, same: Any) -> Any:
@@ -253,7 +253,7 @@ def test_recurrent_layers(kind: str, masked: bool) -> None:
 
 def test_loops_of_no_steps_and_lists_of_all_kinds() -> None:
     def mixed(x: tf.Tensor) -> Any:
-        """Reads a list as a whole whose elements are shares."""
+        """Read a whole list whose elements are shares."""
         made = tf.TensorArray(x.dtype, 0, dynamic_size=True, infer_shape=False)
         made = made.write(0, x).write(1, x * 2)
         return made.concat()
@@ -294,7 +294,7 @@ def test_variables_of_a_loop_that_come_back_along_another_axis() -> None:
 
 
 def test_connectionist_temporal_classification_is_computed_by_rows() -> None:
-    """Its loops fill tables of the rows, which begin whole, in float32 alone."""
+    """Its loops fill tables of the rows, which begin whole; it exists only in float32."""
 
     def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         ones = tf.ones([tf.shape(x)[0]], tf.int32)
@@ -311,4 +311,4 @@ def test_connectionist_temporal_classification_is_computed_by_rows() -> None:
     functions = {"sum": lambda x, y: tf.reduce_sum(loss(x, y))}
     made = check(operands, functions, derivatives=1, tolerance=1e-4)
     assert not made.fallbacks
-    assert len(made.traffic.gathers) == 1  # of the slope, as it is returned
+    assert len(made.traffic.gathers) == 1  # of the slope, because it is returned

@@ -1,4 +1,4 @@
-"""Random numbers: bit for bit those that one process draws."""
+"""Random numbers equal the draws of one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_draws_in_loops_and_branches() -> None:
 
 
 def test_generators_of_state() -> None:
-    """A ``tf.random.Generator`` and Keras' seeds count on once for a step."""
+    """A ``tf.random.Generator`` and Keras' seeds advance once in a step."""
     ours, theirs = (tf.random.Generator.from_seed(3) for _ in range(2))
     seeds = [keras.random.SeedGenerator(5) for _ in range(2)]
     by_call: list[Any] = []
@@ -172,7 +172,7 @@ def test_generators_of_state() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_drawn_classes_lie_by_rows(dtype: str) -> None:
-    """They are drawn of all rows; what is computed of them is not."""
+    """They are drawn for all rows; later operations run on the rank's own rows."""
 
     def picked(x: tf.Tensor) -> tf.Tensor:
         logits = tf.cast(x, dtype)

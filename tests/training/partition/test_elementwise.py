@@ -1,4 +1,4 @@
-"""Operations on each element: the same of every share as of the whole."""
+"""Operations on each element give the same for a share and for the whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_functions_of_one(seed: int) -> None:
     operands = Operands(rng, BLOCKS[-seed]).sharded([3], seed % 2, unit)
     if seed == 3:
         operands = Operands(rng).partial([3], unit)
-    twice = seed < 2  # derivatives of half of them each
+    twice = seed < 2  # each seed tests the derivatives of half of them
     functions = {type_: _one(type_) for type_ in (_ONE[seed::2] if twice else _ONE)}
     functions["CheckNumerics"] = lambda x: tf.debugging.check_numerics(x, "x")
     functions["Cast"] = lambda x: tf.cast(tf.cast(x, tf.float32), x.dtype)
@@ -129,7 +129,7 @@ _ALIKE = [
 
 
 def _second(operands: Operands, kind: int, values: Any = unit) -> Operands:
-    """Adds an operand to one of shape ``[3, rows]``, that broadcasts or not."""
+    """Add an operand to one of shape ``[3, rows]``; it may be broadcast."""
     return (
         operands.sharded([3], 1, values)
         if kind == 0
@@ -145,7 +145,7 @@ def _second(operands: Operands, kind: int, values: Any = unit) -> Operands:
     )
 
 
-# Each function with two kinds of operands, twice derived with at least one; or with all.
+# Each function with two kinds of operands, twice derived with one or with all.
 @pytest.mark.parametrize(
     ("kind", "share"), [(k, 3) for k in range(6)] + [left_out(k, 1) for k in range(6)]
 )

@@ -1,6 +1,6 @@
-"""What the emitted graph has for GPUs, read from the graph: a GPU is pretended here.
+"""Parts of the emitted graph for GPUs, read from the graph: a GPU is pretended here.
 
-tests/gpu runs such graphs where there is one.
+tests/gpu runs such graphs on a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.usefixtures("pretended_gpu"),
 ]
 ROWS = 6
-#: By type of operation: the inputs that its GPU kernel reads in the memory of the host.
+#: By type of operation: the inputs that its GPU kernel reads from host memory.
 ON_HOST = {"Slice": [1, 2], "PadV2": [1]}
 
 
@@ -32,7 +32,7 @@ def operations(made: Partitioned) -> list[tf.Operation]:
 
 
 def test_sizes_are_computed_on_the_host() -> None:
-    """Else each slice waits for the GPU; but no tensor is copied to learn its shape."""
+    """Otherwise each slice waits for the GPU; but no tensor is copied for its shape."""
 
     def function(x: tf.Tensor) -> list[tf.Tensor]:
         drawn = tf.random.stateless_uniform([tf.shape(x)[0], 3], [1, 2], dtype=x.dtype)
@@ -64,7 +64,7 @@ def test_sizes_are_computed_on_the_host() -> None:
 
 
 def test_kernels_that_cannot_do_without_a_row_get_one() -> None:
-    """cuDNN's, and those that would start no thread."""
+    """These are cuDNN's kernels, and kernels that would start without a thread."""
 
     def function(x: tf.Tensor, i: tf.Tensor) -> list[tf.Tensor]:
         pooled = tf.nn.avg_pool3d(x, 2, 2, "SAME")
@@ -85,7 +85,7 @@ def test_kernels_that_cannot_do_without_a_row_get_one() -> None:
 
 @pytest.mark.parametrize("counts", [[ROWS, 0], [0, ROWS]])
 def test_convolutions_in_float32_of_no_row(counts: list[int]) -> None:
-    """oneDNN makes one operation of a Pad and a convolution without padding."""
+    """oneDNN fuses a Pad and a convolution without padding."""
 
     def function(x: tf.Tensor) -> list[tf.Tensor]:
         kernel = tf.ones([2, 2, 3, 2])

@@ -15,7 +15,7 @@ NAMES = ["normal", "mean", "variance", "of x", "of scale"]
 
 
 def normalized(x: tf.Tensor, scale: tf.Tensor) -> Sequence[tf.Tensor]:
-    """As Keras' BatchNormalization, with the gradients of a loss."""
+    """Compute like Keras' BatchNormalization, with the gradients of a loss."""
     with tf.GradientTape() as tape:
         tape.watch([x, scale])
         mean, variance = tf.nn.moments(x, [0, 1], keepdims=True)
@@ -27,7 +27,7 @@ def normalized(x: tf.Tensor, scale: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 def rows(offset: float, dtype: type = np.float32) -> np.ndarray:
-    """Of rows that are unlike each other, so that means of replicas differ."""
+    """Return rows that differ so much that the means of replicas differ."""
     x = (
         np.random.default_rng(0).normal(size=(9, 4, 3))
         * np.arange(1, 10)[:, None, None]

@@ -1,4 +1,4 @@
-"""Rules of products, each against the whole."""
+"""Rules of products, each compared with one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuDNN's recurrent layers by rows; arithmetic that any device has stands for cuDNN's."""
+"""cuDNN's recurrent layers by rows; arithmetic of any device replaces cuDNN's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, TIME, WIDTH, UNITS = 5, 4, 3, 2
 
 
 def forward(x, h, c, params, lengths):
-    """Of each row alone, by all operands; ``reserve`` has as many numbers as rows want."""
+    """Compute each row by itself from all operands; ``reserve`` grows with the rows."""
     seen = tf.sequence_mask(lengths, tf.shape(x)[1], dtype=x.dtype)[..., None]
     output = tf.cumsum(x[..., :UNITS] * seen, 1) + h * tf.reduce_mean(params)
     last = output[:, -1:] + c
@@ -27,7 +27,7 @@ def forward(x, h, c, params, lengths):
 
 
 def backward(x, h, c, params, lengths, out, *rest):
-    """Likewise; the gradient of the weights is a sum over the rows."""
+    """Compute the gradients in the same way; the weights' one is a sum over the rows."""
     of_out, of_h, of_c, reserve, _ = rest[-5:]
     kept = reserve[:, None, None]
     of_weights = tf.reduce_sum(of_out * kept) + tf.reduce_sum(out * of_h)
@@ -44,7 +44,7 @@ STAND_INS = {"CudnnRNNV3": forward, "CudnnRNNBackpropV3": backward}
 
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Has ``STAND_INS`` made in emitted graphs; returns which were."""
+    """Have emitted graphs contain ``STAND_INS``; return the list of those in use."""
     copy, made = Emission.copy, []
 
     def standing_in(self: Any, node: Any, inputs: Any, **attributes: Any) -> Any:
@@ -58,7 +58,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def trained(run: Any) -> Any:
-    """A function of rows and weights, with outputs and gradients."""
+    """Return a function of rows and weights, with outputs and gradients."""
 
     def function(x, h, c, params, lengths):
         with tf.GradientTape() as tape:
@@ -105,7 +105,7 @@ def test_each_replica_runs_its_rows(counts: list[int], cudnn: list[str]) -> None
     has_rows = [True, True, True, False, True]
     made = Partitioned(trained(by_cudnn), arguments, has_rows, replicas=len(counts))
     assert not made.fallbacks and set(cudnn) == set(STAND_INS)
-    assert len(made.traffic.gathers) == 5  # what is returned and has rows
+    assert len(made.traffic.gathers) == 5  # returned values with rows
     wanted = trained(by_stand_in)(*map(tf.constant, arguments))
     for want, got in zip(wanted, made(counts, arguments), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-12)
@@ -115,7 +115,7 @@ def test_each_replica_runs_its_rows(counts: list[int], cudnn: list[str]) -> None
 def test_layers_of_keras_are_not_gathered(
     layer: Any, cudnn: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without a mask, which has it take other operations."""
+    """The test has cases with and without a mask, which uses other operations."""
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
     monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)
     made = layer(UNITS, return_sequences=True)

@@ -1,4 +1,4 @@
-"""Rules of reductions, each against the whole."""
+"""Rules of reductions, each compared with one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_reductions(seed: int) -> None:
     }
     operands = Operands(generator(seed), BLOCKS[1 + seed]).sharded([2, 3], axis)
     made = check(operands, functions, derivatives=1 + (seed == 0))
-    assert set(made.fallbacks) <= {"Cumprod", "Reshape"}  # of the gradient of Prod
+    assert set(made.fallbacks) <= {"Cumprod", "Reshape"}  # from the gradient of Prod
 
 
 def test_reductions_of_other_dtypes() -> None:
@@ -60,7 +60,8 @@ def test_reductions_of_other_dtypes() -> None:
         }
         operands = Operands(generator(0), (1, 2)).sharded([3], 0, values)
         assert not check(operands, functions).fallbacks
-    functions = {"Mean": lambda x: tf.reduce_mean(x)}  # of whole numbers: divided last
+    # For whole numbers, division comes last.
+    functions = {"Mean": lambda x: tf.reduce_mean(x)}
     check(Operands(generator(1)).sharded([3], 0, below(9)), functions)
     halves = {
         f"{dtype} {f.__name__}": lambda x, f=f, dtype=dtype: f(tf.cast(x, dtype))

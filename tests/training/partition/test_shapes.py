@@ -1,4 +1,4 @@
-"""Rules of shapes, each against the whole."""
+"""Rules of shapes, each compared with one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_reshapes(blocks: tuple[int, ...]) -> None:
     made = check(
         Operands(generator(k), blocks).sharded([4, 6]), functions, derivatives=2
     )
-    assert made.fallbacks == (["Reshape"] if len(blocks) > 1 else [])  # of "split rows"
+    # For "split rows".
+    assert made.fallbacks == (["Reshape"] if len(blocks) > 1 else [])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,4 +1,4 @@
-"""Rules of slices, look-ups and scatters, each against the whole."""
+"""Rules of slices, look-ups and scatters, each compared with one process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_of_a_permutation_each_replica_takes_its_rows(dtype: str) -> None:
     }
     operands = Operands(generator(3)).sharded([4, 3])
     made = check(operands, functions, derivatives=1, tolerance=1e-6)
-    assert made.fallbacks == ["StatelessShuffle", "TopKV2"]  # of all rows
+    assert made.fallbacks == ["StatelessShuffle", "TopKV2"]  # these need all rows
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "int64"])

@@ -1,4 +1,4 @@
-"""Operations on text, and look-ups in tables: each string by itself."""
+"""Operations on text, and look-ups in tables, each on single strings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_string(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_words_of_rows(seed):
-    """They are split whole; what is made of them in a padded tensor lies by rows."""
+    """They are split whole; later operations on the padded tensor are by rows."""
     operands = Operands(generator(seed)).sharded([], 0, words)
 
     def padded(x):
@@ -75,7 +75,7 @@ def test_words_of_rows(seed):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_crossed_numbers_lie_by_rows(dtype):
-    """Of each row, so that all behind them is computed by rows."""
+    """They depend on single rows, so that all later operations are by rows."""
 
     def crossed(x, y):
         x, y = (tf.cast(tf.math.floor(n * 5), tf.int64) for n in (x, y))
@@ -91,7 +91,7 @@ def test_crossed_numbers_lie_by_rows(dtype):
 
 
 def test_strings_are_gathered():
-    """Where an operation needs all of them."""
+    """This is only for an operation that needs all of them."""
     operands = Operands(generator(0)).sharded([2], 0, words)
     made = check(operands, {"unique": lambda x: tf.unique(tf.reshape(x, [-1]))[0]})
     assert made.fallbacks == ["Unique"]

@@ -1,4 +1,4 @@
-"""Calls of ``fit``, ``evaluate`` and ``predict`` that were other than Keras'."""
+"""Calls of ``fit``, ``evaluate`` and ``predict`` that once differed from Keras'."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def network(
     return model
 
 
-# --- what is not a sum over rows ----------------------------------------------------
+# --- values that are not sums over rows -----------------------------------------------
 
 
 class Correlation(keras.metrics.Metric):
@@ -53,7 +53,7 @@ class Correlation(keras.metrics.Metric):
 
 
 class Pairs(keras.metrics.Metric):
-    """As in Keras' guide: ``(n,)`` against ``(n, 1)`` compares every row with all."""
+    """Compares ``(n,)`` with ``(n, 1)``, so every row with all, as in Keras' guide."""
 
     def __init__(self):
         super().__init__(name="pairs")
@@ -74,14 +74,14 @@ class Largest(Pairs):
 
 
 class Center(keras.layers.Layer):
-    """Of a whole batch where it predicts, as some normalize at inference."""
+    """Centers by the whole batch, also in prediction, as some models normalize."""
 
     def call(self, x, training=False):
         return x if training else x - ops.mean(x, axis=0, keepdims=True)
 
 
 class Table(keras.layers.Layer):
-    """Looks rows up by ``ops.take``."""
+    """Looks rows up with ``ops.take``."""
 
     def build(self, shape):
         self.table = self.add_weight((4, FEATURES), name="table")
@@ -92,7 +92,7 @@ class Table(keras.layers.Layer):
 
 
 class Augmented(keras.Model):
-    """Built when it is first called, and so is a part that is no attribute of it.
+    """Is built at its first call, and so is a part that is not an attribute of it.
 
     Its ``call`` has no ``training``, so the layers of the part get none, and draw.
     """
@@ -111,7 +111,7 @@ class Augmented(keras.Model):
 
 
 class AugmentedInTraining(Augmented):
-    """The same, whose part gets ``training=True``."""
+    """Is the same, but its part gets ``training=True``."""
 
     def call(self, x, training=None):
         return super().call(x)
@@ -124,7 +124,7 @@ class LargestError(keras.Model):
 
 
 class WithoutCall(keras.Model):
-    """Made of other models; only its steps are ever called."""
+    """Consists of other models; only its steps are called."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ def without_call():
 
 
 def over_positives(y, p):
-    """Divided by the labels that count; others are ignored."""
+    """Return a loss that is divided by the number of valid labels; others are ignored."""
     counts = ops.cast(y != -100, p.dtype)
     of_rows = keras.losses.sparse_categorical_crossentropy(ops.where(y < 0, 0, y), p)
     return ops.sum(of_rows * counts) / (ops.sum(counts) + 1e-9)
@@ -173,7 +173,7 @@ def generator():
 
 
 def filtered():
-    """Of a length that only a pass over the data shows."""
+    """Return a data set whose length only a pass over the data shows."""
     rows = tf.data.Dataset.from_tensor_slices(numbers())
     return (rows.filter(lambda x, y: x[0] > -1).batch(BATCH),)
 
@@ -201,7 +201,7 @@ def of_table():
 
 
 def normalized():
-    """Statistics of the batch, and look-ups whose gradients Adam squares one by one."""
+    """Return a model with batch statistics, and with look-ups that Adam squares singly."""
     x = keras.Input((FEATURES,))
     words = ops.cast(ops.clip(x + 2, 0, 3), "int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(4, 3)(words))
@@ -225,7 +225,7 @@ def augmented(kind):
 
 
 def with_step_of_its_own():
-    """Not of a class: the model's attribute, of twice the loss."""
+    """Return a model whose step is not in a class, but an attribute, with twice the loss."""
     model = network(kind=keras.Model)
 
     def train_step(data):

@@ -15,7 +15,7 @@ def rows(count, seed=3):
 
 
 class Experts(keras.layers.Layer):
-    """A mixture with the balance term of the Switch Transformer: coupled by ``add_loss``."""
+    """A mixture with the Switch Transformer's balance term, which ``add_loss`` couples."""
 
     def build(self, shape):
         self.gate = keras.layers.Dense(4, activation="softmax")
@@ -32,7 +32,7 @@ class Experts(keras.layers.Layer):
 
 
 class Renormalized(keras.layers.Layer):
-    """Batch renormalization: coupled by what it returns, and by its state."""
+    """Batch renormalization, coupled by its output and by its state."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=shape[1:], trainable=False, name="mean")

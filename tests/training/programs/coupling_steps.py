@@ -19,7 +19,7 @@ from tests.training.programs.plain_steps import Plain, Regression, regression
 
 @program
 def contrastive() -> Program:
-    """The other rows of the batch are the negatives."""
+    """Return a program whose negatives are the other rows of the batch."""
 
     class Contrastive(Plain):
         def train_step(self, data):
@@ -80,7 +80,7 @@ def metric_of_a_maximum() -> Program:
 
 @program
 def local_weights() -> Program:
-    """Writes trainable weights, which an optimizer has, from its rows."""
+    """Return a program that computes weights of the optimizer from its rows."""
 
     class Writing(Regression):
         def returned(self, loss, y):

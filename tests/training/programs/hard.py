@@ -1,7 +1,7 @@
 """Ordinary Keras programs in which something is not a plain sum over rows.
 
-Each must train what stock Keras trains, whatever the pieces of a batch. Tiny: a program
-costs its tracing.
+Each must train the model of stock Keras, with any pieces of a batch. All are tiny, because a
+program costs its tracing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.training.programs.program import (
 
 
 def dense(*more: Any, **compiled: Any) -> Callable[[], keras.Model]:
-    """A maker of a small network; ``more`` make layers before its last."""
+    """Return a maker of a small network; ``more`` make layers before its last."""
 
     def make() -> keras.Model:
         layers = [
@@ -99,7 +99,7 @@ class OwnCall(keras.losses.Loss):
 
 
 class RowsByOwnCall(OwnCall):
-    """A value for each row: Keras differentiates their sum and shows their mean."""
+    """Returns a value for each row: Keras differentiates their sum and shows their mean."""
 
     def __call__(self, y: Any, p: Any, sample_weight: Any = None) -> Any:
         return self.call(y, p)
@@ -110,7 +110,7 @@ def scalar(y: Any, p: Any) -> Any:
 
 
 def by_class(y: Any, p: Any) -> Any:
-    """One value for each class, whatever the number of rows."""
+    """Return one value for each class, for any number of rows."""
     return ops.mean(ops.square(y - p), axis=0)
 
 
@@ -126,7 +126,7 @@ def flattened_with_time_last(y: Any, p: Any) -> Any:
 
 
 def without_padding(y: Any, p: Any) -> Any:
-    """As many values as there are words: the data decide."""
+    """Return as many values as there are words, which depends on the data."""
     each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
     return tf.boolean_mask(each, ops.cast(y, "int32") != 0)
 
@@ -161,7 +161,7 @@ LOSSES = {
 
 
 class WithoutTraining(keras.Model):
-    """``compute_loss`` as before Keras 3.3."""
+    """Has a ``compute_loss`` as before Keras 3.3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ LOSSES |= {
 
 
 class Hits(keras.metrics.Metric):
-    """Its result is its variable itself."""
+    """Returns its variable itself as its result."""
 
     def __init__(self) -> None:
         super().__init__(name="hits")
@@ -262,7 +262,7 @@ class Watches(keras.Model):
 
 
 class OwnMetrics(WithoutTraining):
-    """The example of Keras' documentation: its own loss tracker, and nothing else."""
+    """Has only its own loss tracker, as in the example of Keras' documentation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class OwnMetrics(WithoutTraining):
 
 
 METRICS = {
-    # Where Keras validates, it shows the validation's value as the training's.
+    # If Keras validates, it shows the validation's value as the training's.
     "result is the variable": Program(
         lambda: dense(metrics=[Hits()])(), validates=False
     ),
@@ -314,7 +314,7 @@ class Bounded(keras.layers.Layer):
 
 
 class Counts(keras.layers.Layer):
-    """State of several dtypes that all rows change alike."""
+    """Has state of several dtypes that all rows change in the same way."""
 
     def build(self, shape: Any) -> None:
         def state(start: Any, dtype: str) -> Any:
@@ -340,7 +340,7 @@ class Counts(keras.layers.Layer):
 
 
 class ReadsBack(keras.layers.Layer):
-    """Divides by a state that it has just assigned: no gradient flows through it."""
+    """Divides by a state that it has just assigned; no gradient flows through that."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight((shape[-1],), "glorot_normal")
@@ -358,7 +358,7 @@ class FollowsTraining(keras.layers.Layer):
 
 
 class ContextOfTraining(WithoutTraining):
-    """Does not hand ``training`` on: Keras does, by the context of the call."""
+    """Does not pass ``training`` on: Keras does, by the context of the call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ class ContextOfTraining(WithoutTraining):
 
 
 def of_float8() -> keras.Model:
-    """New scales are the maxima of what was seen: gradients that are values."""
+    """Return a model whose new scales are maxima of its inputs: gradients that are values."""
     model = keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dense(8), keras.layers.Dense(CLASSES)]
     )
@@ -396,7 +396,7 @@ STATE = {
     "counts and reads back": Program(dense(ReadsBack)),
     "counts in float32": Program(dense(Counts), floatx="float32", tolerance=1e-5),
     "context of training": Program(subclassed(ContextOfTraining)),
-    # A difference in the last bit is one of an eighth where it is rounded to float8.
+    # A difference in the last bit becomes one of an eighth after rounding to float8.
     "float8": Program(of_float8, floatx="float32", tolerance=0.02),
 }
 
@@ -404,7 +404,7 @@ STATE = {
 
 
 def annealed() -> keras.Model:
-    """The loss has a weight that is not a variable of the model."""
+    """Return a model whose loss has a weight that is not a variable of the model."""
     weight = keras.Variable(1.0, dtype=keras.config.floatx())
     model = dense(loss=lambda y, p: weight * ops.mean(ops.square(y - p), axis=-1))()
     model.get_weight = lambda: weight
@@ -429,7 +429,7 @@ def halving(hook: str) -> Callable[[keras.Model], list[Any]]:
 
 
 def freezing(model: keras.Model) -> list[Any]:
-    """After the first epoch: Keras' train function does not follow."""
+    """Freeze a layer after the first epoch, which Keras' train function ignores."""
 
     def freeze(*_: Any) -> None:
         model.layers[0].trainable = False

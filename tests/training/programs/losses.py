@@ -11,7 +11,7 @@ FEATURES = 5
 
 
 def rows(count, seed=3, outputs=2):
-    """Rows of which no two are alike, with labels between 0 and 1."""
+    """Return different rows, with labels 0 or 1."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, FEATURES)).astype(keras.config.floatx())
     y = (rng.uniform(size=(count, outputs)) > 0.5).astype(keras.config.floatx())
@@ -35,18 +35,18 @@ def network(loss, metrics=(), outputs=2, activation="sigmoid", **compiled):
 
 
 def contrastive(y, predicted):
-    """Each row against all others; y is not looked at."""
+    """Return a loss of each row against all others, without y."""
     near = ops.matmul(predicted, ops.transpose(predicted))
     return -ops.log_softmax(near, axis=-1)[:, 0] + 0.0 * y[:, 0]
 
 
 def summed(y, predicted):
-    """A scalar, as many losses on the web return."""
+    """Return a scalar, as many losses on the web return."""
     return ops.sum(ops.square(y - predicted))
 
 
 def correlated(y, predicted):
-    """One minus a correlation over the rows of the batch."""
+    """Return one minus a correlation over the rows of the batch."""
     a, b = y - ops.mean(y, axis=0), predicted - ops.mean(predicted, axis=0)
     return 1 - ops.sum(a * b) / (
         ops.sqrt(ops.sum(a * a) * ops.sum(b * b)) + ops.cast(1e-3, b.dtype)
@@ -70,7 +70,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Last(Largest):
-    """The prediction of the last row so far, and how many rows there were."""
+    """The prediction of the last row so far, and the number of rows."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ class BatchRank(keras.metrics.Metric):
 
 
 class OwnLoss(keras.Model):
-    """A loss that looks at x, at the weights, at the rows and at the forward pass' losses."""
+    """Has a loss of x, of the weights, of the rows and of the forward pass' losses."""
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
@@ -144,7 +144,7 @@ def two_outputs():
 
 
 def masked():
-    """Positions with token 0 are left out by the mask that y_pred carries."""
+    """Return a model in which the mask of y_pred removes positions with token 0."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input([4], dtype="int32")
     vectors = keras.layers.Embedding(5, 6, mask_zero=True)(inputs)
@@ -160,7 +160,7 @@ def masked():
 def tokens(count, seed=5):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 5, (count, 4)).astype("int32")
-    x[:, 0] = 1  # no row is masked as a whole
+    x[:, 0] = 1  # no row is masked completely
     return x, rng.integers(0, 3, (count, 4)).astype("int64")
 
 
@@ -203,7 +203,7 @@ OPTIMIZERS = {
 
 
 def looked_up(optimizer, masked=False):
-    """Rows of an embedding that a batch, and a row of it, look up several times."""
+    """Return a model in which a batch, and a row, look up a row of a table repeatedly."""
 
     def make():
         keras.utils.set_random_seed(4)
@@ -223,7 +223,7 @@ def sentences(count, seed=5):
 
 
 class Bag(keras.layers.Layer):
-    """The sum of the table's rows for the tokens of a row other than 0.
+    """Sums the table's rows for the tokens of a row other than 0.
 
     Args:
         distinct: Whether a batch looks up each row of the table once.

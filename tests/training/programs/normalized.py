@@ -1,4 +1,4 @@
-"""Batch normalization: statistics of the rows of all replicas."""
+"""Batch normalization with statistics over the rows of all replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE = 6
 
 
 def images(count, seed=3):
-    """Far from zero: a mean of squares less a squared mean would lose all digits."""
+    """Return images far from zero: mean square minus squared mean would lose all digits."""
     rng = np.random.default_rng(seed)
     x = 50 + rng.normal(size=(count, SIZE, SIZE, 2)).astype(keras.config.floatx())
     return x, rng.integers(0, 3, count).astype("int32")
@@ -49,7 +49,7 @@ def renormalized():
 
 
 def nested():
-    """A model within a model, and a layer that is called twice."""
+    """Return a model within a model, and a layer that is called twice."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input([SIZE, SIZE, 2])
     layers = keras.layers
@@ -60,7 +60,7 @@ def nested():
 
 
 def masked():
-    """Positions with token 0 count in no statistic."""
+    """Return a model whose statistics do not count positions with token 0."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input([4], dtype="int32")
     vectors = keras.layers.Embedding(6, 5, mask_zero=True)(inputs)
@@ -83,7 +83,7 @@ def correlated(y, predicted):
 
 
 def coupling_loss():
-    """Statistics and loss of the whole batch, together."""
+    """Return a model with statistics and a loss of the whole batch."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input([SIZE, SIZE, 2])
     hidden = keras.layers.BatchNormalization()(keras.layers.Flatten()(inputs))

@@ -1,7 +1,7 @@
 """Models with their own ``train_step``, in the style of the Keras guides.
 
-Each program is a function that returns a compiled model and its rows ``(x, y)``. Noise is
-a part of the rows, so that every way to train has the same.
+Each program is a function that returns a compiled model and its rows ``(x, y)``. Noise is part
+of the rows, so that every way to train has the same noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def program(make: Callable[[], Program]) -> Callable[[], Program]:
 
 
 def rows(seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, noise and targets, no two rows alike and far from equal in size."""
+    """Return features, noise and targets; all rows differ, and widely in size."""
     rng = np.random.default_rng(seed)
     scale = np.linspace(0.3, 2, ROWS)[:, None]
     x = scale * rng.normal(size=(ROWS, FEATURES))
@@ -131,7 +131,7 @@ def vae() -> Program:
             )
             self.total_loss_tracker.update_state(total)
             self.kl_loss_tracker.update_state(kl)
-            # Not the metrics' names: Keras shows what the last step returned.
+            # These are not the metrics' names: Keras shows the result of the last step.
             return {
                 "loss": self.total_loss_tracker.result(),
                 "kl_loss": self.kl_loss_tracker.result(),
@@ -223,7 +223,7 @@ def wgan_gp() -> Program:
 
 @program
 def two_frequencies() -> Program:
-    """The second optimizer takes part in every third step."""
+    """Return a program whose second optimizer takes part in every third step."""
 
     class Alternating(GAN):
         def __init__(self):
@@ -265,7 +265,7 @@ def two_frequencies() -> Program:
 
 @program
 def own_metrics() -> Program:
-    """Metrics of rows, of numbers, and one of the user's; the norm of gradients."""
+    """Return a program with metrics of rows, of numbers, the user's, and a gradient norm."""
 
     class Hits(keras.metrics.Metric):
         def __init__(self, name="hits"):

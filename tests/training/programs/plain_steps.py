@@ -1,4 +1,4 @@
-"""More models with their own ``train_step``: one network, and a step of its own."""
+"""More models with their own ``train_step``: one network with different steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Plain(keras.Model):
 
 @program
 def clips_itself() -> Program:
-    """Clips the gradients of the batch, in a ``tf.function`` of its own."""
+    """Return a program that clips the batch's gradients in its own ``tf.function``."""
 
     class Clipping(Plain):
         @tf.function
@@ -56,7 +56,7 @@ def clips_itself() -> Program:
 
 @program
 def of_keras_guide() -> Program:
-    """As Keras' guide writes it: the result of all compiled metrics is a dict."""
+    """Return the program of Keras' guide, whose metrics' results are a dict."""
 
     class Guide(Plain):
         def train_step(self, data):
@@ -88,7 +88,7 @@ def of_keras_guide() -> Program:
 
 @program
 def extends_keras() -> Program:
-    """``super().train_step``, and an average of the weights."""
+    """Return a program with ``super().train_step``, and an average of the weights."""
 
     class Averaging(Plain):
         def __init__(self):
@@ -111,7 +111,7 @@ def extends_keras() -> Program:
 
 @program
 def masks_and_weights() -> Program:
-    """Rows with masks of other lengths: the denominators differ between replicas."""
+    """Return a program with masks, whose denominators differ between replicas."""
 
     class Masked(Plain):
         def train_step(self, data):
@@ -136,7 +136,7 @@ def masks_and_weights() -> Program:
 
 @program
 def sums_and_means() -> Program:
-    """A loss that Keras sums over the rows, and one divided by its weights."""
+    """Return a program with a loss that is summed over rows, and one with weights."""
 
     class Summing(Plain):
         def train_step(self, data):
@@ -179,7 +179,7 @@ def loss_scaling() -> Program:
 
 @program
 def accumulates_itself() -> Program:
-    """Adds gradients up in variables of its own; every second step applies them."""
+    """Return a program that adds up gradients, and applies them in every second step."""
 
     class Accumulating(Plain):
         def __init__(self):
@@ -217,7 +217,7 @@ def accumulates_itself() -> Program:
 
 @program
 def gradients_of_rows() -> Program:
-    """Clips the gradient of each row by its own norm, as private learning does."""
+    """Return a program that clips each row's gradient, as private learning does."""
 
     class Private(Plain):
         def train_step(self, data):
@@ -246,7 +246,7 @@ def gradients_of_rows() -> Program:
 
 @program
 def updates_by_hand() -> Program:
-    """No optimizer; state that follows the mean of the rows."""
+    """Return a program without an optimizer, with state that follows the rows' mean."""
 
     class ByHand(Plain):
         def __init__(self):
@@ -271,7 +271,7 @@ def updates_by_hand() -> Program:
 
 
 class Regression(Plain):
-    """A step whose parts subclasses make wrong."""
+    """Has a step whose parts subclasses replace by wrong ones."""
 
     def loss_of(self, y, y_pred):
         return ops.mean(ops.square(y - y_pred))
@@ -306,7 +306,7 @@ def sum_by_hand() -> Program:
 
 @program
 def vector_of_losses() -> Program:
-    """As Siamese networks and masked language models do; and a mean beside it."""
+    """Return a program with a loss for each row, and a mean, as Siamese networks have."""
 
     class Vector(Plain):
         def __init__(self):
@@ -357,7 +357,7 @@ def counts_rows() -> Program:
 
 @program
 def noise_and_dropout() -> Program:
-    """Random: the check compares it all the same. Its training is not comparable."""
+    """Return a random program, which only the check compares, not the training."""
 
     class Noisy(Regression):
         def __init__(self, net):
@@ -386,9 +386,9 @@ def noise_and_dropout() -> Program:
 
 @program
 def moving_average() -> Program:
-    """Keeps a moving average of its weights, as networks of diffusion do.
+    """Return a program with a moving average of its weights, as diffusion models have.
 
-    And counts: its steps, and what rows add up to after the update.
+    It also counts its steps, and sums rows after the update.
     """
 
     class Averaging(Plain):

@@ -1,4 +1,4 @@
-"""What a program is, and rows to train it on."""
+"""The record of a program, and rows for its training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 FEATURES, CLASSES, WORDS, LENGTH = 4, 3, 7, 5
 ROWS, BATCH, EPOCHS = 23, 10, 2  # batches of 10, 10 and 3 rows
-VALIDATED = 7  # one batch: Keras averages some metrics over batches
+VALIDATED = 7  # one batch, because Keras averages some metrics over batches
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program and what of it is compared.
+    """A program and its compared values.
 
     Attributes:
         make: Makes the compiled model.
-        data: Makes ``x, y`` or ``x, y, sample_weight``: of a number of rows, a seed.
+        data: Makes ``x, y`` or ``x, y, sample_weight`` from a number of rows and a seed.
         floatx: The precision.
         tolerance: Relative to the largest entry of each tensor.
         validates: Whether validation is compared, too.
@@ -49,7 +49,7 @@ def weighted(rows: int, seed: int) -> tuple[Any, ...]:
 
 
 def words(rows: int, seed: int) -> tuple[Any, ...]:
-    """Sentences of unequal length, ended by zeros; the next word is the label."""
+    """Return sentences of unequal length, ended by zeros; the next word is the label."""
     rng = np.random.default_rng(seed)
     text = rng.integers(1, WORDS, (rows, LENGTH + 1))
     text[np.arange(LENGTH + 1) >= rng.integers(2, LENGTH + 2, rows)[:, None]] = 0
@@ -57,9 +57,9 @@ def words(rows: int, seed: int) -> tuple[Any, ...]:
 
 
 def made(program: Program) -> keras.Model:
-    """Its model, with weights."""
+    """Return the program's model, with weights."""
     keras.utils.set_random_seed(3)
     model = program.make()
     x, *_ = program.data(2, 1)
-    model(x)  # the weights of both are made here, from the seed
+    model(x)  # this makes the weights of both, from the seed
     return model

@@ -1,4 +1,4 @@
-"""All programs in one table: each is trained by stock Keras and by us, and compared."""
+"""All programs in one table; stock Keras and we train each, and they are compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.training.programs import (
     program,
 )
 
-assert plain_steps and coupling_steps  # which add to the programs of own_steps
+assert plain_steps and coupling_steps  # these add to the programs of own_steps
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Case:
     Attributes:
         make: Makes the compiled model.
         data: Makes ``x, y`` or ``x, y, sample_weight``, or a data set.
-        call: The method that is compared.
-        words: Its arguments beside the data.
-        callbacks: Makes those of one training of a model.
+        call: The compared method.
+        words: Its arguments in addition to the data.
+        callbacks: Makes the callbacks of one training of a model.
         tolerance: Relative to the largest entry of each tensor, or to one.
     """
 
@@ -71,7 +71,7 @@ def _own_step(make: Callable[[], Any]) -> Case:
 
 
 def _coupled(make: Callable[[], Any], data: Callable[..., Any], rows: int) -> Case:
-    """31 rows in batches of ten: the last has one row, so ranks are without rows."""
+    """Return a case of 31 rows in batches of ten: the last one leaves ranks without rows."""
     return Case(
         lambda: make()(),
         lambda: data(rows),
@@ -111,11 +111,11 @@ CASES = _all()
 
 
 def outcome(case: Case, backend: Any = None, **options: Any) -> dict[str, np.ndarray]:
-    """Return what the call gives and every variable after it.
+    """Return the call's result, and every variable after it.
 
     Args:
-        backend: By which the rows of each batch are shared out. If None, stock Keras runs.
-        options: If there are any, those of ``collective.fit``; else Keras' own call runs.
+        backend: It divides the rows of each batch. If None, stock Keras runs.
+        options: Options of ``collective.fit``; without any, Keras' own call runs.
     """
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(case.floatx)
@@ -154,14 +154,14 @@ def outcome(case: Case, backend: Any = None, **options: Any) -> dict[str, np.nda
 def differences(
     case: Case, got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]
 ) -> list[str]:
-    """What is further apart than the program's tolerance; empty when nothing is."""
+    """Return differences beyond the program's tolerance; empty if there are none."""
     assert set(got) == set(wanted)
     found = []
     for name, reference in wanted.items():
         if got[name].dtype.kind in "iub":
             error = 0.0 if np.array_equal(got[name], reference) else np.inf
         else:
-            # Absolute below one: of a sum that cancels, nothing is left but rounding.
+            # Absolute below one, because a sum that cancels leaves only rounding.
             scale = max(np.abs(reference).max(initial=0), 1.0)
             error = np.abs(got[name] - reference).max(initial=0) / scale
         if not error <= case.tolerance:

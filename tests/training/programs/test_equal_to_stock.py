@@ -1,7 +1,7 @@
-"""Programs of all kinds, many of them trained wrong silently once: as stock Keras'.
+"""Programs of all kinds train as in stock Keras; many of them once did not, silently.
 
-This file starts itself on ranks, where every program runs by Keras on rank 0 and by all
-ranks together. A launch takes longer than many programs.
+This file starts itself on ranks, on which Keras trains every program on rank 0, and all ranks
+train it together. A launch takes longer than many programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.training.small import on_rank_zero
 HERE = "tests/training/programs/test_equal_to_stock.py"
 MATRIX = pytest.mark.matrix
 NAME = os.environ.get(launch.BACKEND, "single")
-# In one process, the step is Keras' own: a few show it.
+# In one process the step is Keras' own, so a few programs are enough.
 FEW = 16
 
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.on_ranks]

@@ -1,7 +1,7 @@
-"""Models with their own ``train_step``: as Keras' ``fit`` on one process, on any number.
+"""Models with their own ``train_step`` equal Keras' ``fit``, on any number of processes.
 
-Plain, this file trains in one process, and starts itself on 2 and 3 ranks. The last of
-the batches has two rows: of three ranks, one has none.
+Plain, this file trains in one process, and starts itself on 2 and 3 ranks. The last batch has
+two rows, so that one of three ranks has none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def backend(backends_by_name):
 
 
 def made(make, floatx="float64"):
-    """The program's model, new, with the same weights each time, and its rows."""
+    """Return a new model of the program, with equal weights each time, and its rows."""
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(floatx)
     keras.utils.set_random_seed(7)
@@ -63,9 +63,9 @@ def train(backend, make, floatx="float64", **settings):
 
 
 def by_keras(make, floatx="float64", **settings):
-    """The model after Keras' own training of the same batches, and the history.
+    """Return the model after Keras' own training on the same batches, and the history.
 
-    On rank 0 only: all ranks are compared with each other.
+    It runs on rank 0 only, because all ranks are compared with each other.
     """
     if detect().rank:
         return None, {}
@@ -98,7 +98,7 @@ def assert_as_keras(result, wanted, history, rtol=1e-10):
 
 
 def in_scope(backend, make):
-    """As ``train``, of a model that is made in the scope of the backend."""
+    """Train as ``train`` does, with a model made in the scope of the backend."""
     _, data = made(make)
     keras.utils.clear_session(free_memory=False)
 
@@ -128,7 +128,7 @@ def test_in_float32(backend):
 @pytest.mark.on_ranks
 @pytest.mark.parametrize("clips", [False, True])
 def test_an_optimizer_sees_each_look_up(clips, backend):
-    """As Keras' own, also where the step changes the gradients first."""
+    """It is like Keras' own, even if the step changes the gradients first."""
 
     class Step(keras.Model):
         def train_step(self, data):
@@ -142,7 +142,7 @@ def test_an_optimizer_sees_each_look_up(clips, backend):
             return {"loss": loss}
 
     class Positions(keras.layers.Layer):
-        """Their look-ups are the same for every batch."""
+        """Makes the same look-ups for every batch."""
 
         def build(self, shape):
             self.table = keras.layers.Embedding(shape[1], shape[2])
@@ -176,7 +176,7 @@ def test_its_own_test_step_validates(backend):
 
 
 def test_eagerly(backend):
-    """The same step, without a graph."""
+    """The same step runs without a graph."""
 
     def make():
         model, data = PROGRAMS["own_metrics"]()
@@ -188,7 +188,7 @@ def test_eagerly(backend):
 
 
 def test_noise_leaves_ranks_alike(backend):
-    """All ranks end with the same weights, of one process those of Keras."""
+    """All ranks end with the same weights; one process ends with Keras' weights."""
     make = PROGRAMS["noise_and_dropout"]
     first = train(backend, make)
     if backend.replicas == 1:
@@ -199,7 +199,7 @@ def test_noise_leaves_ranks_alike(backend):
 
 @pytest.mark.on_ranks
 def test_not_finite_is_reported_on_every_rank(backend):
-    """Of the last replica; the discriminator keeps the step before."""
+    """The value is of the last replica; the discriminator keeps its last step."""
     model, ((x, noise), y) = made(PROGRAMS["gan"])
     last = backend.replicas - 1
     start, _ = share(BATCH, last, backend.replicas)
@@ -222,7 +222,7 @@ def test_not_finite_is_reported_on_every_rank(backend):
 
 @pytest.mark.on_ranks
 def test_resumed_within_an_epoch_it_is_the_uninterrupted_run(backend, tmp_path):
-    """The metrics of the epoch go on from what its first steps have made."""
+    """The metrics of the epoch continue from their state after its first steps."""
     make = PROGRAMS["own_metrics"]
     folder = tmp_path / "checkpoint"
     wanted = train(backend, make)
@@ -236,7 +236,7 @@ def test_resumed_within_an_epoch_it_is_the_uninterrupted_run(backend, tmp_path):
 
 @PLAIN
 def test_all_optimizers_are_part_of_the_state():
-    """What is broadcast, saved and compared has the second optimizer, too."""
+    """Broadcasts, files and comparisons include the second optimizer."""
     from collective.training.variables import all_variables
 
     model, _ = made(PROGRAMS["two_frequencies"])

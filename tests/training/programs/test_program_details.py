@@ -1,4 +1,4 @@
-"""Details of a training that are as in Keras, or said by name."""
+"""Details of a training that are as in Keras, or are reported by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
 class InFloat16(SingleBackend):
-    """Its gradients travel in float16."""
+    """A backend whose gradients travel in float16."""
 
     rounds_to = "float16"
 
@@ -47,7 +47,7 @@ def train(make, backend, **more):
 
 
 def test_an_overflow_in_transport_is_named(backend, monkeypatch):
-    """Each rank's own gradient is finite, and may be: float32 holds their sum."""
+    """Each rank's own gradient is finite, which is allowed: float32 can hold their sum."""
     if launch.launched():
         options = dataclasses.replace(backend.options, transport_dtype="float16")
         monkeypatch.setattr(backend, "options", options)
@@ -98,11 +98,11 @@ def test_a_late_freeze_is_warned_of_once(backend, capfd):
     assert capfd.readouterr().err.count("on_epoch_end has made") == 1
 
 
-# --- random numbers, and variables of nobody ----------------------------------------
+# --- random numbers, and untracked variables ----------------------------------------
 
 
 def noisy(generator):
-    """The loss is the mean of squares of noise; nothing is learned."""
+    """Return a model whose loss is the mean square of noise, and which learns nothing."""
 
     class Noise(keras.layers.Layer):
         def call(self, x):
@@ -199,7 +199,7 @@ def test_weights_set_by_layers_beside_a_sharded_optimizer(backend):
 
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])
 def test_look_ups_of_the_same_row_are_seen_one_by_one(kind):
-    """Adam of Keras squares the gradient of each look-up; SGD is the same for both."""
+    """Keras' Adam squares the gradient of each look-up; for SGD both are equal."""
     program = PROGRAMS["flattened"]
 
     def make():

@@ -1,4 +1,4 @@
-"""Bars where somebody sees them; elsewhere lines without control characters."""
+"""Progress bars on a terminal; elsewhere lines without control characters."""
 
 from __future__ import annotations
 

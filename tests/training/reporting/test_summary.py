@@ -28,7 +28,8 @@ def test_a_metric_may_give_one_number_for_each_class(tmp_path):
     printed = io.StringIO()
     run.print(Console(file=printed, width=80))
     assert "test recall" in printed.getvalue() and "0.2500 nan" in printed.getvalue()
-    (tmp_path / "run.json.part").symlink_to(tmp_path / "planted")  # by somebody else
+    # Another user has made this.
+    (tmp_path / "run.json.part").symlink_to(tmp_path / "planted")
     run.write_json(str(tmp_path / "run.json"))
     assert not (tmp_path / "planted").exists()
     written = json.loads((tmp_path / "run.json").read_text())

@@ -1,4 +1,4 @@
-"""The timeline: what is in it, that it opens whatever happens, and that clocks agree."""
+"""The timeline: its events, its form after any fault, and the agreement of clocks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tests import launch
 from tests.training.small import PER_EPOCH, train
 
 PARTS = {"step", "input", "forward/backward", "all-reduce", "update"}
-# Of a microsecond: times are rounded to thousandths, and floats are binary.
+# In microseconds: times are rounded to thousandths, and floats are binary.
 ROUNDING = 0.01
-# TensorFlow stamps by the wall clock, which is moved now and then.
+# TensorFlow uses the wall clock, which may be adjusted at any time.
 WALL_CLOCK = 1e5
 
 
 def read(path: Path) -> list[dict]:
-    """The events; fails where the file is not JSON to the letter."""
+    """Return the events; fail if the file is not strict JSON."""
     return json.loads(path.read_text())
 
 
 def rows_of(events: list[dict], lines: int = 1) -> dict[int, list[dict]]:
-    """The spans of each rank; with 2 lines, of buckets that leave early, too."""
+    """Return the spans of each rank; with 2 lines also of buckets that travel early."""
     rows = defaultdict(list)
     for event in events:
         assert event["tid"] in (0, 1)
@@ -52,7 +52,7 @@ def end(span: dict) -> float:
 
 
 def assert_nested(spans: list[dict]) -> None:
-    """Of two spans of a row, one holds the other or they do not touch."""
+    """Check that of two spans in a row one contains the other, or they are disjoint."""
     open_spans: list[dict] = []
     for span in sorted(spans, key=lambda s: (s["ts"], -s["dur"])):
         assert span["dur"] >= 0
@@ -63,7 +63,7 @@ def assert_nested(spans: list[dict]) -> None:
 
 
 def steps_of(spans: list[dict]) -> dict[int, dict[str, dict]]:
-    """By its number, each step's spans by name."""
+    """Return the spans of each step by name, by the step's number."""
     steps = {s["args"]["number"]: {"step": s} for s in spans if s["name"] == "step"}
     for span in spans:
         for found in steps.values():
@@ -74,7 +74,7 @@ def steps_of(spans: list[dict]) -> dict[int, dict[str, dict]]:
 
 
 def assert_overlap(rows: dict[int, list[dict]], name: str, error: float) -> int:
-    """The same span of a step overlaps on all ranks; of how many steps."""
+    """Check that a span of a step overlaps on all ranks; return the number of steps."""
     ranks = [steps_of(spans) for spans in rows.values()]
     common = set.intersection(*map(set, ranks))
     for number in common:
@@ -120,7 +120,7 @@ def test_what_a_process_had_begun_to_write_when_it_was_killed_is_taken_out(tmp_p
         with path.open("r+b") as written:
             written.seek(-len(END) if torn else 0, os.SEEK_END)
             written.write(torn)
-    path.write_bytes(b"[\n{")  # before anything was whole
+    path.write_bytes(b"[\n{")  # before the first complete event
     file.add([event])
     assert read(path) == [event]
 
@@ -220,7 +220,7 @@ NAMESPACE = ["unshare", "--time", "--monotonic", "1000", "--uts", "--fork"]
 
 
 def namespaces() -> bool:
-    """Whether a clock and a host name of one's own can be had here."""
+    """Return whether separate clocks and host names are possible here."""
     if not shutil.which("unshare"):
         return False
     trial = [*NAMESPACE, "hostname", "elsewhere"]
@@ -231,7 +231,7 @@ def namespaces() -> bool:
 @pytest.mark.launches
 @pytest.mark.skipif(not namespaces(), reason="time namespaces are not permitted")
 def test_hosts_with_clocks_of_their_own_come_together(tmp_path):
-    """Rank 1 lives where the clock is 1000 seconds ahead and the host has a name."""
+    """Rank 1 has a clock that is 1000 seconds ahead, and another host name."""
     pytest.importorskip("mpi4py")
     path = tmp_path / "trace.json"
     program = [*TRAIN, "--backend", "mpi", "--steps", "40", "--timeline", str(path)]

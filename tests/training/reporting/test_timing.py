@@ -1,4 +1,4 @@
-"""Where the time went, computed from made-up steps."""
+"""The use of time, computed from invented steps."""
 
 import numpy as np
 import pytest

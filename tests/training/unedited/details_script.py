@@ -1,6 +1,6 @@
-"""An ordinary script with habits that ranks can stumble over: as ``python`` runs it.
+"""An ordinary script with habits that may fail on ranks; ``python`` runs it.
 
-Prints what each part has found, of every rank, for ``test_details`` to compare.
+It prints the results of each part, on every rank, for ``test_details`` to compare.
 """
 
 import json
@@ -36,7 +36,7 @@ class Refuses(keras.layers.Layer):
 
 
 class Collects(keras.callbacks.Callback):
-    """Is read after the training, and draws random numbers."""
+    """Collects values for the end of the training, and draws random numbers."""
 
     def __init__(self, store):
         super().__init__()
@@ -67,7 +67,7 @@ def note(epoch, logs):
 
 
 def architectures():
-    """Those that fail do not end the search."""
+    """Search over models; those that fail do not end the search."""
     candidates = {
         "shape": lambda: model(5),
         "layer": lambda: model(4, Refuses()),
@@ -111,7 +111,7 @@ class Clips(keras.callbacks.Callback):
 
 
 def clipping_after_clear_session():
-    """As tuners call it: the seed of the order stays."""
+    """Train after ``clear_session``, as tuners do: the seed of the order stays."""
     keras.backend.clear_session()
     trained = model(4, keras.layers.Dense(3))
     history = trained.fit(x, y, 8, epochs=2, verbose=0, callbacks=[Clips()])
@@ -119,7 +119,7 @@ def clipping_after_clear_session():
 
 
 def frozen():
-    """As compiled, whatever ``trainable`` says later."""
+    """Train with layers as frozen at ``compile``; later values of ``trainable`` do not count."""
     trained = model(4, keras.layers.Dense(3), keras.layers.Dense(2))
     flags = (False, True)
     for layer, flag in zip(trained.layers, flags, strict=False):
@@ -139,12 +139,12 @@ class Draws(keras.layers.Layer):
 
 
 def constants():
-    """Numbers that are drawn while Keras traces."""
+    """Train with numbers that are drawn while Keras traces."""
     return [model(4, Draws()).fit(x, y, 8, verbose=0).history["loss"], np.random.rand()]
 
 
 def files():
-    """Written, removed and renamed by every rank; a cache, too."""
+    """Write, remove and rename files on every rank; use a cache, too."""
     rows = tf.data.Dataset.from_tensor_slices((x, y))
     rows = rows.cache(os.path.join(FOLDER, "cache")).batch(8)
     path, logs = os.path.join(FOLDER, "a.txt"), os.path.join(FOLDER, "logs")

@@ -1,8 +1,8 @@
 """An ordinary Keras script that writes files, by relative paths, in the working directory.
 
-Its ranks die where the variable DEATHS says: ``step20:0,test3:1`` is rank 0 after step 20
-and rank 1 where it reads the third batch of some data; ``leaves`` is SIGTERM. Without it,
-the script is a script.
+Its ranks die at the places in the variable DEATHS: ``step20:0,test3:1`` is rank 0 after step 20
+and rank 1 at the third batch of some data; ``leaves`` is SIGTERM. Without it, this is an
+ordinary script.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def dies(place, number=signal.SIGKILL):
 
 
 class Doubled(keras.layers.Layer):
-    """Traced on every rank when a training begins."""
+    """A layer that is traced on every rank when a training begins."""
 
     def call(self, x):
         dies("begin")
@@ -35,7 +35,7 @@ class Doubled(keras.layers.Layer):
 
 
 class Seen(keras.callbacks.Callback):
-    """Keeps what it has seen, of which other callbacks know nothing."""
+    """Keeps a record that other callbacks do not have."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def batches(name):
-    """Of unknown number, from a function of the script's."""
+    """Return a data set of unknown length, from a function of the script."""
     read_ones = itertools.count()
 
     def read():
@@ -88,7 +88,7 @@ if __name__ == "__main__":
     dies("between")
     tested = model.evaluate(batches("test"), verbose=0)
 
-    # Without random layers: Keras draws for an empty batch behind such data.
+    # There are no random layers, because Keras draws for an empty batch after such data.
     plain = keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh")])
     plain.add(layers.Dense(1))
     plain.compile(keras.optimizers.RMSprop(0.02), "mse")

@@ -1,8 +1,8 @@
-"""Loops whose steps couple rows, or keep something of a whole batch.
+"""Loops whose steps couple rows, or keep a value of a whole batch.
 
     collectiverun -np 2 --keras --loops tests/training/unedited/hard_loops.py
 
-Prints ``NAME: numbers`` for each: those of one process.
+It prints ``NAME: numbers`` for each, which must equal one process.
 """
 
 import keras
@@ -21,7 +21,7 @@ def model():
 
 
 def pairs():
-    """Each row is compared with each other."""
+    """Train with a loss that compares each row with every other."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
 
     @tf.function
@@ -38,7 +38,7 @@ def pairs():
 
 
 def centred():
-    """Eagerly, and by what the rows have together."""
+    """Train eagerly, with a common value of all rows."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
     for x, y in DATA:
         with tf.GradientTape() as tape:
@@ -49,7 +49,7 @@ def centred():
 
 
 def iterator():
-    """The step takes its batch itself."""
+    """Train with a step that reads its batch itself."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
 
     @tf.function
@@ -64,7 +64,7 @@ def iterator():
 
 
 def largest():
-    """A variable of the program's own, no mean."""
+    """Train with a variable of the program, which is not a mean."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
     most = tf.Variable(-9.0)
 
@@ -81,7 +81,7 @@ def largest():
 
 
 def returned():
-    """What it returns is not a sum or mean."""
+    """Train with a step whose result is not a sum or mean."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
 
     @tf.function
@@ -95,7 +95,7 @@ def returned():
 
 
 def on_batch():
-    """A compiled loss that couples rows."""
+    """Train on batches with a compiled loss that couples rows."""
     net = model()
     net.compile("sgd", lambda y, made: tf.square(made - tf.reduce_mean(made, 0)))
     for rows in (24, 7, 1):
@@ -105,7 +105,7 @@ def on_batch():
 
 
 def branches():
-    """AutoGraph's ``if`` and ``for``, with sums over rows in them."""
+    """Train with AutoGraph's ``if`` and ``for``, which contain sums over rows."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
 
     @tf.function

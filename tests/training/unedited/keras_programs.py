@@ -1,12 +1,12 @@
-"""One process: runs programs of examples/keras one after the other, and keeps the models.
+"""One process: runs programs of examples/keras one after another, keeps the models.
 
     python tests/training/unedited/keras_programs.py FOLDER mlp gan                  stock Keras
     collectiverun -np 2 --keras tests/training/unedited/keras_programs.py FOLDER mlp gan
 
-Rank R writes to FOLDER, for each program: ``NAME.R.txt``, what it printed, and
-``NAME.R.npz``, the weights of the model that its ``main`` returned and the variables of
-its optimizer; ``NAME.R.error`` with a traceback if it failed. What the program saves
-itself is in ``NAME.keras``. It imports nothing that changes how Keras trains.
+Rank R writes to FOLDER, for each program: ``NAME.R.txt`` with its output, and ``NAME.R.npz``
+with the weights of the model that its ``main`` returned and the variables of its optimizer;
+``NAME.R.error`` with a traceback if it failed. ``NAME.keras`` has the files that the program
+itself saves. This script does not import modules that change how Keras trains.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ from collective.environment import detect
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PROGRAMS = EXAMPLES / "keras"
 FOLDERS = ("keras", "loops", "distribution")
-# A rank that waits for another for so long is stuck: the job ends with its traceback.
+# A rank that waits so long for another is stuck: the job ends with its traceback.
 SECONDS = 400
 ALONE_SECONDS = 100
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:
-    """The model's weights and the variables of its optimizers, in Keras' order."""
+    """Return the model's weights and its optimizers' variables, in Keras' order."""
     found = {f"{i} {w.path}": np.asarray(w) for i, w in enumerate(model.weights)}
     for name in ("optimizer", "g_optimizer", "d_optimizer"):
         optimizer = getattr(model, name, None)
         for i, variable in enumerate(getattr(optimizer, "variables", [])):
             found[f"{name} {i} {variable.name}"] = np.asarray(variable)
-    # Without /, which would make folders of the names in the archive.
+    # Without /, which would make folders in the archive.
     return {name.replace("/", " "): value for name, value in found.items()}
 
 
 def run(name: str, folder: Path, rank: int) -> None:
-    """Runs one program as if it were alone, and writes its results."""
+    """Run one program as if it were alone, and write its results."""
     import keras
 
     stem = folder / f"{name}.{rank}"
@@ -50,13 +50,13 @@ def run(name: str, folder: Path, rank: int) -> None:
     keras.utils.clear_session()
     with open(f"{stem}.txt", "w") as file, contextlib.redirect_stdout(file):
         model = load(name)["main"]()
-    # Renamed when complete: it says that the program ended.
+    # The file is renamed when complete, as a sign that the program ended.
     np.savez(f"{stem}.part.npz", **arrays_of(model))
     os.rename(f"{stem}.part.npz", f"{stem}.npz")
 
 
 def load(name: str) -> dict:
-    """The names of a program, loaded as Python loads a script."""
+    """Load a program as Python loads a script; return its names."""
     (path,) = (p for f in FOLDERS if (p := EXAMPLES / f / f"{name}.py").exists())
     loader = SourceFileLoader("<run_path>", str(path))
     names = {"__name__": "<run_path>", "__file__": str(path)}
@@ -65,12 +65,12 @@ def load(name: str) -> dict:
 
 
 def saved_as(name: str) -> str:
-    """The file that a program is asked to save to; one saves only weights."""
+    """Return the file that a program is asked to save to; one saves only weights."""
     return f"{name}.weights.h5" if name == "own_metrics" else f"{name}.keras"
 
 
 def end_if_alone(name: str, folder: Path, size: int) -> None:
-    """After an error that not all ranks have: ends the job, whose ranks are apart."""
+    """End the job after an error that not all ranks have, since its ranks differ."""
     deadline = time.monotonic() + ALONE_SECONDS
     while len(list(folder.glob(f"{name}.*.error"))) < size:
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""A script with ``keras.distribution.ModelParallel``; with one device, of stock Keras.
+"""A script with ``keras.distribution.ModelParallel``; on one device stock Keras runs it.
 
-``model_parallel_script.py FOLDER [CASE ...]`` writes what each case trains to
+``model_parallel_script.py FOLDER [CASE ...]`` writes the trained model of each case to
 ``FOLDER/CASE.RANK.npz``.
 """
 
@@ -19,7 +19,7 @@ COLUMNS, ROW = (None, "model"), ("model", None)
 
 
 def distribution(layouts):
-    """Two devices of a replica where there are two."""
+    """Return a distribution with two devices for a replica if there are two."""
     distribution = keras.distribution
     count = len(distribution.list_devices())
     parts = 2 if count % 2 == 0 else 1
@@ -31,7 +31,7 @@ def distribution(layouts):
 
 
 def net(**of_hidden):
-    """Not built before ``fit``: a Sequential without its input."""
+    """Return a Sequential without its input, which is not built before ``fit``."""
     return keras.Sequential(
         [
             keras.layers.Embedding(WORDS, 4, name="words"),
@@ -51,7 +51,7 @@ def built():
 
 
 class Subclassed(keras.Model):
-    """Its layers are called in Python."""
+    """Calls its layers in Python."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ def train(name):
     weights = model.get_weights()
     found |= {f"trained {i}": w for i, w in enumerate(weights)}
     found["sampled"] = np.array(callbacks[2].samples)
-    # Its best epoch is the first: the weights after it come back.
+    # Its best epoch is the first, so its weights are restored.
     model.fit(x, y, batch_size=10, epochs=2, callbacks=callbacks[1])
     found |= {f"best {i}": w for i, w in enumerate(model.get_weights())}
     found["evaluated"] = np.array(model.evaluate(x, y, batch_size=7))
@@ -141,7 +141,7 @@ def train(name):
 
 
 class Sampling(keras.callbacks.Callback):
-    """Predicts and reads weights after each epoch, as a script that watches one."""
+    """Predicts and reads weights after each epoch, like a script that watches a training."""
 
     def __init__(self, x):
         super().__init__()

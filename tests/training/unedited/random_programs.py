@@ -1,11 +1,11 @@
-"""One process: trains programs that draw at random, and keeps all that they give.
+"""One process: trains programs that draw at random, and keeps all their results.
 
     python tests/training/unedited/random_programs.py FOLDER FLOATX NAME ...
     collectiverun -np 2 --keras tests/training/unedited/random_programs.py FOLDER FLOATX NAME ...
 
 Rank R writes ``R.npz``: history, evaluation, predictions and variables of each program, with
-the next numbers of Python's and NumPy's generators. It imports nothing of ours but where
-it is, and shuffles by default.
+the next numbers of Python's and NumPy's generators. It imports nothing of ours except a module
+with its rank, and shuffles by default.
 """
 
 import os
@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 ROWS, BATCH = 23, 10  # batches of 10, 10 and 3 rows
-GENERATORS = []  # one, which no layer tracks
+GENERATORS = []  # holds one, which no layer tracks
 
 
 class Sampling(layers.Layer):
@@ -36,7 +36,7 @@ class Sampling(layers.Layer):
 
 
 class Noise(layers.Layer):
-    """Noise by a seed of each kind."""
+    """Adds noise from a seed of each kind."""
 
     def call(self, x):
         for seed in (None, 5, *GENERATORS):
@@ -63,7 +63,7 @@ class SpecAugment(layers.Layer):
 
 
 class OwnStep(keras.Model):
-    """A training step of its own, with noise, dropout and batch normalization."""
+    """Has its own training step, with noise, dropout and batch normalization."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ class OwnStep(keras.Model):
 
 
 class TwoViews(layers.Layer):
-    """Both views of each row in one batch, as contrastive models have them."""
+    """Makes both views of each row in one batch, as contrastive models do."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -105,7 +105,7 @@ class TwoViews(layers.Layer):
 
 
 class Adversary(OwnStep):
-    """Sees made and real rows in one batch, with noise on its labels."""
+    """Gets generated and real rows in one batch, with noise on its labels."""
 
     def train_step(self, data):
         found, (x, y) = super().train_step(data), data
@@ -151,7 +151,7 @@ def augmentation():
     return chain(
         IMAGE,
         layers.RandomFlip(),
-        *turned,  # of which stock Keras has a TypeError in float64
+        *turned,  # for which stock Keras raises a TypeError in float64
         layers.RandomTranslation(0.2, 0.2),
         layers.RandomZoom(0.3),
         layers.RandomContrast(0.3),
@@ -160,7 +160,7 @@ def augmentation():
 
 
 IMAGE, VECTOR, SERIES = (6, 6, 3), (5,), (4, 6)
-# Of each program: the shape of a row, and what makes the model.
+# For each program: the shape of a row, and the maker of the model.
 PROGRAMS = {
     "dropout": (VECTOR, lambda: chain(VECTOR, layers.Dense(8), layers.Dropout(0.3))),
     "spatial": (
@@ -204,13 +204,13 @@ PROGRAMS = {
 
 
 def data(name, x, y):
-    """The arguments of ``fit`` that are about data."""
+    """Return the arguments of ``fit`` for data."""
     if name == "items":
         return {"x": Items(x, y)}
     if name == "shuffled_dataset":
         whole = tf.data.Dataset.from_tensor_slices((x, y))
         return {"x": whole.shuffle(ROWS).batch(BATCH)}
-    if name == "one_dataset":  # whose every iterator has another order
+    if name == "one_dataset":  # each of its iterators has another order
         shuffled = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3)
         one = shuffled.batch(BATCH)
         return {"x": one, "validation_data": one, "validation_batch_size": None}
@@ -219,7 +219,7 @@ def data(name, x, y):
 
 
 def train(name, folder):
-    """All that the program gives, by name."""
+    """Train the program; return all its results by name."""
     shape, make = PROGRAMS[name]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, *shape)).astype(keras.config.floatx())

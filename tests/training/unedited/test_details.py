@@ -1,4 +1,4 @@
-"""Habits of ordinary scripts, on two ranks: what ``python script.py`` finds, on each."""
+"""Habits of ordinary scripts, on two ranks: each has the results of ``python script.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERAS = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
 
 
 def found(printed: str) -> list[dict]:
-    """What each rank has found; ``[0-1]``: both alike."""
+    """Return the results of each rank; ``[0-1]`` means both are equal."""
     lines = re.findall(r"^(?:\[\d(-\d)?\] )?FOUND (.*)$", printed, re.M)
     return [json.loads(line) for both, line in lines for _ in range(1 + bool(both))]
 

@@ -1,4 +1,4 @@
-"""Unedited scripts whose ranks die: what ``python script.py`` gives, on those that are left."""
+"""Unedited scripts whose ranks die: survivors have the results of ``python script.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCHER = [sys.executable, "-m", "collective.launch"]
 
 @pytest.fixture(scope="session")
 def stock(once) -> Path:
-    """The files that the script writes by Python alone."""
+    """Run the script with Python alone; return the folder of its files."""
 
     def train(made: Path) -> None:
         command = [sys.executable, SCRIPT]
@@ -35,7 +35,7 @@ def stock(once) -> Path:
 
 
 def run(folder: Path, ranks: int, deaths: str, *options: str) -> str:
-    """Runs the script, whose ranks die, to its end; what was printed."""
+    """Run the script, whose ranks die, to its end; return its output."""
     command = [*LAUNCHER, "-np", str(ranks), "--min-np", "1", "--keras", *options]
     variables = launch.environment(forked=True, PYTHONHASHSEED="0", DEATHS=deaths)
     code, printed = launch.run([*command, SCRIPT], variables, 200, folder)
@@ -47,7 +47,7 @@ def run(folder: Path, ranks: int, deaths: str, *options: str) -> str:
 
 
 def close(found: Any, wanted: Any) -> None:
-    """Compares numbers in dicts and lists, which may be uneven."""
+    """Compare numbers in dicts and lists, which may be uneven."""
     if isinstance(wanted, dict):
         assert list(found) == list(wanted)
         found, wanted = list(found.values()), list(wanted.values())
@@ -66,7 +66,7 @@ def table(file: Path) -> list[list[Any]]:
 
 
 def assert_same(folder: Path, stock: Path) -> None:
-    """The files of a job are those of stock Keras: the same names, the same content."""
+    """Check that the files of a job have the names and contents of stock Keras."""
     names = [sorted(path.name for path in f.iterdir()) for f in (folder, stock)]
     assert names[0] == names[1]
     for read in (
@@ -79,7 +79,7 @@ def assert_same(folder: Path, stock: Path) -> None:
 
 
 def test_rank_zero_dies_in_a_training_and_another_one_in_the_next(stock, tmp_path):
-    """Callbacks remember, files are written once, and the last rank prints the result."""
+    """Callbacks keep their state, files are written once, the last rank prints the result."""
     printed = run(tmp_path, 3, "step24:0,data14:1")
     assert "rank 0 of 3 died; 2 ranks continue from step 24 " in printed
     assert re.search("rank 0 of 2 died; 1 rank continues from step ", printed)
@@ -113,7 +113,7 @@ sys.exit(0)
     "rank, expected", [("0", 1), pytest.param("1", 0, marks=pytest.mark.matrix)]
 )
 def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
-    """What rank 0 would have printed is not lost in silence."""
+    """The lost output of rank 0 is reported."""
     script = tmp_path / "script.py"
     script.write_text(DIES_LAST)
     command = [*LAUNCHER, "-np", "3", "--min-np", "1", "--keras", str(script), rank]

@@ -1,4 +1,4 @@
-"""What ``keras.distribution`` shows a script of the job, and what it refuses."""
+"""The view of the job in ``keras.distribution``, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The promise to Keras programs: unedited, on any number of ranks, the same model.
 
-Every program of examples/keras is trained by stock Keras, then by ranks. A job runs many
-programs one after the other in the same processes (``keras_programs.py``): alone, each
-gives the same bits, and a launch takes longer than most of them.
+Stock Keras trains every program of examples/keras, then ranks do. A job runs many programs one
+after another in the same processes (``keras_programs.py``): alone, each gives the same bits,
+and a launch takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tests.training.unedited.keras_programs import EXAMPLES, PROGRAMS, SECONDS, 
 
 DRIVER = "tests/training/unedited/keras_programs.py"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py"))
-# By make test: the widest ways to call fit, on two native ranks.
+# Programs in make test: the most different calls of fit, on two native ranks.
 SOME = ["callbacks", "text_classification"]
 
 
 class Tolerance(NamedTuple):
-    """How far apart what ranks train may be from what one process trains.
+    """The allowed distance between the models of ranks and of one process.
 
     Attributes:
-        weights: Of a variable of the model, relative to its largest entry, or to
+        weights: For a variable of the model, relative to its largest entry, or to
             ``SMALL`` if that is larger.
-        state: As ``weights``, of a variable of the optimizer, whatever its largest entry.
-        numbers: As ``weights``, of the numbers of a line that the program prints.
+        state: The same for a variable of the optimizer, with any largest entry.
+        numbers: The same for the numbers of a line that the program prints.
     """
 
     weights: float
@@ -42,23 +42,23 @@ class Tolerance(NamedTuple):
     numbers: float
 
 
-# A bias begins at zero; what matters is how far it is off beside what it is added to.
+# A bias begins at zero; its error matters in relation to the values that it is added to.
 SMALL = 0.1
 EXACT = {
     "float32": Tolerance(weights=1e-6, state=1e-5, numbers=1e-5),
-    # History and programs keep nine digits of a number.
+    # The history and programs keep nine digits of a number.
     "float64": Tolerance(weights=1e-10, state=1e-10, numbers=1e-8),
 }
 
 
 @dataclass(frozen=True)
 class Looser:
-    """A program that cannot be equal to rounding, and why.
+    """A program that cannot be equal to rounding, and the reason.
 
     Attributes:
-        why: What makes it so.
+        why: The reason.
         float32: Its tolerance.
-        float64: That in float64; None where nothing differs but rounding in float32.
+        float64: Its tolerance in float64; None if only rounding in float32 differs.
     """
 
     why: str
@@ -104,8 +104,8 @@ LOOSER = {
     ),
 }
 
-# What a callback object remembers is on rank 0 only (docs/reference/sharp-bits.md), and
-# only rank 0 shows what it prints: other ranks may print other numbers of it.
+# A callback object keeps its record on rank 0 only (docs/reference/sharp-bits.md), and only
+# rank 0 shows its output: other ranks may print other numbers of it.
 REMEMBERED = {"callbacks": {"epochs"}}
 
 pytestmark = pytest.mark.launches
@@ -121,7 +121,7 @@ def test_there_are_enough_programs():
 
 @pytest.fixture(scope="session")
 def stock(once):
-    """A folder of what stock Keras trains, computed once for all workers."""
+    """Return a folder with stock Keras' models, computed once for all workers."""
 
     def folder(precision: str, names: list[str]) -> Path:
         def train(made: Path) -> None:
@@ -134,7 +134,7 @@ def stock(once):
 
 
 def run(command: list[str], folder: Path, precision: str, programs: int) -> str:
-    """Runs a job that trains programs; returns what it printed, and how it ended."""
+    """Run a job that trains programs; return its output and how it ended."""
     settings = {"floatx": precision, "epsilon": 1e-7, "backend": "tensorflow"}
     (folder / "keras.json").write_text(json.dumps(settings))
     env = launch.environment(
@@ -145,7 +145,7 @@ def run(command: list[str], folder: Path, precision: str, programs: int) -> str:
 
 
 def differences(got: Path, wanted: Path, name: str, rank: int, precision: str) -> str:
-    """What is wrong with what a rank has trained, on one line; empty if nothing is."""
+    """Return the errors of a rank's model on one line; empty if there are none."""
     if (failed := got / f"{name}.{rank}.error").exists():
         return failed.read_text().strip().rpartition("\n  ")[2].partition("\n")[2]
     if not (got / f"{name}.{rank}.npz").exists():
@@ -182,7 +182,7 @@ def differences(got: Path, wanted: Path, name: str, rank: int, precision: str) -
 
 
 def distance(value: np.ndarray, reference: np.ndarray, least: float) -> float:
-    """The largest difference, relative to the largest entry or ``least``."""
+    """Return the largest difference, relative to the largest entry or ``least``."""
     if value.shape != reference.shape:
         return np.inf
     value, reference = value.astype("float64"), reference.astype("float64")
@@ -191,7 +191,7 @@ def distance(value: np.ndarray, reference: np.ndarray, least: float) -> float:
 
 
 def numbers(folder: Path, name: str, rank: int) -> list[tuple[str, np.ndarray]]:
-    """The lines ``label: number number ...`` that a program has printed."""
+    """Return the lines ``label: number number ...`` that a program has printed."""
     found = []
     for line in (folder / f"{name}.{rank}.txt").read_text().splitlines():
         if parts := re.fullmatch(r"(\w+): ([-+.\de ]+|nan)", line):
@@ -200,7 +200,7 @@ def numbers(folder: Path, name: str, rank: int) -> list[tuple[str, np.ndarray]]:
 
 
 def check(folder, stock, backend, ranks, precision, names, *options):
-    """Trains programs on ranks, and compares what each rank has with stock Keras."""
+    """Train programs on ranks, and compare each rank's model with stock Keras."""
     if importlib.util.find_spec("collective.distribute") is None:
         pytest.skip("there is no collective.distribute, which runs unedited programs")
     if backend == "mpi":
@@ -222,21 +222,21 @@ def check(folder, stock, backend, ranks, precision, names, *options):
 
 
 def train(folder, backend, ranks, precision, names, options=()):
-    """Trains programs on ranks, in as few jobs as can be; returns what they printed."""
+    """Train programs on ranks, in as few jobs as possible; return their output."""
     runner = [sys.executable, "-m", "collective.distribute", "--backend", backend]
     runner += options
     start = [*launch.command(backend, ranks), *runner, DRIVER, str(folder)]
     printed, remaining = "", list(names)
     while remaining:
         printed += run([*start, *remaining], folder, precision, len(remaining))
-        # Where a job has ended before its last program, the next begins behind it.
+        # If a job has ended before its last program, the next job begins after that.
         ended = [i for i, n in enumerate(remaining) if finished(folder, n, ranks)]
         remaining = remaining[max(ended, default=-1) + 2 :]
     return printed
 
 
 def finished(folder: Path, name: str, ranks: int) -> bool:
-    """Whether every rank has trained a program, or failed in it."""
+    """Return whether every rank has trained a program, or failed in it."""
     return all(
         any((folder / f"{name}.{rank}.{end}").exists() for end in ("npz", "error"))
         for rank in range(ranks)

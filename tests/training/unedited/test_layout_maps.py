@@ -42,7 +42,7 @@ def test_trains_the_model_of_one_process(ranks, names, tmp_path, once):
             for rank in range(ranks):
                 with np.load(tmp_path / f"{name}.{rank}.npz") as found:
                     assert sorted(found.files) == sorted(wanted.files)
-                    of_callback = {"sampled"} if rank else set()  # on rank 0 only
+                    of_callback = {"sampled"} if rank else set()  # it is on rank 0 only
                     for key in set(wanted.files) - of_callback:
                         np.testing.assert_allclose(
                             found[key], wanted[key], rtol=1e-10, atol=1e-12, err_msg=key

@@ -1,6 +1,6 @@
 """Loops of a program's own, unedited, on any number of ranks: the numbers of one process.
 
-Programs of examples/loops (with ``--loops``) and examples/distribution beside stock Keras.
+Programs of examples/loops (with ``--loops``) and examples/distribution compared with stock Keras.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_steps_that_couple_rows_are_those_of_one_process():
     environment = launch.environment(forked=True, PYTHONHASHSEED="0")
     code, printed = launch.run([*command, "--loops", HARD], environment, 200)
     assert code == 0, printed
-    assert "has run all of it" not in printed  # for it was cut
+    assert "has run all of it" not in printed  # because it was partitioned
     code, wanted = launch.run([sys.executable, HARD], environment, 200)
     assert code == 0, wanted
     found, wanted = _numbers(printed), _numbers(wanted)

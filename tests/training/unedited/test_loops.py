@@ -1,4 +1,4 @@
-"""What is printed of a script's own loops, with ``--loops`` and without."""
+"""The messages about a script's own loops, with ``--loops`` and without."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_gradients_outside_of_a_step_are_reported(job, capsys, monkeypatch):
             loss = tf.reduce_sum(weight * inputs)
         return tape.gradient(loss, sources)
 
-    gradient([inputs])  # of no model
+    gradient([inputs])  # without a model
     with _inside(job):
         gradient([weight])
     assert capsys.readouterr().err == ""
@@ -74,7 +74,7 @@ def test_gradients_outside_of_a_step_are_reported(job, capsys, monkeypatch):
 
 
 class _inside:
-    """As within one of our functions."""
+    """Stands for the inside of one of our functions."""
 
     def __init__(self, job):
         self.job = job

@@ -1,4 +1,4 @@
-"""Programs that draw at random: on N ranks, what ``python`` gives."""
+"""Programs that draw at random have the results of ``python`` on N ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.training.unedited.random_programs import PROGRAMS
 
 PROGRAM = "tests/training/unedited/random_programs.py"
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-# By make test: masks, augmentation, statistics, a generator of each kind, an own step.
+# In make test: masks, augmentation, statistics, each kind of generator, an own step.
 SOME = ["augmentation", "own_step"]
 
 pytestmark = launch.STARTS_RANKS
@@ -21,7 +21,7 @@ pytestmark = launch.STARTS_RANKS
 
 @pytest.fixture(scope="session")
 def stock(once):
-    """A folder with what stock Keras gives."""
+    """Return a folder with the results of stock Keras."""
 
     def folder(precision: str, names: list[str]) -> Path:
         def train(made: Path) -> None:
@@ -44,7 +44,7 @@ def run(start: list[str], folder: Path, precision: str, names: list[str]) -> str
 
 
 def differences(got: Path, wanted: Path, tolerance: float) -> list[str]:
-    """What is further apart than the tolerance, relative to the largest entry."""
+    """Return differences beyond the tolerance, relative to the largest entry."""
     found = []
     with np.load(got) as values, np.load(wanted) as reference:
         assert sorted(values.files) == sorted(reference.files)

@@ -1,4 +1,4 @@
-"""What ranks do with a call that a death has interrupted, and in which order."""
+"""The reaction of ranks to a call that a death has interrupted, and its order."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ REPEAT, DONE = recovery._Repeat, recovery._Ended
         ([3, ENDED], [[3, WORKS]], True, REPEAT),
         ([3, WORKS], [[3, ENDED]], True, REPEAT),
         ([3, ENDED], [[3, ENDED]], True, DONE),
-        # Others are in the next one: they have passed the barrier of this one.
+        # Others are in the next call: they have passed the barrier of this one.
         ([3, ENDED], [[4, WORKS], [3, ENDED]], True, DONE),
         ([4, WORKS], [[3, ENDED], [4, WORKS]], True, REPEAT),
-        ([4, ENDED], [[3, ENDED]], True, REPEAT),  # rank 0 alone can be so far
+        ([4, ENDED], [[3, ENDED]], True, REPEAT),  # only rank 0 can be so far
         # All are in a training, or at its end: it continues.
         ([3, TRAINS], [[3, TRAINS], [3, ENDED]], False, None),
         ([3, ENDED], [[3, TRAINS]], False, None),
         ([3, ENDED], [[3, ENDED], [4, WORKS]], False, DONE),
-        # One prepares it still: no step was made.
+        # One rank still prepares it: no step was made.
         ([3, TRAINS], [[3, WORKS]], False, REPEAT),
         ([3, WORKS], [[3, TRAINS]], True, REPEAT),
         ([4, TRAINS], [[3, ENDED]], False, REPEAT),
-        # No other rank is left.
+        # This rank is the only one.
         ([3, TRAINS], [], False, None),
         ([3, ENDED], [], True, DONE),
     ],
@@ -46,7 +46,7 @@ class Dead(Exception):
 
 
 class Changing(Elastic):
-    """Of four ranks each ``_regroup`` leaves out the first."""
+    """Each ``_regroup`` removes the first of four ranks."""
 
     def __init__(self) -> None:
         self.changes = 0

@@ -1,4 +1,4 @@
-"""Keras' own functions replaced by ours: what they take, what they leave behind."""
+"""Keras' own functions replaced by ours: their arguments, and the state after them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ JOINS = {
 
 
 class Ranks:
-    """A backend of two ranks of which this is one: broadcasts come from ``sent``."""
+    """A backend of two ranks, of which this is one; ``sent`` has the broadcast values."""
 
     name, size, replicas, elastic = "two", 2, 2, False
 
@@ -103,7 +103,7 @@ def test_fit_evaluate_and_predict_are_those_of_keras(distributed, tmp_path):
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-6)
     assert distributed.job.used >= {"Model.fit", "Model.evaluate", "Model.predict"}
-    # Nothing of ours stays on the model, or in the file.
+    # The model and the file have no attributes of ours.
     assert type(model) is keras.Sequential
     assert set(vars(model)) <= set(vars(stock))
     model.save(tmp_path / "m.keras")
@@ -135,7 +135,7 @@ np.testing.assert_allclose(losses, [wanted.history["loss"]] * 2, rtol=1e-6)
 
 @pytest.mark.trains
 def test_batches_and_a_cleared_session_on_several_devices(tmp_path):
-    """Our strategy is the default one: neither Keras' reader nor its reset may see it."""
+    """Our strategy is the default one; Keras' reader and its reset must not see it."""
     script = tmp_path / "script.py"
     script.write_text(MIRRORED)
     command = [
@@ -219,7 +219,7 @@ def test_an_asynchronous_backend_and_another_keras_are_refused(
     with pytest.raises(UsageError, match="unknown output 'none'"):
         distribute_keras("single", output="none")
     again = distribute_keras("single")
-    monkeypatch.setenv("KERAS_BACKEND", "jax")  # set by the script: too late
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # the script sets it too late
     with pytest.raises(UsageError, match="asks for Keras' backend 'jax'"):
         make().fit(X, Y)
     again.undo()
@@ -244,7 +244,7 @@ def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
         finally:
             os.chdir(tmp_path)
             job.undo()
-        # The paths differ here, as the folders do: each rank writes its own.
+        # The paths differ here, like the folders: each rank writes its own files.
         assert sorted(os.listdir(path)) == ["a.keras", "b.keras", "c.keras"]
     assert not sent
     for rank in (0, 1):
@@ -297,7 +297,7 @@ def test_the_lock_of_downloads_follows_no_link(tmp_path, monkeypatch):
     treasure = tmp_path / "mine"
     treasure.write_text("kept")
     (tmp_path / ".set.lock").symlink_to(treasure)
-    for _ in range(2):  # without a link, too
+    for _ in range(2):  # also without a link
         with files.one_at_a_time("set"):
             assert treasure.read_text() == "kept"
         (tmp_path / ".set.lock").unlink()
@@ -312,7 +312,7 @@ def test_a_folder_of_another_rank_is_taken_once(tmp_path):
     try:
         other = str(tmp_path / "runs")
         os.rmdir(old)
-        stock_mkdir(other)  # as another rank does
+        stock_mkdir(other)  # another rank does this
         os.makedirs(other)
         with pytest.raises(FileExistsError):
             os.makedirs(other)
@@ -418,7 +418,7 @@ def test_a_failure_shows_the_lines_of_the_script_only(main, tmp_path, capsys):
 
 
 def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_by_name):
-    """TensorFlow would say that a variable has no handle."""
+    """TensorFlow's error would be that a variable has no handle."""
     found = distribute_keras(backends_by_name("tf-mirrored:2"))
     try:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])

@@ -1,4 +1,4 @@
-"""A script that is not edited, on several ranks: what ``python script.py`` gives."""
+"""An unedited script on several ranks has the results of ``python script.py``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def stock(once):
-    """By Python alone: the files it writes, and its result."""
+    """Run the script with Python alone; return its files and its result."""
 
     def train(made: Path) -> None:
         (made / "files").mkdir()
@@ -88,7 +88,7 @@ def test_it_trains_what_python_trains(line, stock, tmp_path):
         for part in ("predicted", "weights"):
             for mine, theirs in zip(one[part], wanted[name][part], strict=True):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
-    # Every file once, by rank 0: a callback's, too.
+    # Rank 0 writes every file once, a callback's file, too.
     assert files(tmp_path) == files(folder)
     assert (tmp_path / "epochs.txt").read_text() == (folder / "epochs.txt").read_text()
 
@@ -236,7 +236,7 @@ def test_a_script_that_fails_ends_the_job(how, tmp_path):
     if how == "apart":
         assert "rank 1 is in Model.fit, and rank 0 in a save" in errors, printed
         return
-    # Once, and only the lines of the script.
+    # The output has each line of the script once, and only those.
     assert errors.count("Traceback") == 1, printed
     shown = re.findall(r'^  File "(.*?)", line', errors, re.M)
     assert shown == [own] * (2 if how == "raise" else 1), printed

@@ -1,4 +1,4 @@
-"""An ordinary Keras script, as its author wrote it: no rank, no seed of its own for data."""
+"""An ordinary Keras script, as its author wrote it: without ranks and seeds for data."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the text of a function is made of: all that changes what it computes."""
+"""The description of a function has all that changes its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def closing_over(value):
 
 
 def test_modules_are_named():
-    """Not walked through: they refer to all there is."""
+    """Their contents are not described, because they refer to everything."""
     assert "numpy" in describe(closing_over(np))
     assert describe(closing_over(keras)) != describe(closing_over(np))
 
@@ -40,7 +40,7 @@ def test_settings_count_as_far_as_they_are_read():
 
 
 def test_code_of_the_users_modules_counts():
-    """A helper that is edited between two runs, or on one of the ranks."""
+    """A helper may be edited between two runs, or on one of the ranks."""
 
     def described(power):
         module = types.ModuleType("project_losses")

@@ -1,4 +1,4 @@
-"""Ranks that are about to train different things: refused before the first step.
+"""Ranks that would train different models are refused before the first step.
 
 Every case runs on two ranks of one launch; rank 1 differs in one thing.
 """
@@ -54,7 +54,7 @@ def model(
 
 
 class Branches(keras.Model):
-    """Two layers alike, made in this or that order."""
+    """Has two equal layers, made in either order."""
 
     def __init__(self, first, second, power=1.0):
         super().__init__()
@@ -80,7 +80,7 @@ def weighted(factor):
 
 
 def called_loss(rank):
-    """The same source text, another constant."""
+    """Return a loss with the same source text and another constant."""
     made: dict = {}
     exec(f"def error(y, p): return {1 + rank} * abs(y - p)", made)
     return made["error"]
@@ -88,7 +88,7 @@ def called_loss(rank):
 
 x, y = data()
 last_row = np.arange(ROWS) == ROWS - 1
-# What each rank gives to fit, and what the error says.
+# The arguments of fit on each rank, and the text of the error.
 CASES = {
     "order": (lambda r: {"data": data(np.roll(np.arange(ROWS), r))}, "training x rows"),
     "one other row": (
@@ -228,7 +228,7 @@ SETTINGS = {
 @on_ranks
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_one_rank_is_refused_by_name(name, backend):
-    """As by the ``keras.json`` of one host."""
+    """The ``keras.json`` of one host may do so."""
     setter, usual, other = SETTINGS[name]
     setter(other if backend.rank else usual)
     try:
@@ -242,7 +242,7 @@ def test_a_setting_of_one_rank_is_refused_by_name(name, backend):
 
 @on_ranks
 def test_a_stream_that_differs_after_its_first_rows(backend):
-    """The first 32 rows are alike, and every batch is compared before its step."""
+    """The first 32 rows are equal, and every batch is compared before its step."""
     changed = np.where(np.arange(ROWS)[:, None] == 37, x + backend.rank, x)
     stream = tf.data.Dataset.from_tensor_slices((changed.astype("float32"), y))
     words = "rank 1 has other rows in this batch than rank 0"
@@ -255,7 +255,7 @@ def test_a_stream_that_differs_after_its_first_rows(backend):
 
 @on_ranks
 def test_newcomers_to_an_elastic_job_are_compared(backend):
-    """With rank 0, whose training has gone on: only they are refused."""
+    """They are compared with rank 0, whose training has continued: only they are refused."""
     errors = []
     for other in (
         {"shift": backend.rank},
@@ -278,7 +278,7 @@ def test_newcomers_to_an_elastic_job_are_compared(backend):
 
 @on_ranks
 def test_what_may_differ(backend):
-    """First values, the learning rate, names that Keras counts up, and callbacks."""
+    """These are first values, the learning rate, numbers in Keras' names, and callbacks."""
     keras.utils.set_random_seed(backend.rank)
     for _ in range(backend.rank):
         keras.layers.Dense(3)
@@ -292,7 +292,7 @@ def test_what_may_differ(backend):
 
 @on_ranks
 def test_replicas_are_compared_after_the_last_step(backend, monkeypatch):
-    """A weight that only one rank changes, between two comparisons of the alarm."""
+    """Only one rank changes a weight, between two comparisons of the alarm."""
     step = PartitionedStep.__call__
 
     def odd(self, batch, number):

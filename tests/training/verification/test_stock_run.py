@@ -1,4 +1,4 @@
-"""``verify``: the first steps of a training beside Keras' own."""
+"""``verify``: the first steps of a training compared with Keras' own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def backend(backends_by_name):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """The ``Step``s of the last report, on rank 0."""
+    """Return the ``Step``s of the last report, on rank 0."""
     found = []
     show = stock_run.stock_run_table.show
 

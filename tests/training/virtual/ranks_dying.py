@@ -2,7 +2,7 @@
 
     collectiverun -np 3 --min-np 1 python tests/training/virtual/ranks_dying.py
 
-The rank that is then rank 0 prints what ``ranks_virtual.py native own_step 5 8`` does.
+The next rank 0 prints the same as ``ranks_virtual.py native own_step 5 8``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.training.virtual.ranks_virtual import said, train
 
 
 class Dies(keras.callbacks.Callback):
-    """On the first rank 0 alone."""
+    """Kills only the first rank 0."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if batch == 3 and os.environ["COLLECTIVE_RANK"] == "0":

@@ -4,8 +4,8 @@
 
 Arguments: backend (``tf-mirrored:3`` for three devices), models (``cnn,lstm``), virtual
 replicas, steps, and options of ``fit`` to switch on.
-Every global batch has 22 rows but the last of an epoch, which has 3: with more than three
-virtual replicas, some pieces of it are empty. No two rows are alike.
+Every global batch has 22 rows, except the last of an epoch, which has 3: with more than three
+virtual replicas, some pieces of it are empty. All rows differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OwnStep(keras.Model):
 
 
 class HardStep(keras.Model):
-    """Learns from the worse half of the rows alone, which needs the losses of all."""
+    """Learns only from the worse half of the rows, which needs the losses of all."""
 
     def train_step(self, data):
         x, y = data
@@ -95,7 +95,7 @@ def compiled(
 
 
 def cnn(kind: type[keras.Model] = keras.Model) -> keras.Model:
-    """With batch statistics and masks; large enough to be exchanged in shards."""
+    """Return a model with batch statistics and masks, large enough to travel in shards."""
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(8, 3)(inputs)
     x = layers.Activation("relu")(layers.BatchNormalization()(x))
@@ -104,22 +104,22 @@ def cnn(kind: type[keras.Model] = keras.Model) -> keras.Model:
 
 
 def own_step() -> keras.Model:
-    """With a ``train_step`` of its own."""
+    """Return a model with its own ``train_step``."""
     return cnn(OwnStep)
 
 
 def hard() -> keras.Model:
-    """With a ``train_step`` that gathers."""
+    """Return a model with a ``train_step`` that gathers."""
     return cnn(HardStep)
 
 
 def loop() -> keras.Model:
-    """With a ``train_step`` that exchanges in a loop and in a branch."""
+    """Return a model with a ``train_step`` that exchanges in a loop and in a branch."""
     return cnn(LoopStep)
 
 
 def transformer() -> keras.Model:
-    """With embeddings, whose rows a batch looks up several times."""
+    """Return a model with embeddings, whose rows a batch looks up several times."""
     inputs = keras.Input((12,), dtype="int32")
     x = layers.Embedding(20, 16)(inputs)
     attended = layers.MultiHeadAttention(2, 8, dropout=0.2)(x, x)
@@ -129,20 +129,20 @@ def transformer() -> keras.Model:
 
 
 def lstm() -> keras.Model:
-    """With a mask: sequences of different lengths."""
+    """Return a model with a mask, for sequences of different lengths."""
     inputs = keras.Input((12,), dtype="int32")
     x = layers.Embedding(20, 16, mask_zero=True)(inputs)
     return compiled(inputs, layers.LSTM(16, dropout=0.2)(x))
 
 
 def couples(y: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    """A loss of the whole batch: of the spread of its predictions."""
+    """Return a loss of the whole batch, from the spread of its predictions."""
     loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
     return ops.mean(loss) + ops.mean(ops.square(ops.std(y_pred, axis=0) - 1.0))
 
 
 def coupled() -> keras.Model:
-    """A transformer with a loss of the whole batch; Adam sees single look-ups."""
+    """Return a transformer with a loss of the whole batch; Adam gets single look-ups."""
     model = transformer()
     model.compile(
         keras.optimizers.Adam(0.01, global_clipnorm=0.5), couples, metrics=["accuracy"]
@@ -162,7 +162,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images, or sequences of tokens that zeros fill up; and labels."""
+    """Return images, or sequences of tokens that zeros fill up; and labels."""
     rng = np.random.default_rng(3)
     if name in ("cnn", "own_step", "hard", "loop"):
         x = rng.normal(size=(ROWS, 8, 8, 3)).astype("float32")
@@ -176,7 +176,7 @@ def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
 def train(
     backend: str | backends.Backend, name: str, virtual: int, steps: int, **more: object
 ) -> training.Result:
-    """Trains a model of ``MODELS``."""
+    """Train a model of ``MODELS``."""
     keras.utils.set_random_seed(7)
     return training.fit(
         MODELS[name],
@@ -192,7 +192,7 @@ def train(
 
 
 def said(name: str, result: training.Result) -> str:
-    """The line to compare."""
+    """Return the line to compare."""
     return f"{name}: sha256 {result.state_sha256} loss {result.losses[-1]:.9g}"
 
 

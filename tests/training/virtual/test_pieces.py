@@ -1,4 +1,4 @@
-"""Which pieces a replica holds, and the tree over them."""
+"""The pieces of a replica, and the tree over them."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,7 @@ def test_a_replica_sends_few_subtrees():
 
 
 def of_numpy(values: np.ndarray, start: int, level: int) -> np.ndarray:
-    """The sum of a node, by its definition."""
+    """Return the sum of a node, by its definition."""
     if level == 0:
         return values[start]
     first = of_numpy(values, start, level - 1)
@@ -59,7 +59,7 @@ def of_numpy(values: np.ndarray, start: int, level: int) -> np.ndarray:
     [2, 3, 5, *(pytest.param(n, marks=pytest.mark.matrix) for n in (1, 6, 8, 13))],
 )
 def test_the_sum_has_the_same_bits_for_any_number_of_replicas(count):
-    """And those of the tree, which no other order of these numbers has."""
+    """They are the bits of the tree, which no other order of these numbers gives."""
     virtual = VirtualReplicas(count)
     rng = np.random.default_rng(count)
     values = rng.normal(size=(count, 500)) * 10.0 ** rng.integers(-6, 6, (count, 500))

@@ -18,7 +18,7 @@ HERE = launch.ROOT / "tests/training/virtual"
 
 
 def on_ranks(backend: str, ranks: int, *arguments: object) -> list[str]:
-    """What rank 0 prints of each model; one process for ``single`` and ``tf-mirrored``."""
+    """Return rank 0's lines for each model; ``single`` and ``tf-mirrored`` are one process."""
     start = launch.command(backend, ranks) if backend in launch.LAUNCHERS else []
     name = f"{backend}:{ranks}" if backend == "tf-mirrored" else backend
     script = [str(HERE / "ranks_virtual.py"), name, *map(str, arguments)]
@@ -43,7 +43,7 @@ def printed_by(command: list[str]) -> list[str]:
     ids=["some", "all"],
 )
 def test_ranks_have_the_bits_of_one_process(models):
-    """Of five pieces, three ranks have one, two and two; a batch of three rows, some none."""
+    """Three ranks have one, two and two of five pieces; some are empty in the last batch."""
     wanted = on_ranks("single", 1, ",".join(models), 5, 10)
     assert len(wanted) == len(models)
     assert on_ranks("native", 3, ",".join(models), 5, 10) == wanted
@@ -72,7 +72,7 @@ def test_a_sharded_optimizer_has_the_bits_of_a_whole_one():
 @launch.NEEDS_CORE
 @pytest.mark.parametrize("model", ranks_virtual.MODELS)
 def test_every_backend_has_the_same_bits(model):
-    """With as many pieces as the most ranks, and uneven numbers of them."""
+    """There are as many pieces as the most ranks, and uneven numbers of pieces."""
     wanted = on_ranks("single", 1, model, 8, 200)
     for backend, counts in {
         "native": (2, 3, 4, 5, 8),
@@ -81,7 +81,7 @@ def test_every_backend_has_the_same_bits(model):
         "tf-multiworker": (2, 4),
     }.items():
         if backend == "tf-mirrored" and model in ("own_step", "coupled"):
-            continue  # refused, with devices
+            continue  # refused together with devices
         for ranks in counts:
             found = on_ranks(backend, ranks, model, 8, 200)
             assert found == wanted, f"{backend} on {ranks}"
@@ -145,7 +145,7 @@ def test_the_number_of_virtual_replicas_decides(backends_by_name, clean_keras):
 def test_without_masks_and_statistics_it_trains_the_same_model(
     accumulate, backends_by_name, clean_keras
 ):
-    """To rounding: it is the training without virtual replicas, cut otherwise."""
+    """It equals the training without virtual replicas, to rounding."""
     backend = backends_by_name("single")
     plain = small.train(backend)
     cut = small.train(backend, virtual_replicas=4, accumulate=accumulate)
@@ -157,7 +157,7 @@ def test_without_masks_and_statistics_it_trains_the_same_model(
 
 
 def test_a_resumed_training_has_the_same_bits(backends_by_name, tmp_path, clean_keras):
-    """On another number of replicas, too."""
+    """This holds on another number of replicas, too."""
 
     def train(name: str, steps: int, **more: object) -> str:
         result = ranks_virtual.train(

@@ -1,8 +1,7 @@
-"""Programs that do more than add up rows, on virtual replicas: as stock Keras trains them.
+"""Programs that do more than add up rows, on virtual replicas, train as in stock Keras.
 
-Plain, this file trains in one process, and starts itself on 2 and 3 ranks. There each
-program is trained by one process, too, with the same bits. Some pieces of the last batch
-have no row.
+Plain, this file trains in one process, and starts itself on 2 and 3 ranks. There one process
+trains each program, too, with the same bits. Some pieces of the last batch are empty.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ pytestmark = [
 
 
 def normalized() -> keras.Model:
-    """Batch statistics, masks, clipping by the sum of all, a loss scale, an average."""
+    """Return a model with batch statistics, masks, a global clip, a loss scale, an average."""
     model = hard.dense(
         keras.layers.BatchNormalization, lambda: keras.layers.Dropout(0.4)
     )()
@@ -68,7 +67,7 @@ def test_a_program_trains_what_keras_trains(name, accumulate, backends_by_name):
     assert differences(case, got, wanted) == []
     if backend.size > 1:
         alone = outcome(case, SingleBackend(Options(), Environment()), **options)
-        # Of validation, the sums are equal to rounding.
+        # The sums of validation are equal to rounding.
         names = [name for name in alone if not name.startswith("val_")]
         assert [n for n in names if not same_bits(got[n], alone[n])] == []
 
