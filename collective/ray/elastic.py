@@ -38,7 +38,7 @@ class Limits:
         if not 1 <= self.least <= self.start <= self.most:
             raise UsageError(
                 f"min_workers={self.least}, num_workers={self.start}, "
-                f"max_workers={self.most}: each at least 1, and none less than the one before",
+                f"max_workers={self.most}: each at least 1, and in ascending order",
                 hint="min_workers=2, num_workers=4, max_workers=4",
             )
 
@@ -120,7 +120,7 @@ class ElasticJob:
                 if begun > (self.limits.resets or begun):
                     raise CollectiveError(
                         f"{who}: the actor that leads the job was lost {begun} times: {error}",
-                        hint="reset_limit allows no more",
+                        hint="a higher reset_limit allows more losses",
                     ) from None
             finally:
                 for agent in self.agents.values():
@@ -218,7 +218,7 @@ class ElasticJob:
             if self._agent_ended(call) and head.code == 0:
                 raise CollectiveError(
                     f"{self.holders.who}: the job has ended, but an actor was lost before "
-                    "the results of its node had come",
+                    "the results of its node had arrived",
                     hint="call it again, with collective.fit(..., checkpoint=...) to resume",
                 )
         others = [agent.result for agent in self.agents.values() if agent.number]

@@ -69,7 +69,7 @@ class RayExecutor:
             cooldown_range: Seconds after which a rank that failed to join is replaced, at
                 first and at most.
             elastic_timeout: Seconds to wait for ``min_workers``.
-            override_discovery: Must be True: Ray alone says which nodes there are.
+            override_discovery: Must be True: only Ray chooses the nodes.
 
         Raises:
             UsageError: The arguments contradict each other.
@@ -85,7 +85,7 @@ class RayExecutor:
         if min_workers is not None:
             if num_hosts is not None or not override_discovery:
                 raise UsageError(
-                    "RayExecutor: with min_workers Ray alone says which nodes there are: "
+                    "RayExecutor: with min_workers only Ray chooses the nodes: "
                     "no num_hosts, and no override_discovery=False",
                     hint="min_workers=2, max_workers=4",
                 )
@@ -106,7 +106,7 @@ class RayExecutor:
             return
         if max_workers or reset_limit or cooldown_range:
             raise UsageError(
-                "RayExecutor: max_workers, reset_limit and cooldown_range are those of "
+                "RayExecutor: max_workers, reset_limit and cooldown_range are for "
                 "elastic jobs",
                 hint="min_workers=1",
             )
@@ -316,6 +316,6 @@ def _without_executable(
 def _refuse(callbacks: Sequence[Callable[..., Any]] | None) -> None:
     if callbacks:
         raise UsageError(
-            "RayExecutor: callbacks are not built",
+            "RayExecutor: callbacks are not supported",
             hint="callbacks of collective.fit, or of Keras, run on rank 0",
         )

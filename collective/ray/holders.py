@@ -73,8 +73,8 @@ class Holders:
                     time.sleep(_POLL_SECONDS)
             if deadline.passed() and len(self.held) < count:
                 raise UsageError(
-                    f"Ray has not {count} times {dict(self.each)} free within {seconds} s",
-                    hint="ray status shows what there is; fewer workers, or start_timeout=600",
+                    f"Ray did not have {count} times {dict(self.each)} free within {seconds} s",
+                    hint="ray status shows the resources; fewer workers, or start_timeout=600",
                 )
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ def run(
         return run_elastic(limits, each, call, start_timeout, "collective.ray.run")
     if max_workers is not None or reset_limit is not None:
         raise UsageError(
-            "max_workers and reset_limit are those of elastic jobs",
+            "max_workers and reset_limit are for elastic jobs",
             hint="min_workers=1",
         )
     workers = Workers(Request(num_workers, each, start_timeout))

@@ -122,9 +122,9 @@ def _placement_group(request: Request) -> Any:
 def _missing(request: Request, who: str) -> UsageError:
     bundles, _ = request.bundles()
     return UsageError(
-        f"{who} has not {len(bundles)} times {bundles[0]} free within "
+        f"{who} did not have {len(bundles)} times {bundles[0]} free within "
         f"{request.seconds} s",
-        hint="ray status shows what there is; fewer workers, or start_timeout=600",
+        hint="ray status shows the resources; fewer workers, or start_timeout=600",
     )
 
 

@@ -131,7 +131,7 @@ def run_elastic(
     most = request.tasks if most is None else most
     if most > request.tasks:
         raise UsageError(
-            f"max_num_proc={most}: {request.tasks} tasks hold the resources of as many ranks",
+            f"max_num_proc={most}: {request.tasks} tasks have resources for as many ranks",
             hint=f"num_proc={most}, and fewer as min_num_proc",
         )
     found = {

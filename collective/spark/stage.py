@@ -97,7 +97,7 @@ def _wait(context: Any, thread: Any, group: str, request: Request) -> None:
         started = started or _running(context, group) >= request.tasks
         if not started and deadline.passed() and thread.is_alive():
             raise UsageError(
-                f"Spark has not {request.tasks} tasks free at once within "
+                f"Spark did not have {request.tasks} tasks free at once within "
                 f"{request.job.seconds} s",
                 hint="as num_proc at most the cores of all executors, divided by "
                 "spark.task.cpus; or start_timeout=1200",

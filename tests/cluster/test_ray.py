@@ -37,7 +37,7 @@ def test_a_function_on_every_rank(ray):
     )
     assert "ValueError: of rank 1" in found["fails"]
     assert "an actor or its node was lost" in found["killed"]
-    assert "Ray has not 9 times {'CPU': 1} free within 3 s" in found["none"]
+    assert "Ray did not have 9 times {'CPU': 1} free within 3 s" in found["none"]
     assert found["again"].startswith("[(11.0, 0, ")
     assert_nothing_left(ray, 1, 2)
 

@@ -86,7 +86,7 @@ def test_a_function_on_every_rank(spark):
         "CollectiveError collective.spark.run: rank 1 failed"
     )
     assert "ValueError: of rank 1" in found["fails"]
-    assert "Spark has not 9 tasks free at once within 3 s" in found["many"]
+    assert "Spark did not have 9 tasks free at once within 3 s" in found["many"]
     assert found["printed"] == "2"
     assert "a task or its executor was lost" in found["killed"]
     assert found["again"].startswith("[(11.0, 0, ")

@@ -89,12 +89,12 @@ def test_a_lost_actor_ends_the_rank(worker):
 
 
 def test_arguments():
-    with pytest.raises(UsageError, match="are those of elastic jobs"):
+    with pytest.raises(UsageError, match="are for elastic jobs"):
         RayExecutor(num_workers=2, max_workers=4)
     with pytest.raises(UsageError, match="min_workers=3, num_workers=3, max_workers=2"):
         RayExecutor(min_workers=3, max_workers=2)
     for refused in ({"num_hosts": 1}, {"override_discovery": False}):
-        with pytest.raises(UsageError, match="Ray alone says which nodes there are"):
+        with pytest.raises(UsageError, match="only Ray chooses the nodes"):
             RayExecutor(min_workers=1, **refused)
     elastic = RayExecutor(min_workers=1, max_workers=4)
     for refused in (elastic.run_remote, elastic.execute_single):
