@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.launch import screen
@@ -89,6 +89,7 @@ LINES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(LINES)
 def test_nothing_is_lost_and_no_rank_changes_its_order(given_lines):
     shown = Shown(3)
