@@ -123,6 +123,8 @@ class BatchFunction:
             spec: The specification of all batches, if the data have one.
         """
         with running():
+            if tf.config.functions_run_eagerly():  # no graph could be partitioned
+                return self._step(Leaves.of(data).data)
             return self._run(data, spec)
 
     def _run(self, data: Any, spec: Any) -> Any:

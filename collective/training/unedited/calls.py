@@ -113,7 +113,7 @@ def _together(
                 order = keras_compat.data.other_order_each_epoch(fit_seed(self))
                 inside.enter_context(order)
             if job.backend.size > 1:
-                _compare(job, bound.arguments)
+                _compare(job, {"run_eagerly": self.run_eagerly, **bound.arguments})
                 inside.enter_context(same.call())
                 inside.enter_context(_agreeing(job, bound.arguments))
             return stock(*bound.args, **bound.kwargs)

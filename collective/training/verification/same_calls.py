@@ -46,12 +46,12 @@ class SameCalls(StepObserver):
     def __init__(self, backend: Backend, unit: Callable[[Callable[[], Any]], Any]):
         self._backend, self._unit = backend, unit
         self._mark, self._count, self._compared = 0, 0, 0
-        self._name = ""
+        self._names: dict[str, None] = {}  # of what was read since the last comparison
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Compare what a call of Keras reads, at its end, too."""
-        self._count = self._compared = 0
+        self._mark = self._count = self._compared = 0
         yield
         self._compare_rows()
 
@@ -71,7 +71,7 @@ class SameCalls(StepObserver):
         for tensor in tensors:
             self._mark = _hash(tensor, self._mark)
         self._count += 1
-        self._name = _ROWS[function.name]
+        self._names[_ROWS[function.name]] = None
         if self._count & (self._count - 1) == 0:
             self._compare_rows()
         if self._count == 1:
@@ -85,7 +85,9 @@ class SameCalls(StepObserver):
     def _compare_marks(self) -> None:
         marks = gather_few(self._backend, [self._mark, self._count])
         if (marks != marks[0]).any():
-            compare(self._backend, {self._name: f"{self._mark} {self._count}"})
+            names = " and the ".join(self._names)
+            compare(self._backend, {names: f"{self._mark} {self._count}"})
+        self._names.clear()
 
 
 def share_weights(variables: Sequence[Any], backend: Backend) -> None:

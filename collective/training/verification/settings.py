@@ -43,6 +43,7 @@ def describe_settings() -> dict[str, str]:
         "keras.config.floatx()": keras.config.floatx(),
         "keras.config.image_data_format()": keras.config.image_data_format(),
         "keras.config.dtype_policy()": keras.config.dtype_policy().name,
+        "tf.config.functions_run_eagerly()": str(tf.config.functions_run_eagerly()),
         "TensorFloat-32": str(tf32),
         "op determinism": str(determinism.is_enabled()),
         "jit of all functions": str(tf.config.optimizer.get_jit() or "off"),
