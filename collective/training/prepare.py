@@ -126,10 +126,10 @@ def build_to_evaluate(
 
 @contextlib.contextmanager
 def runs_eagerly(model: keras.Model) -> Iterator[None]:
-    """Has TensorFlow run functions eagerly, where the model has ``run_eagerly=True``.
+    """Have TensorFlow run functions eagerly inside, if the model has ``run_eagerly=True``.
 
-    It was traced once as any other, for the shapes of its sums. Its steps then run
-    operation by operation, and so does Python code of the model.
+    The steps of such a model are not traced: they run operation by operation, and so does
+    the Python code of the model (``whole_step``).
     """
     before = tf.config.functions_run_eagerly()
     if not model.run_eagerly or before:

@@ -2,7 +2,8 @@
 
 ``prepare`` makes it once. Step, evaluation, callbacks and checkpoints look it up by the model
 (``get_prepared``), and so does a second ``fit``, which continues with the same shards and
-devices. Nothing is stored on Keras objects.
+devices. The record holds no reference to its model and ends with it. Traced steps are not
+in it: ``traced.kept_with`` keeps them in an attribute of the model.
 """
 
 from __future__ import annotations
