@@ -8,7 +8,14 @@ from pathlib import Path
 
 from tests.test_imports import ROOT, modules
 
-SIZE = 550  # lines of the longest file of Python
+FILE, FUNCTION = 500, 60  # lines at most, as CONTRIBUTING.md says
+# Functions that are longer, and why.
+LONGER = {
+    "collective/training/fit.py": {"fit", "attempt"},  # the recipe of a training
+    "collective/train.py": {"parser"},  # a list of options
+    "collective/ray/executor.py": {"__init__"},  # Horovod's arguments
+    "collective/run_function.py": {"run"},  # Horovod's arguments
+}
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
@@ -46,7 +53,31 @@ def test_nothing_is_read_from_locals_or_mocked():
 
 
 def test_a_file_is_one_idea():
-    long = {
+    lines = {
         str(path): len((ROOT / path).read_text().splitlines()) for path, _ in trees()
     }
-    assert {path: lines for path, lines in long.items() if lines > SIZE} == {}
+    assert {path: n for path, n in lines.items() if n > FILE} == {}
+
+
+def test_a_function_is_one_step():
+    long = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and length(node) > FUNCTION
+        and node.name not in LONGER.get(str(path), ())
+    ]
+    assert long == []
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of lines of a function without its docstring."""
+    docstring = ast.get_docstring(function, clean=False) or ""
+    lines = function.end_lineno - function.lineno + 1
+    return lines - len(docstring.splitlines())
+
+
+def test_contributing_says_the_same():
+    rule = f"at most {FILE} lines, functions {FUNCTION}"
+    assert rule in (ROOT / "CONTRIBUTING.md").read_text()
