@@ -44,7 +44,7 @@ install_finder()
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``horovod.x`` where ``collective.x`` is, and loads nothing twice."""
+    """Finds a module ``horovod.x`` as the module ``x`` of this package, loaded only once."""
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None

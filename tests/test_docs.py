@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.hooks.parsers import parser_of
 from tests import launch
 
 ROOT = launch.ROOT
@@ -162,7 +163,6 @@ def test_the_page_for_users_of_keras_has_every_argument():
 
 
 def test_commands_use_options_that_exist():
-    parser_of = hook().parser_of
     options = {
         program: {
             option

@@ -1,6 +1,6 @@
 """Horovod as a backend, and a build of it that fits the installed TensorFlow.
 
-Begin with ``backend``, which sums by Horovod's ``grouped_allreduce``. ``build`` compiles
+Begin with ``backend``, which sums by Horovod's grouped all-reduce. ``build`` compiles
 Horovod once for each TensorFlow and keeps the result, ``installed`` says whether it fits,
-and ``run`` is the ``horovodrun`` of this environment.
+and ``run`` is the command ``horovodrun`` of this environment.
 """

@@ -1,13 +1,13 @@
-"""The flight recorder: what each rank did last, written out when a job stalls or breaks.
+"""The flight recorder: the last operations of each rank, written when a job stalls or breaks.
 
 Each rank records its last 512 collectives and spans, and once a second the stack of its
-main thread, in memory that the ranks of its host share; so another rank can write what a
-killed rank did. On a stall, a mismatch, a desync or a death, one rank of each host writes
-a dump of all its ranks to a file and a summary to stderr.
+main thread, in memory that the ranks of its host share. So another rank can write the
+record of a rank that was killed. On a stall, a mismatch, a desync or a death, one rank of
+each host writes a dump of all its ranks to a file and a summary to stderr.
 ``python -m collective.recorder FILE...`` merges the files of several hosts.
 
-It is on in every job of several ranks. ``COLLECTIVE_RECORDER`` names the folder for dumps,
-instead of the working directory; ``off`` switches it off.
+Every job of several ranks records. ``COLLECTIVE_RECORDER`` names the folder for dumps,
+instead of the working directory; ``COLLECTIVE_RECORDER=off`` switches the recorder off.
 """
 
 from __future__ import annotations

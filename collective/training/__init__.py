@@ -1,7 +1,8 @@
-"""The shared step, the sharded input, and the loop that runs them.
+"""The partitioned step, the input of each rank, and the loop that runs them.
 
-Begin with ``fit``, the recipe of a training; then ``loop``, the order of things in it,
-and ``step``, one update. ``observer`` says how everything else is attached to the loop.
+Begin with ``fit``, the recipe of a training; then ``partitioned_step``, one update, and
+``partition``, which makes it. ``loop`` has the order of things in a training, and
+``loop.observer`` says how everything else is attached to it.
 """
 
 import collective.keras_backend  # noqa: F401  isort: skip

@@ -14,12 +14,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+from docs.hooks.parsers import parser_of  # noqa: E402
 
 _MARKER = re.compile(r"^<!-- (options|modules|pairs): (\S+) -->$", re.M)
 
@@ -37,35 +38,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     ):
         raise PluginError(f"{page.file.src_uri} loads {loaded[0]}")
     return output
-
-
-class _Captured(Exception):
-    """Carries a program's parser out of its ``main``."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parser = parser
-
-
-def parser_of(module: str) -> argparse.ArgumentParser:
-    """The parser of the program whose ``main`` is in a module.
-
-    It is caught at the moment in which it would print its help, so the hook depends on
-    nothing but ``main``.
-    """
-
-    def capture(parser: argparse.ArgumentParser, file: Any = None) -> None:
-        raise _Captured(parser)
-
-    main = importlib.import_module(module).main
-    with (
-        mock.patch.object(argparse.ArgumentParser, "print_help", capture),
-        mock.patch.object(sys, "argv", [module, "--help"]),
-    ):
-        try:
-            main(["--help"])
-        except _Captured as captured:
-            return captured.parser
-    raise LookupError(f"{module}.main(['--help']) prints no help of argparse")
 
 
 def options(module: str) -> str:

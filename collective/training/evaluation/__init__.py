@@ -1,4 +1,5 @@
 """``collective.evaluate`` and ``collective.predict``, and the validation of ``fit``.
 
-``exact`` evaluates loss and metrics over a data set, whatever the number of replicas.
+``evaluation`` runs Keras' ``test_step``, partitioned, over a data set: loss and metrics do
+not depend on the number of replicas.
 """

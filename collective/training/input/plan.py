@@ -33,7 +33,7 @@ class RowPlan:
     global_batch_size: int  # rows of a step; the last step of an epoch may have fewer
     seed: int  # with the number of the epoch, it determines the order of rows
     # False keeps the source's order; True is one of our own, which is never held in
-    # memory; ``order.KINDS`` are Keras' own.
+    # memory; ``row_order.KINDS`` are Keras' own.
     shuffle: bool | str
 
     @property

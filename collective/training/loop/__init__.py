@@ -1,6 +1,7 @@
-"""Epochs and steps, and what is called between them.
+"""Epochs and steps of a training, and the calls between them.
 
-Begin with ``loop``, the order of things; ``observer`` is what it calls at fixed points.
-``position`` is where a training stands, ``callbacks`` are Keras' callbacks, ``progress``
-and ``summary`` what a user sees, ``result`` what ``fit`` returns.
+Begin with ``loop``, the order of things; it calls an ``observer`` at fixed points.
+``position`` records where a training stands and ``state`` all that the next step depends
+on. ``callbacks`` calls Keras' callbacks, ``progress`` and ``summary`` show the training to
+a user, and ``result`` is the return value of ``fit``.
 """

@@ -1,6 +1,6 @@
-"""Variables of which each rank has a part, and how code sees them whole.
+"""Variables of which each rank has a shard, and how code sees them whole.
 
-``slots`` are those of a sharded optimizer. ``shards`` has how a variable is cut and
-gathered, ``whole`` how a checkpoint, a saved model and a callback see it. What the step
-makes of them: ``collective.training.partition.rules.owned``.
+``optimizer_slots`` are those of a sharded optimizer. ``shards`` cuts and gathers a
+variable; by ``whole`` a checkpoint, a saved model and a callback see it whole.
+``training.partition.rules.owned`` has the rules of the step for them.
 """

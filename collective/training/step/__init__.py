@@ -1,7 +1,8 @@
-"""One update: sums over this process' rows, sums over all replicas, new variables.
+"""What a step is built from, whichever of the three kinds of step it is.
 
-Begin with ``step``. ``forward`` and ``losses`` turn rows into sums of loss, weight and
-metrics; ``accumulation`` adds up micro-batches; ``reduction`` sums over replicas;
-``report`` is the vector that a step returns. ``inputs`` and ``rows`` are a replica's
-tensors, and ``attachments`` is what else travels in its all-reduce.
+``rows`` and ``inputs`` are the tensors of a replica, ``reduction`` sums many tensors in one
+all-reduce, and ``report_layout`` is the vector that a step returns. ``attachments`` says
+what else travels in the all-reduce of a step, and ``finite`` finds a loss or a gradient
+that is not finite. The steps: ``training.partitioned_step``, ``training.whole_step`` and
+``training.own_rows_step``.
 """

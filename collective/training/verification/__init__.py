@@ -1,7 +1,7 @@
-"""What the ranks are about to train is compared; and, where asked, with Keras' own step.
+"""Compares what the ranks are about to train; on request, also with Keras' own step.
 
-``compare_data``, ``compare_models`` and ``compare_graphs`` run before the first update.
-``StockRun`` makes the first steps of a training by Keras, too (``verify``).
+``ranks`` compares data, models and graphs before the first update. ``stock_run`` also
+makes the first steps of a training by Keras' own step (``--verify``).
 """
 
 from collective.training.verification.ranks import (

@@ -2,6 +2,5 @@
 
 ``pieces`` says which process computes which virtual replica, ``tree`` in which order
 their sums are added and how partial sums get to every process. ``checks`` refuses numbers
-that cannot be, ``settings`` fixes what bits depend on besides, ``digest`` is the SHA-256
-to compare trainings by.
+that cannot be. ``training.verification.deterministic`` fixes what else the bits depend on.
 """

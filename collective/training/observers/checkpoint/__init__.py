@@ -1,5 +1,7 @@
-"""The state of a training between two steps: in memory, on disk, and resumed.
+"""The state of a training between two steps, written to disk and resumed from there.
 
-Begin with ``state`` (what the next step depends on), then ``storage`` (one checkpoint on
-disk, atomic and verified) and ``schedule`` (when one is due, written in the background).
+Begin with ``schedule``: it says when a checkpoint is due, writes it in the background, and
+resumes from the newest. ``storage`` has one checkpoint on disk, atomic and verified;
+``stores`` has the folders and URLs that hold checkpoints; ``identity`` says which training
+a checkpoint belongs to. The state itself is ``training.loop.state``.
 """
