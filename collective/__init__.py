@@ -6,7 +6,8 @@
 >>> history = collective.fit(model, x, y, epochs=3)
 
 Importing this package is cheap: each name below is imported when it is first used.
-``init()`` loads the native library; only ``fit`` and what trains imports TensorFlow.
+``init()`` loads the native library; only ``fit`` and other functions that train import
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 # The default between hosts (docs/reference/measurements.md). On one host the ranks
-# compute on the cores that would sum meanwhile, so there all gradients are one bucket.
+# compute on the cores that would sum at the same time, so all gradients are one bucket.
 BYTES_BETWEEN_HOSTS = 4 << 20
-# TensorFlow takes over a NumPy array without a copy when it is aligned like this.
+# TensorFlow takes over a NumPy array without a copy if it is aligned to so many bytes.
 ALIGNMENT = 64
 
 
 def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]]:
-    """Cuts a list of gradients into buckets, from its end; returns indices.
+    """Cut a list of gradients into buckets, from its end; return their indices.
 
-    That is the order in which back-propagation makes them, so the first buckets can
-    leave while it still runs. A bucket is closed once it has so many bytes; None: never
-    closed. The tensors are TensorFlow's, with static shapes.
+    Back-propagation makes gradients in that order, so the first buckets can leave while
+    it still runs. A bucket is closed once it has ``bytes_each`` bytes, or never if that
+    is None. The tensors are TensorFlow's, with static shapes.
     """
     if bytes_each is None:
         return [list(range(len(tensors)))]
@@ -44,12 +44,12 @@ def by_dtype(
     indices: Sequence[int] | None = None,
     alone: float = math.inf,
 ) -> list[list[int]]:
-    """Splits tensors by dtype, for transports that send one dtype in a message.
+    """Split tensors by dtype, for transports that send one dtype in a message.
 
     Args:
-        tensors: With static shapes: of TensorFlow, NumPy or Keras.
-        indices: Which of them; all by default.
-        alone: A tensor of so many elements or more has a group of its own, so that it
+        tensors: Tensors of TensorFlow, NumPy or Keras with static shapes.
+        indices: The tensors to split; all by default.
+        alone: A tensor of at least so many elements gets a group of its own, so that it
             need not be copied into a vector with others.
 
     Returns:
@@ -72,13 +72,13 @@ def reduce_flat(
     alone: float = math.inf,
     bytes_each: int | None = None,
 ) -> list[Any]:
-    """Reduces dense tensors of TensorFlow as one flat vector for each bucket and dtype.
+    """Reduce dense tensors of TensorFlow as one flat vector for each bucket and dtype.
 
     Args:
-        tensors: Their shapes must be static where ``alone`` or ``bytes_each`` is given.
+        tensors: Their shapes must be static if ``alone`` or ``bytes_each`` is given.
         reduce: Maps a vector to a vector of the same shape.
         alone: As for ``by_dtype``.
-        bytes_each: As for ``in_buckets``; None: one bucket.
+        bytes_each: As for ``in_buckets``; one bucket if None.
     """
     import tensorflow as tf
 
@@ -105,7 +105,7 @@ def reduce_flat(
 def reduce_arrays_flat(
     arrays: Sequence[np.ndarray], reduce: Callable[[np.ndarray], object]
 ) -> list[np.ndarray]:
-    """Reduces NumPy arrays as one flat vector for each dtype, by ``reduce`` in place.
+    """Reduce NumPy arrays as one flat vector for each dtype, by ``reduce`` in place.
 
     The results are views of the vectors, aligned for TensorFlow.
     """
@@ -124,7 +124,7 @@ def reduce_arrays_flat(
 
 
 def aligned_empty(size: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised vector whose memory begins at a multiple of ``ALIGNMENT``."""
+    """Return an uninitialised vector whose memory is aligned to ``ALIGNMENT`` bytes."""
     raw = np.empty(size * dtype.itemsize + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT
     return raw[skip : skip + size * dtype.itemsize].view(dtype)

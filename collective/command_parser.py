@@ -17,22 +17,22 @@ _INSTALLED = ("collectiverun", "horovodrun")
 
 
 def program(otherwise: str) -> str:
-    """The name that the user typed, if it is that of an installed command."""
+    """Return the name that the user typed, if it is that of an installed command."""
     typed = Path(sys.argv[0]).name
     return typed if typed in _INSTALLED else otherwise
 
 
 class Parser(argparse.ArgumentParser):
-    """Python's parser; it keeps the lines of descriptions and breaks long ones of options."""
+    """Python's parser; it keeps the lines of descriptions and wraps long options."""
 
     whose = "error"  # what an error begins with
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **{"formatter_class": _Lines, **named})
-        self.help_command = f"{self.prog} --help"  # what shows the help
+        self.help_command = f"{self.prog} --help"  #  the command that shows the help
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message and a HINT, and ends the program with 2."""
+        """Print the message and a HINT, and end the program with 2."""
         message, _, given = message.partition("\nHINT: ")
         hint = given or self.help_command
         if meant := self._meant(message):
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.whose}: {message}\nHINT: {hint}\n")
 
     def _meant(self, message: str) -> str:
-        """The options nearest to those that the message says are unknown."""
+        """Return the options nearest to those that the message says are unknown."""
         if not message.startswith(_UNKNOWN):
             return ""
         known = [

@@ -20,7 +20,7 @@ from collective.streams import open_streams, outlive_readers
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser; options that it does not know are those of ``train.py``."""
+    """Return the parser; options that it does not know are those of ``train.py``."""
     p = Parser("compare.py", description=__doc__, allow_abbrev=False,
         epilog="All other options are those of train.py (python train.py "
                 "--help).")  # fmt: skip
@@ -67,7 +67,7 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     open_streams()
     outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv

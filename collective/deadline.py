@@ -1,9 +1,10 @@
 """``COLLECTIVE_TIMEOUT`` for waits that the core does not watch.
 
-MPI, Horovod and TensorFlow's own collectives wait for ever for a rank that is stopped, or
-stuck in its own code. A backend of theirs calls ``watch`` once and enters ``waiting``
-around whatever ends only when other ranks take part. A thread ends the job when a wait
-has taken too long. Time in which this process did not run does not count.
+MPI, Horovod and TensorFlow's own collectives wait for ever for a rank that is stopped,
+or stuck in its own code. A backend that uses them calls ``watch`` once and enters
+``waiting`` around each call that ends only when other ranks take part. A thread ends
+the job when a wait has taken too long. Time in which this process did not run does not
+count.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from collective.running_time import Stops
 
 EXIT_CODE = 1
 _POLL_SECONDS = 0.5
-# For the dump and for what ends the job: MPI_Abort may itself wait.
+# Time for the dump and for the function that ends the job: MPI_Abort may itself wait.
 _END_SECONDS = 15.0
 
-_waits: dict[int, waiting] = {}  # those under way, by their ids
+_waits: dict[int, waiting] = {}  # the waits under way, by their ids
 _limit = TIMEOUT_SECONDS
 _rank = 0
 _end: Callable[[int], None] | None = None  # None: nothing is watched
 
 
 def watch(rank: int, end: Callable[[int], None]) -> None:
-    """Watches the waits of this process from now on.
+    """Watch the waits of this process from now on.
 
     Args:
-        rank: Of this process, for messages.
+        rank: The rank of this process, for messages.
         end: Ends the whole job, with an exit code; called from another thread.
 
     Raises:
@@ -53,8 +54,8 @@ class waiting(contextlib.AbstractContextManager[None]):
     """Context manager: this rank waits for others.
 
     Args:
-        what: For what, as in "in MPI_Barrier".
-        more: Seconds that it may take beyond the time-out.
+        what: What this rank waits for, such as "in MPI_Barrier".
+        more: Seconds that the wait may take beyond the time-out.
     """
 
     def __init__(self, what: str, more: float = 0.0):
@@ -87,8 +88,8 @@ def _watch() -> None:
 
 
 def _end_job(wait: waiting, waited: float) -> None:
-    """Reports the wait, with a dump of all ranks of this host, and ends the job."""
-    # Needs no interpreter lock, which a call that never returns may hold.
+    """Report the wait, with a dump of all ranks of this host, and end the job."""
+    # Needs no interpreter lock: a call that never returns may hold it.
     faulthandler.dump_traceback_later(_END_SECONDS, exit=True)
     happened = f"rank {_rank} waited {waited:.0f} s for other ranks {wait.what}"
     recorder.request_dump(happened)
@@ -105,7 +106,7 @@ def _end_job(wait: waiting, waited: float) -> None:
 
 
 def _forget() -> None:
-    """A forked process waits for no rank, and has no thread that watches."""
+    """Clear the waits in a forked process, which waits for no rank."""
     global _end
     _end = None
     _waits.clear()

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""A text without effect on a terminal: names in it may come from anywhere.
+    r"""Return a text that cannot control a terminal: its names may come from anywhere.
 
     Control characters but newline and tab, and those that change the direction of
     writing, are escaped as in a Python literal: ``\x1b``.
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, for a message about it."""
+    """Return the first line of an exception's text, for use in a message."""
     return str(error).strip().split("\n")[0]
 
 
@@ -43,7 +43,7 @@ class CollectiveError(Exception):
             needs to print it.
 
     Attributes:
-        rank: The rank that raised it, if it has changed since the launch.
+        rank: The rank that raised it, if that rank has changed since the launch.
     """
 
     exit_code = 1
@@ -72,7 +72,7 @@ class CollectiveError(Exception):
 
 
 def _restored(kind: type[CollectiveError], args: Any, state: Any) -> CollectiveError:
-    """An error that was pickled, whatever its class asks for to make one."""
+    """Return an error that was pickled, without the arguments that its class needs."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -81,19 +81,20 @@ def _restored(kind: type[CollectiveError], args: Any, state: Any) -> CollectiveE
 class UsageError(CollectiveError, ValueError):
     """The user asked for something impossible: exit code 2, nothing was started.
 
-    A ``ValueError``, as what Keras raises for the same: scripts that catch that go on.
+    A ``ValueError``, as Keras raises for the same: scripts that catch it continue.
     """
 
     exit_code = 2
 
 
 class ProcessExit(SystemExit):
-    """The job needs nothing more of this process, which ends with an exit code.
+    """The job does not need this process any more, which ends with an exit code.
 
-    A subclass of ``SystemExit``, for the launcher reads the exit code also of a user's
-    own script that calls ``collective.fit`` and knows of no job: Python ends it with
-    this code and without a traceback, ``finally`` blocks run, and an ``except
-    Exception`` around ``fit`` does not keep a rank alive that has left its job.
+    This is a subclass of ``SystemExit`` because the launcher also reads the exit code
+    of a user's own script that calls ``collective.fit`` and knows of no job. Python
+    ends it with this code and without a traceback, ``finally`` blocks run, and an
+    ``except Exception`` around ``fit`` does not keep a rank alive that has left its
+    job.
     """
 
     def __init__(self, exit_code: int):
@@ -121,7 +122,7 @@ class EndedByAnotherRank(ProcessExit):
 
 
 def exit_code(program: Callable[[], int]) -> int:
-    """The exit code of a program, whose ``CollectiveError`` it prints."""
+    """Run a program, print its ``CollectiveError`` if any; return its exit code."""
     try:
         return program()
     except CollectiveError as error:

@@ -1,8 +1,8 @@
-"""The options of a training beside Keras' own: one record.
+"""The options of a training in addition to Keras' own: one record.
 
-From it are made the keywords of ``collective.fit`` (a test holds its signature to it), the
-options of ``train.py``, and ``--set`` of unedited scripts. It imports no TensorFlow, so
-that a command line can be read without.
+The keywords of ``collective.fit`` (a test compares them), the options of ``train.py``,
+and ``--set`` of unedited scripts are made from it. It imports no TensorFlow, so that a
+command line can be read without TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any
 
 from collective.errors import UsageError
 
-#: Every output names a training with a communication hook so.
+#: How each output names a training with a communication hook.
 NOT_EQUAL = "not equal to one process"
 
 
 def count(text: str) -> int:
-    """Reads an option that counts something: a whole number from 1 up."""
+    """Read an option that counts things: a whole number from 1 up."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
 def count_or_zero(text: str) -> int:
-    """Checks a whole number as ``count`` does, from 0 up."""
+    """Read a whole number as ``count`` does, from 0 up."""
     return 0 if text == "0" else count(text)
 
 
 def seed(text: str) -> int:
-    """Reads a seed: a whole number below 2**32."""
+    """Read a seed: a whole number below 2**32."""
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
     return int(text)
 
 
 def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
-    """A field, with how ``train.py`` reads it."""
+    """Return a field that also holds how ``train.py`` reads it."""
     if start is False and not parsing:
         parsing["action"] = "store_true"
     else:
@@ -52,7 +52,7 @@ def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What ``collective.fit`` takes beside Keras' arguments; it says what each means."""
+    """The arguments of ``collective.fit`` in addition to Keras'."""
 
     accumulate: int = _option(
         "training",
@@ -131,7 +131,7 @@ class FitOptions:
 
     @property
     def features(self) -> set[str]:
-        """Names the features that are on, as the table of compatibility does."""
+        """The features that are on, by their names in the table of compatibility."""
         on = {
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,
@@ -144,16 +144,16 @@ class FitOptions:
 
 #: Names of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
-#: Of those that may be a word.
+#: The names of options whose value may be a word.
 WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.type))
 
 
-#: What unedited scripts may be given: those, and files of ``collective.fit``.
+#: The options of unedited scripts: these, and the files that ``collective.fit`` writes.
 SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses an option that ``collective.fit`` does not have beside Keras' own arguments."""
+    """Refuse a name that is no option of ``collective.fit`` or ``model.fit``."""
     for name in names:
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
@@ -164,7 +164,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def settings(given: Iterable[str]) -> dict[str, Any]:
-    """Reads what ``--set NAME=VALUE`` was given.
+    """Read the values that ``--set NAME=VALUE`` was given.
 
     Raises:
         UsageError: There is no such option, or the value is not a Python literal.
@@ -187,7 +187,7 @@ def settings(given: Iterable[str]) -> dict[str, Any]:
 
 
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
-    """Adds the options of one group to a parser."""
+    """Add the options of one group to a parser."""
     for field in dataclasses.fields(FitOptions):
         about = field.metadata
         name = field.name.replace("_", "-")

@@ -4,7 +4,7 @@
 
 ``install`` puts a distribution ``keras-collective-horovod`` into this environment: a
 package ``horovod`` whose modules are those of ``collective`` (``horovod.tensorflow`` is
-``collective.tensorflow``, the same object), and a command ``horovodrun``. Where the real
+``collective.tensorflow``, the same object), and a command ``horovodrun``. If the real
 Horovod is installed, nothing is changed.
 """
 
@@ -30,7 +30,7 @@ from typing import Any
 from collective.errors import CollectiveError, UsageError, exit_code
 
 NAME = "keras-collective-horovod"
-#: The version of Horovod whose interface this is.
+#: The version of Horovod that has this interface.
 VERSION = "0.28.1"
 _INSIDE = ("common", "keras", "ray", "runner", "spark", "tensorflow")
 _PACKAGE = f'''"""Horovod's import names for the package collective: {NAME}."""
@@ -72,7 +72,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives back what the import system has just written over."""
+        """Restore the attributes that the import system has just overwritten."""
         for name, value in self._own.items():
             setattr(module, name, value)
 
@@ -81,13 +81,13 @@ _OF_IMPORT = ("__spec__", "__loader__", "__package__", "__path__")
 
 
 def install_finder() -> None:
-    """Called by the package ``horovod`` when it is imported."""
+    """Install the finder; the package ``horovod`` calls this when it is imported."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def status() -> str:
-    """What ``import horovod`` means in this environment, in a sentence."""
+    """Say in a sentence what ``import horovod`` means in this environment."""
     if _version(NAME):
         return f"import horovod is collective ({NAME} is installed)"
     if version := _version("horovod"):
@@ -96,7 +96,7 @@ def status() -> str:
 
 
 def install() -> str:
-    """Installs the package ``horovod``; returns what it means now.
+    """Install the package ``horovod``; return what ``import horovod`` means now.
 
     Raises:
         UsageError: The real Horovod is installed.
@@ -114,7 +114,7 @@ def install() -> str:
 
 
 def remove() -> str:
-    """Removes what ``install`` has installed; returns what is left."""
+    """Remove the package that ``install`` has installed; return what is left."""
     if _version(NAME):
         _pip("uninstall", "--yes", NAME)
     return status()
@@ -139,7 +139,7 @@ def _pip(*arguments: str) -> None:
 
 
 def _make_wheel(folder: Path) -> Path:
-    """A wheel, by the specification of the binary distribution format."""
+    """Make a wheel, by the specification of the binary distribution format."""
     info = f"{NAME.replace('-', '_')}-{VERSION}.dist-info"
     files = {
         "horovod/__init__.py": _PACKAGE,
@@ -165,7 +165,7 @@ def _digest(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser("python -m collective.horovod_alias")
     actions = {"install": install, "remove": remove, "status": status}
     parser.add_argument("action", choices=actions)

@@ -50,9 +50,9 @@ IGNORED = {
 
 
 def honour() -> None:
-    """Sets the core's variables from Horovod's.
+    """Set the core's variables from Horovod's.
 
-    Called before the core starts: it reads its settings then.
+    Call it before the core starts, because the core reads its settings then.
 
     Raises:
         UsageError: If a variable has a bad value.
@@ -76,9 +76,9 @@ def honour() -> None:
 
 
 def start_timeline() -> None:
-    """Records the collectives of rank 0, if ``HOROVOD_TIMELINE`` names a file.
+    """Record the collectives of rank 0, if ``HOROVOD_TIMELINE`` names a file.
 
-    Also warns, once and on rank 0, of the variables that are ignored.
+    Also warns of the variables that are ignored, once and on rank 0.
     """
     if session.launch_info().rank != 0:
         return
@@ -91,9 +91,9 @@ def start_timeline() -> None:
 
 
 def fusion_bytes() -> int | None:
-    """``HOROVOD_FUSION_THRESHOLD``: size of the buckets of gradients, in bytes.
+    """Return ``HOROVOD_FUSION_THRESHOLD``: the bytes of a bucket of gradients.
 
-    None, for one bucket, if it is not set. 0 is one tensor at a time.
+    Returns None, for one bucket, if it is not set. 0 means one tensor at a time.
 
     Raises:
         UsageError: If it is not a number of bytes.

@@ -1,4 +1,4 @@
-"""Whether this package is used from a checkout: which commands hints may name."""
+"""Whether this package is used from a checkout: which commands a hint may name."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ CHECKOUT = (_ROOT / "Makefile").is_file() and (_ROOT / "pyproject.toml").is_file
 
 
 def make(target: str, otherwise: str) -> str:
-    """``make target`` in a checkout, which an installed wheel has none of."""
+    """Return ``make target`` in a checkout, else the other text."""
     return f"make {target}" if CHECKOUT else otherwise

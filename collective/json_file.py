@@ -1,4 +1,4 @@
-"""The files of ``--json``: written whole or not at all, and what JSON lacks as null."""
+"""The files of ``--json``: written whole or not at all, with null for Inf and NaN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collective.errors import CollectiveError, UsageError
 
 
 def check_writable(option: str, path: str) -> None:
-    """Refuses a file that cannot be written, before the work whose results it gets.
+    """Refuse a file that cannot be written, before the work that makes its content.
 
     Raises:
         UsageError: Its folder does not exist, or is not writable.
@@ -28,15 +28,15 @@ def check_writable(option: str, path: str) -> None:
 
 
 def write(path: str, content: Any) -> None:
-    """Writes a JSON file; floats are exact, or null if they are not finite.
+    """Write a JSON file; floats are exact, or null if they are not finite.
 
     Raises:
-        CollectiveError: It cannot be written; no partial file remains.
+        CollectiveError: The file cannot be written; no partial file remains.
     """
     text = json.dumps(_finite_or_none(content), indent=1, allow_nan=False)
     whole = not os.path.exists(path) or os.path.isfile(path)
-    # A device or a pipe is written directly; a file beside it under a name that no other
-    # process can have taken.
+    # A device or a pipe is written directly. A file is written next to it first, under
+    # a name that no other process can have taken.
     part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
     try:
         with open(part, "x" if whole else "w", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def write(path: str, content: Any) -> None:
 
 
 def _finite_or_none(value: Any) -> Any:
-    """Converts what JSON lacks: Inf and NaN to None, arrays to lists."""
+    """Convert values that JSON lacks: Inf and NaN to None, arrays to lists."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Refuses Keras on a backend other than TensorFlow; imported before Keras is.
 
 Raises:
-    UsageError: With what names the other backend.
+    UsageError: Another backend is set; the error names the setting.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collective.errors import UsageError
 
 
 def named() -> tuple[str, str]:
-    """Keras' backend, now or when it will be imported, and what says so."""
+    """Return Keras' backend, now or once it is imported, and what sets it."""
     if keras := sys.modules.get("keras"):
-        with contextlib.suppress(AttributeError):  # it is being imported
+        with contextlib.suppress(AttributeError):  # Keras is being imported
             return keras.config.backend(), "the program, which has imported Keras"
     if name := os.environ.get("KERAS_BACKEND"):
         return name, "KERAS_BACKEND"

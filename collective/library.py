@@ -1,7 +1,7 @@
 """The native library: where it is, its errors, and Python's extension of it.
 
-Collectives go through the extension, where each call takes less than a microsecond;
-what is called now and then goes through ctypes.
+Collectives go through the extension, in which each call takes less than a microsecond;
+calls that are rare go through ctypes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.installation import CHECKOUT
 
 NATIVE = Path(__file__).parent / "native"
-# What helps where the core is missing or is another version's.
+# The remedy if the core is missing or is of another version.
 HINT = (
     "apt-get install g++, then: make core"
     if CHECKOUT
@@ -40,22 +40,22 @@ class PeerLost(CollectiveError):
 
 
 class Timeout(CollectiveError):
-    """A rank was too late (COLLECTIVE_TIMEOUT)."""
+    """A rank did not arrive within COLLECTIVE_TIMEOUT."""
 
 
-# By the core's code; any other is a CollectiveError.
+# The exceptions by the core's code; any other code is a CollectiveError.
 _ERRORS = {1: UsageError, 2: Disagreement, 3: PeerLost, 4: Timeout}
 _OTHER = 5
 
 
 def path() -> Path:
-    """Where the library is, or would be; ``COLLECTIVE_LIBRARY`` names another."""
+    """Return the path of the library; ``COLLECTIVE_LIBRARY`` names another."""
     return Path(os.environ.get("COLLECTIVE_LIBRARY") or NATIVE / "libcollective.so")
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Loads the native library, once; a CollectiveError if it was not built."""
+    """Load the native library, once; raise a CollectiveError if it was not built."""
     try:
         library = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -77,7 +77,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def extension() -> Any:
-    """Loads ``native/bindings/python.cc``, which lies beside the library, once."""
+    """Load ``native/bindings/python.cc``, which lies next to the library, once."""
     load()
     name = "collective_python"
     file = path().with_name(f"{name}.abi3.so")
@@ -105,9 +105,9 @@ def _not_loaded(
 
 
 def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
-    """The digest of native sources, as ``cmake/source_digest.cmake`` has it.
+    """Return the digest of native sources, as in ``cmake/source_digest.cmake``.
 
-    None in an installed package, which has no sources.
+    Returns None in an installed package, which contains no sources.
     """
     files = [root / "CMakeLists.txt", *(root / "collective/native").rglob("*.cc")]
     files += (root / "collective/native").rglob("*.h")
@@ -120,7 +120,7 @@ def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
 
 
 def stale(library: ctypes.CDLL) -> bool:
-    """Whether the library was built from other sources than the checkout's."""
+    """Return whether the library was built from sources other than the checkout's."""
     sources = source_digest()
     library.collective_source.restype = ctypes.c_char_p
     return sources is not None and library.collective_source().decode() != sources
@@ -140,8 +140,8 @@ def _check_source(library: ctypes.CDLL) -> None:
 
 
 def _raise(code: int, text: str) -> NoReturn:
-    """Raises the exception for a code and message (with its HINT line) of the core."""
-    # Not a disagreement, although the core has one code for both.
+    """Raise the exception for a code and message (with its HINT line) of the core."""
+    # This is not a mismatch of calls, although the core has one code for both.
     if text.startswith("collective is not initialized"):
         code = _OTHER
     message, _, hint = text.partition("\nHINT: ")
@@ -151,6 +151,6 @@ def _raise(code: int, text: str) -> NoReturn:
 
 
 def check(code: int) -> None:
-    """Raises what the core says of this thread's last call if the code is not 0."""
+    """Raise the core's error of this thread's last call, unless the code is 0."""
     if code:
         _raise(code, load().collective_error().decode(errors="replace"))

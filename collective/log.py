@@ -15,7 +15,7 @@ VARIABLE = "COLLECTIVE_LOG"
 
 
 class _ToStderr(logging.Handler):
-    """Writes to what ``sys.stderr`` is at the time, and flushes."""
+    """A handler that writes to the current ``sys.stderr``, and flushes it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{record.levelname.lower()}: {record.getMessage()}"
@@ -23,7 +23,7 @@ class _ToStderr(logging.Handler):
 
 
 def _level(name: str) -> int:
-    """The level of a name such as ``debug``; by default that of ``info``."""
+    """Return the level of a name such as ``debug``; by default ``info``."""
     level = logging.getLevelName(name.strip().upper() or "INFO")
     return level if isinstance(level, int) else logging.INFO
 

@@ -3,8 +3,8 @@
 Open MPI refuses to start more ranks than cores without ``--oversubscribe``, and refuses
 root without two variables.
 ``python -m collective.mpi_defaults`` makes both the default for the Open MPI of this
-Python environment, and for no other; root's variables only where root runs it, as in
-a container. ``make`` runs it, so that the README's commands work as they are.
+Python environment, and for no other. It sets root's variables only if root runs it, as
+in a container. ``make`` runs it, so that the README's commands work as they are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ AS_ROOT = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 
 def write(prefix: Path) -> bool:
-    """Writes the defaults into a virtual environment; returns whether they are set now.
+    """Write the defaults into a virtual environment; return whether they are set now.
 
-    They are not if it has no Open MPI 5 of its own, as with a system's or a cluster's
-    MPI, which stays unchanged.
+    They are not set if the environment has no Open MPI 5 of its own: the MPI of a
+    system or a cluster stays unchanged.
     """
     parameters = prefix / "etc" / "prte-mca-params.conf"
     if prefix == Path(sys.base_prefix) or not parameters.exists():

@@ -1,8 +1,8 @@
 """The MPI library that joins a job's hosts: found when the job starts.
 
 The native core speaks three binary interfaces: that of Open MPI 4 and 5, that of MPICH
-(and of Intel MPI, MVAPICH, Cray MPICH), and MPI's own standard one of MPI 5. It asks the
-library that is loaded here which of them it has, so it is built without any MPI.
+(and of Intel MPI, MVAPICH, Cray MPICH), and the standard one of MPI 5. It asks the
+library that is loaded here which of them it has, so the core is built without any MPI.
 ``python -m collective.mpi_library`` prints what a job would load.
 """
 
@@ -27,14 +27,16 @@ SRUN_HINT = (
     "(srun --mpi=list shows what there is), or within the allocation, without srun: "
     "collectiverun python train.py"
 )
-# How the programs begin that start ranks, from the bin folder of an MPI.
+# How the names of the programs begin that start ranks, in the bin folder of an MPI.
 _STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
 
 
 def load() -> str:
-    """Loads the library of the MPI that started this process; returns its path or name.
+    """Load the library of the MPI that started this process; return its path or name.
 
-    One that the program has loaded, as ``import mpi4py.MPI`` does, is taken first.
+    A library that the program has already loaded, as ``import mpi4py.MPI`` does, is
+    taken
+    first.
     """
     errors = []
     for name in candidates():
@@ -61,10 +63,10 @@ def load() -> str:
 
 
 def load_between_hosts(place: Environment) -> str:
-    """Loads MPI as ``load`` does, for a rank with ranks on other hosts.
+    """Load MPI as ``load`` does, for a rank with ranks on other hosts.
 
     Raises:
-        UsageError: If srun started the ranks without a word to MPI.
+        UsageError: srun started the ranks and told MPI nothing of them.
     """
     if place.launcher == "srun" and not slurm.serves_mpi(os.environ):
         raise UsageError(
@@ -76,7 +78,7 @@ def load_between_hosts(place: Environment) -> str:
 
 
 def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
-    """What ``load`` tries, in this order."""
+    """Return the libraries that ``load`` tries, in this order."""
     env = os.environ if variables is None else variables
     if env.get(LIBMPI):
         return [env[LIBMPI]]
@@ -91,15 +93,15 @@ def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
 
 
 def version() -> str:
-    """The first line of what the library says of itself; loads it."""
-    text = ctypes.create_string_buffer(8192)  # the largest of the three
+    """Load the library, and return the first line of its version text."""
+    text = ctypes.create_string_buffer(8192)  # the longest text of the three
     length = ctypes.c_int()
     ctypes.CDLL(load()).MPI_Get_library_version(text, ctypes.byref(length))
     return text.value.decode(errors="replace").splitlines()[0].split(", ")[0]
 
 
 def _loaded() -> Iterator[str]:
-    """Yields the library that this process has loaded already."""
+    """Yield the library that this process has loaded already."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :] if "/" in line else ""
         if Path(path).name.startswith(("libmpi.so", "libmpi_abi.so")):
@@ -108,7 +110,7 @@ def _loaded() -> Iterator[str]:
 
 
 def _folders() -> Iterator[Path]:
-    """Yields folders with libraries that the loader does not find by itself.
+    """Yield folders with libraries that the loader does not find by itself.
 
     The folder beside the program that started this process comes first, then those
     that PyPI's wheels of Open MPI and MPICH install into.
@@ -120,7 +122,7 @@ def _folders() -> Iterator[Path]:
         except (psutil.Error, OSError):
             continue
         if program.name.startswith(_STARTERS):
-            # A system's own is found by the loader, and must not be hidden.
+            # The loader finds a system's own library, which must not be hidden.
             prefix = program.parent.parent
             prefixes = [] if prefix == Path("/usr") else [prefix, *prefixes]
             break

@@ -12,10 +12,10 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def warn_of_namesake(folder: str | os.PathLike[str] = _FOLDER) -> None:
-    """Warns where the distribution ``collective`` is installed beside this one.
+    """Warn if PyPI's distribution ``collective`` is installed in this folder, too.
 
     Args:
-        folder: Where this package lies: ``site-packages``, or a checkout.
+        folder: The folder that holds this package: ``site-packages``, or a checkout.
     """
     names = os.listdir(folder)
     ours = any(name.startswith("keras_collective-") for name in names)

@@ -11,17 +11,17 @@ from collective import library, session
 class ProcessSet:
     """A group of ranks with collectives of its own.
 
-    Every rank of the job makes the same sets in the same order; only members may
-    use one. A set lives as long as the job (at most 63 of them); a call on one of a
-    former job is refused.
+    Every rank of the job makes the same sets in the same order; only members may use
+    one. A set lives as long as its job, which may have at most 63 of them. A call on a
+    set of a former job is refused.
 
     Args:
         ranks: Members, different ranks of the job in any order.
 
     Attributes:
         ranks: The members, ascending.
-        number: The core's number of the set, of this process only.
-        group: The same; -1 outside of the set.
+        number: The core's number of the set, in this process only.
+        group: The same number, or -1 if this process is not a member.
 
     Raises:
         Disagreement: If ranks made different sets.
@@ -41,15 +41,15 @@ class ProcessSet:
         self.group = self.number if self.included() else -1
 
     def included(self) -> bool:
-        """Whether this process is a member."""
+        """Return whether this process is a member."""
         return self._rank is not None
 
     def rank(self) -> int | None:
-        """Number of this process within the set; None outside."""
+        """The number of this process within the set; None if it is not a member."""
         return self._rank
 
     def size(self) -> int:
-        """Number of members."""
+        """The number of members."""
         return len(self.ranks)
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class ProcessSet:
 
 
 def members(process_set: ProcessSet | None) -> tuple[int, int, int]:
-    """The group's number, this process' number in it (or -1), and its size."""
+    """Return the group's number, this process' number in it (or -1), and its size."""
     if process_set is None:
         return 0, session.rank(), session.size()
     number = process_set.rank()

@@ -11,14 +11,14 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def replacing(owner: Any, name: str, value: Any, new: bool = False) -> Iterator[None]:
-    """Inside, an attribute has another value.
+    """Give an attribute another value inside the context.
 
     Args:
         owner: A class, a module or an object.
-        new: Whether the owner may have no such attribute.
+        new: Whether the owner may lack the attribute.
 
     Raises:
-        AttributeError: It has none.
+        AttributeError: The owner lacks it, and ``new`` is false.
     """
     if not new and not hasattr(owner, name):
         raise AttributeError(f"{owner} has no attribute {name!r} to replace")

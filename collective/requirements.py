@@ -1,4 +1,4 @@
-"""What we train with is not installed: the doctor's words in place of a traceback."""
+"""TensorFlow or Keras is missing: the doctor's advice in place of a traceback."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _INSTALL = {
 
 @contextlib.contextmanager
 def named() -> Iterator[None]:
-    """Names TensorFlow or Keras where an import misses it.
+    """Replace the ImportError of a missing TensorFlow or Keras by advice.
 
     Raises:
-        UsageError: With what to install.
+        UsageError: Says what to install.
     """
     try:
         yield

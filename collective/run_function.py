@@ -1,9 +1,9 @@
 """``collective.run``: calls a function on every rank of a job that it starts.
 
-As ``horovod.run``. The ranks are started by ``python -m collective.launch``, each as
-``python -m collective.run_function FOLDER``: it reads the call from the folder and
-writes its result there. With several hosts the folder is in the working directory, which
-they must share.
+It is ``horovod.run``. ``python -m collective.launch`` starts the ranks, each as
+``python -m collective.run_function FOLDER``: a rank reads the call from the folder and
+writes its result there. With several hosts the folder is in the working directory,
+which the hosts must share.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` on every rank of a new job.
+    """Call ``func(*args, **kwargs)`` on every rank of a new job.
 
     Args:
         func: Any function; it and its arguments are pickled by value.
@@ -74,10 +74,10 @@ def run(
             ``max_num_proc``.
 
     Returns:
-        The results, by rank: those of the ranks that the job ended with.
+        The results by rank, of the ranks that are in the job when it ends.
 
     Raises:
-        CollectiveError: If a rank failed; with its traceback.
+        CollectiveError: If a rank failed; the error contains its traceback.
         UsageError: For options that the launcher refuses.
     """
     ranks = num_proc if np is None else np
@@ -125,11 +125,12 @@ def run(
 
 
 def launcher_words(options: Mapping[str, Any]) -> list[str]:
-    """Options of the launcher as they are typed.
+    """Return the options of the launcher as they are typed.
 
     Args:
-        options: By name. True for a switch; None, False and empty for one not given; a
-            sequence for a list with commas, or for the two numbers of the cooldown.
+        options: By name. The value is True for a switch; None, False or empty for an
+            option that is not given; a sequence for a list with commas, or for the two
+            numbers of the cooldown.
     """
     found: list[str] = []
     for name, value in options.items():
@@ -144,10 +145,11 @@ def launcher_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Reads the files that ranks left, the earliest first, by name.
+    """Read the files that ranks wrote, by name, the earliest first.
 
     Raises:
-        CollectiveError: If one is a link, another user's, or others may write it.
+        CollectiveError: If a file is a link, belongs to another user, or others may
+            write it.
     """
     found = [*folder.glob("*.result"), *folder.glob("*.failure")]
     found.sort(key=lambda file: file.stat().st_mtime_ns)
@@ -157,21 +159,21 @@ def files_in(folder: Path) -> dict[str, bytes]:
 def results(
     files: Mapping[str, bytes], code: int, size: int | None, who: str, tail: str = ""
 ) -> list[Any]:
-    """Returns the results of the ranks, by rank.
+    """Return the results of the ranks, by rank.
 
     Args:
-        files: What ranks left, by name, as of ``files_in``.
+        files: The files that ranks wrote, by name, as ``files_in`` returns them.
         code: The exit code of the job.
         size: Number of ranks; None for an elastic job, which may end with any.
         who: The function that the user called.
         tail: The last lines that the ranks printed, if the user has not seen them.
 
     Raises:
-        CollectiveError: If a rank failed, with its traceback; or the job did.
+        CollectiveError: If a rank failed, with its traceback; or if the job failed.
     """
     failures = by_rank(files, ".failure")
     if failures and (code or size is not None):
-        # The first to fail: other ranks may have failed because of it.
+        # The first rank that failed: others may have failed because of it.
         rank, name = next(iter(failures.items()))
         raise CollectiveError(
             f"{who}: rank {rank} failed\n{files[name].decode()}",
@@ -190,13 +192,14 @@ def results(
 
 
 def by_rank(names: Iterable[str], suffix: str) -> dict[int, str]:
-    """The names of the files that ranks left, of the last generation that left any.
+    """Return the names of the files that ranks of the newest generation wrote, by rank.
 
-    A generation may lose a host when some of its ranks have returned.
+    The newest generation that wrote any file counts: a generation may lose a host after
+    some of its ranks have returned.
 
     Args:
         names: Each is the generation, the rank, and ``.result`` or ``.failure``.
-        suffix: One of the two.
+        suffix: ``.result`` or ``.failure``.
     """
     files = [name for name in names if name.endswith(suffix)]
     numbers = [tuple(map(int, Path(name).stem.split("-"))) for name in files]
@@ -206,7 +209,7 @@ def by_rank(names: Iterable[str], suffix: str) -> dict[int, str]:
 
 
 def _rank(folder: Path) -> int:
-    """Runs one rank; returns its exit code."""
+    """Run one rank; return its exit code."""
     rank = detect().rank
     name = f"{generations.number()}-{rank}"
     if not (folder / "call").exists():

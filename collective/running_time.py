@@ -1,8 +1,8 @@
 """Time-outs that count only the time in which this process ran.
 
-A job that is suspended as a whole (``scontrol suspend``, ``docker pause``, a laptop that
-sleeps) continues as if no time had passed. So what is polled often finds, by a long gap
-between two polls, that it did not run meanwhile.
+A job that is suspended as a whole (``scontrol suspend``, ``docker pause``, a laptop
+that sleeps) continues as if no time had passed. So a function that polls often finds,
+by a long gap between two polls, that this process did not run in between.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import collections
 import math
 import time
 
-# Many times as long as anything here pauses between two polls.
+# Many times as long as any pause between two polls here.
 STOPPED_SECONDS = 2.0
 _KEPT = 1000
 
 
 class Stops:
-    """When this process did not run. Times are those of ``time.monotonic``."""
+    """The times in which this process did not run, by ``time.monotonic``."""
 
     def __init__(self) -> None:
         self._looked = time.monotonic()
@@ -26,7 +26,7 @@ class Stops:
         )
 
     def look(self) -> float:
-        """Returns the time; to be called at least twice a second."""
+        """Return the time; call this at least twice a second."""
         now = time.monotonic()
         if now - self._looked > STOPPED_SECONDS:
             self._stops.append((self._looked, now))
@@ -34,7 +34,7 @@ class Stops:
         return now
 
     def since(self, moment: float) -> float:
-        """For how many seconds since a moment this process did not run."""
+        """Return for how many seconds since a moment this process did not run."""
         return sum(max(0.0, end - max(begin, moment)) for begin, end in self._stops)
 
 
@@ -46,7 +46,7 @@ class Lasting:
         self._began, self._stops = math.inf, Stops()
 
     def since(self, is_so: bool) -> bool:
-        """Notes whether it is so now; returns whether it has been for long enough."""
+        """Record the condition; return whether it has held for long enough."""
         now = self._stops.look()
         self._began = min(self._began, now) if is_so else math.inf
         return now - self._began - self._stops.since(self._began) > self.seconds
@@ -56,7 +56,8 @@ class Deadline:
     """A time-out that counts only the time in which this process ran.
 
     Args:
-        longest: Seconds that may lie between two calls. Of a longer pause so many count.
+        longest: Seconds that may lie between two calls. A longer pause counts as this
+            long.
     """
 
     def __init__(self, seconds: float, longest: float = STOPPED_SECONDS) -> None:
@@ -64,16 +65,16 @@ class Deadline:
         self._looked = time.monotonic()
 
     def left(self) -> float:
-        """Returns the seconds that are left; less than 0 when it has passed."""
+        """Return the seconds that are left; less than 0 after the deadline."""
         now = time.monotonic()
         self._left -= min(now - self._looked, self._longest)
         self._looked = now
         return self._left
 
     def passed(self) -> bool:
-        """Returns whether no time is left."""
+        """Return whether no time is left."""
         return self.left() <= 0
 
     def pause(self) -> float:
-        """Returns how many seconds a call may block, so that this one is asked in time."""
+        """Return how many seconds a call may block before the next poll."""
         return min(max(self.left(), 0.01), self._longest / 4)

@@ -22,29 +22,29 @@ from collective.environment.base import MAX_NP, place_on
 from collective.errors import CollectiveError
 
 _place: Environment | None = None
-_process = 0  # that joined: a fork of it is not a rank
-# Of a process that joins a running job, until it has joined.
+_process = 0  # the process that joined: a fork of it is not a rank
+# The job of a process that joins a running job, until it has joined.
 _launch_info: Environment | None = None
 
 
 def init(environment: Environment | None = None) -> None:
-    """Joins the job: returns when every rank of it has come.
+    """Join the job; return once every rank has joined.
 
-    Under ``collectiverun --min-np``, those are left out that ended before.
+    Under ``collectiverun --min-np``, ranks that exited earlier are left out.
 
-    Calling it again does nothing. A process that nothing launched is a job of one, and
-    so is one that comes to a job that runs, until it calls ``enter``.
+    Calling it again does nothing. A process that no launcher started is a job of one.
+    So is a process that joins a running job, until it calls ``enter``.
 
     Args:
-        environment: This process' place; what the launcher says by default.
+        environment: This process' place; by default the place that the launcher says.
 
     Raises:
-        CollectiveError: If the native core was not built, or a rank did not come.
+        CollectiveError: If the native core was not built, or a rank did not join.
     """
     global _place, _process, _launch_info
     if _place is not None:
         return
-    library.extension()  # if it was not built, say so before others meet this rank
+    library.extension()  # if it was not built, raise before other ranks meet this one
     launched = environment or detect_rank()
     place, _launch_info = launched.current, launched if launched.joining else None
     if _launch_info is None:
@@ -72,9 +72,9 @@ def init(environment: Environment | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Handles that were not waited for end with an error.
+    """Leave the job. Handles that were not waited for end with an error.
 
-    Ranks that still wait for this one get an error. ``init()`` may be called again, on
+    Ranks that still wait for this one get an error. ``init()`` may be called again, by
     every rank.
     """
     global _place
@@ -87,40 +87,40 @@ def shutdown() -> None:
 
 
 def lost() -> bool:
-    """Whether the job is broken because ranks died or left, and the others can continue."""
+    """Return whether ranks died or left, and the others can continue."""
     return _place is not None and bool(library.load().collective_lost())
 
 
 def regroup() -> list[int]:
-    """Continues with the ranks that are left, renumbered in their old order.
+    """Continue with the ranks that are left, renumbered in their old order.
 
-    All of them call it, where ``lost()``, or where they have agreed to; or die, or
-    ``leave``. Those who wait to come in follow behind. Process sets end with the old
+    Every surviving rank must call this, after ``lost()`` or by agreement, or die, or
+    ``leave``. Joining processes get the highest ranks. Process sets end with the old
     job.
 
     Returns:
-        By rank, what number it had before; -1: it was not there.
+        The old rank of each new rank; -1 for a process that joined.
 
     Raises:
-        CollectiveError: If a rank that lives did not come in time.
+        CollectiveError: If a rank that lives did not call this in time.
     """
     return _meet(library.load().collective_reconfigure)
 
 
 def waiting() -> int:
-    """How many processes wait to come in, on rank 0 of a job that may grow; else 0."""
+    """Return how many processes wait to join, on rank 0; else 0."""
     if MAX_NP not in os.environ or _place is None:
         return 0
     return library.load().collective_pending_joins()
 
 
 def is_joining() -> bool:
-    """Whether this process has come to a job that runs, and is not in it yet."""
+    """Return whether this process is to join a running job, and has not yet."""
     return _launch_info is not None
 
 
 def enter() -> list[int]:
-    """Comes into the job that runs: returns when its ranks have met this one.
+    """Join the running job; return once its ranks have admitted this process.
 
     Returns:
         As ``regroup``.
@@ -128,7 +128,7 @@ def enter() -> list[int]:
     global _launch_info
     before = signal.getsignal(signal.SIGINT)
     ends_at_once = threading.current_thread() is threading.main_thread()
-    if ends_at_once:  # Python would hear Ctrl-C only when it is in
+    if ends_at_once:  # Python would hear Ctrl-C only after this process has joined
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     former = _meet(library.load().collective_late_join)
     if ends_at_once:
@@ -139,7 +139,7 @@ def enter() -> list[int]:
 
 
 def leave() -> None:
-    """Leaves a job that continues without this rank: the others ``regroup``."""
+    """Leave a job that continues without this rank: the others call ``regroup``."""
     membership_file.write(membership_file.LEFT)
     if place().size > place().local_size:
         library.check(library.load().collective_depart())
@@ -159,12 +159,12 @@ def _meet(how: Callable[..., int]) -> list[int]:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job."""
+    """Return whether this process is in a job."""
     return _place is not None
 
 
 def place() -> Environment:
-    """This process' place in the job; a CollectiveError before ``init()``."""
+    """Return this process' place in the job; an error before ``init()``."""
     if _place is None:
         raise CollectiveError(
             "collective is not initialized", hint="call collective.init() first"
@@ -173,42 +173,42 @@ def place() -> Environment:
 
 
 def launch_info() -> Environment:
-    """As ``place``; of a process that is not in the job yet, what the launcher says."""
+    """Return ``place()``, or the launcher's place before this process is in the job."""
     return _launch_info or place()
 
 
 def rank() -> int:
-    """Number of this process in the job, from 0."""
+    """Return the number of this process in the job, from 0."""
     return place().rank
 
 
 def size() -> int:
-    """Number of processes in the job."""
+    """Return the number of processes in the job."""
     return place().size
 
 
 def local_rank() -> int:
-    """Number of this process on its host."""
+    """Return the number of this process on its host."""
     return place().local_rank
 
 
 def local_size() -> int:
-    """Number of the job's processes on this host."""
+    """Return the number of the job's processes on this host."""
     return place().local_size
 
 
 def cross_rank() -> int:
-    """Number of this process' host, of those with a process of this local rank."""
+    """Return this host's number among those with a process of this local rank."""
     return place().cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts, of those with a process of this local rank."""
+    """Return the number of hosts with a process of this local rank."""
     return place().cross_size
 
 
 def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
-    """A name that the job's ranks on this host share, and no other ranks of the user.
+    """Return a name that only this job's ranks on this host share.
 
     Raises:
         CollectiveError: If the launcher left nothing that identifies the job.
@@ -220,13 +220,13 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
     if place.size == place.local_size:
         return name
     # The ranks of one host meet by this name. Containers may share a network, and with
-    # it the names by which processes meet, and even the host name: a daemon of mpirun's
+    # it the names by which processes meet, and even the host name. A daemon of mpirun's
     # starts the ranks of one host and no others.
     daemon = next((env[key] for key in _DAEMONS if key in env), socket.gethostname())
     return f"{name} on {daemon}"
 
 
-# Where PMIx, of Open MPI or Slurm, says how a rank reaches the daemon that started it.
+# The variables that hold the address of a rank's PMIx daemon, of Open MPI or Slurm.
 _DAEMONS = [f"PMIX_SERVER_URI{version}" for version in (41, 4, 3, 21, 2)]
 
 
@@ -256,7 +256,7 @@ def _name_by_launcher(place: Environment, env: Mapping[str, str]) -> str:
 
 
 def _hydra_process() -> str:
-    """MPICH's mpirun names no job: the process that started its ranks does."""
+    """Return the process of MPICH that started the ranks: its mpirun names no job."""
     with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
             if process.name().startswith("hydra_pmi"):

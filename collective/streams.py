@@ -1,4 +1,4 @@
-"""Standard streams: they end no run, even if closed or full; and who sees them."""
+"""Standard streams: a closed or full one ends no run; and whether a person reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 def open_streams() -> None:
-    """Opens the standard streams that are closed, and lets them take any text.
+    """Open the standard streams that are closed, and let them take any text.
 
     Otherwise the next pipe or file would get the descriptor of a closed stream.
     """
@@ -31,7 +31,7 @@ def open_streams() -> None:
 
 
 def outlive_readers() -> None:
-    """From now on, a failing standard output is one warning and not an exception.
+    """Turn errors of standard output into one warning, from now on.
 
     Hours of training must not be lost because the reader of a pipe has ended.
     """
@@ -65,10 +65,10 @@ class _Lasting(io.FileIO):
 
 
 def is_terminal(stream: Any = None) -> bool:
-    """Whether a person sees what is written: to standard output by default.
+    """Return whether a person reads the stream: standard output by default.
 
-    Open MPI gives each rank a terminal of its own even where mpirun writes into a pipe or
-    a file; there, mpirun's own output counts.
+    Open MPI gives each rank a terminal of its own even if mpirun writes into a pipe or
+    a file; then mpirun's own output counts.
     """
     stream = sys.stdout if stream is None else stream
     try:
@@ -80,7 +80,7 @@ def is_terminal(stream: Any = None) -> bool:
 
 
 def _mpirun_has_terminal() -> bool:
-    """Asks the mpirun above this process; False where it is on another host."""
+    """Return whether the mpirun that started this process has a terminal."""
     with contextlib.suppress(psutil.Error, OSError):
         for process in psutil.Process().parents():
             if process.name() in _MPIRUNS:

@@ -1,4 +1,4 @@
-"""Records what collectives this process runs: as a Chrome trace, or in memory.
+"""Records the collectives of this process: as a Chrome trace, or in memory.
 
 The core writes the trace: open it at chrome://tracing or https://ui.perfetto.dev.
 """
@@ -16,7 +16,7 @@ _AT_A_TIME = 1000  # events that are taken from the core
 
 
 def start(path: str | os.PathLike[str], limit_bytes: int = LIMIT_BYTES) -> None:
-    """Begins to record; what was recorded into another file before is kept.
+    """Begin to record. A recording into another file ends and is kept.
 
     Args:
         path: The file; overwritten.
@@ -33,20 +33,20 @@ def start(path: str | os.PathLike[str], limit_bytes: int = LIMIT_BYTES) -> None:
 
 
 def stop() -> None:
-    """Ends the recording, if there is one."""
+    """End the recording, if there is one."""
     library.load().collective_timeline_stop()
 
 
 def keep(on: bool) -> None:
-    """Begins or ends to keep what runs in memory, until it is taken."""
+    """Begin or end to record collectives in memory, until ``take``."""
     library.load().collective_timeline_keep(on)
 
 
 def take() -> list[tuple[float, float, int]]:
-    """What was kept since the last call, in order of its end.
+    """Return the collectives recorded since the last call, in the order of their ends.
 
     Returns:
-        Of each collective, when it began and ended, in seconds of
+        For each collective, when it began and ended, in seconds of
         ``time.perf_counter`` (both clocks are the monotonic one), and its bytes.
     """
     taken = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options, each group with an example."""
+    """Return the parser; each group of options has an example."""
     p = Parser("train.py", description=__doc__)
     p.help_command = "python train.py --help"
 
@@ -120,12 +120,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     open_streams()
     outlive_readers()
     try:
         place = detect_rank()
-        rank = 0 if place.joining else place.rank  # one that joins is alone at first
+        rank = 0 if place.joining else place.rank  # a joiner is alone at first
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -160,10 +160,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _wait_for_rank_zero(rank: int) -> None:
-    """Gives rank 0 time to print: a launcher ends all ranks as soon as one has failed.
+    """Give rank 0 time to print: a launcher ends all ranks as soon as one has failed.
 
-    Not after MPI has started: its finalization waits for every rank, so rank 0 would
-    wait for those that sleep.
+    Do not wait after MPI has started: its finalization waits for every rank, so rank 0
+    would wait for the ranks that sleep.
     """
     if rank != 0 and "mpi4py.MPI" not in sys.modules:
         time.sleep(10)
@@ -206,7 +206,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
 
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
-    """What the options of checkpoints ask for."""
+    """Return the checkpoint that the options ask for, or None."""
     from collective.training import Checkpoint
 
     if args.checkpoint_dir is not None:
