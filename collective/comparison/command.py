@@ -25,15 +25,17 @@ STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
 def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
-    """Compares, prints, and writes the results.
+    """Compare, print, and write the results.
 
     Args:
-        args: From ``compare.parser()``.
+        args: The options that ``compare.parser()`` has parsed.
         rest: Options for ``train.py``.
         command: The command line as typed, for the results.
 
     Returns:
         0; 1 if a backend is not equal or a run failed; 130 if interrupted, 143 if
+        terminated
+        (the finished runs are reported).
         terminated (the finished runs are reported).
 
     Raises:
@@ -85,14 +87,14 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
 
 
 def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
-    """Precisions of the equality test: the requested one if it has a tolerance, or all."""
+    """Return the precisions of the equality test: the requested one, or all."""
     return (
         (asked,) if asked in TOLERANCE else ("float64",) if quick else tuple(TOLERANCE)
     )
 
 
 def _run(comparison: Comparison, console: Console) -> int:
-    """Runs the comparison under a bar; returns the signal that interrupted it, or 0."""
+    """Run the comparison under a bar; return the signal that interrupted it, or 0."""
     text = bars.TextColumn("{task.description}", markup=False)
     columns = text, bars.BarColumn(), bars.MofNCompleteColumn()
     with bars.Progress(

@@ -28,7 +28,7 @@ class Recorded:
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
-        """Reads a trace."""
+        """Read a trace."""
         with np.load(path) as file:
             names = file["names"].tolist()
             final = [file[f"final {i}"] for i in range(len(names))]
@@ -43,18 +43,18 @@ class Verdict:
     equal: bool  # whether every difference is within the tolerance
     # The largest relative difference that is rounding, after the first and last step.
     tolerance: tuple[float, float]
-    loss: float  # largest difference of a step's, relative to the reference's
-    # Largest difference of a weight after the last step, relative to the largest
-    # weight of its tensor; and the tensor in which that is.
+    loss: float  # largest difference of a step's loss, relative to the reference's
+    # Largest difference of a weight after the last step, relative to the largest weight
+    # of its tensor; and the name of that tensor.
     parameter: float
     tensor: str
     first_step: int | None = None  # after which something differs, from 0
-    first_tensor: str = ""  # what differs most at that step: a path, or "loss"
-    sha256: str = ""  # of the last state; empty where bits are not compared
+    first_tensor: str = ""  # the largest difference at that step: a path, or "loss"
+    sha256: str = ""  # digest of the last state; empty if bits are not compared
 
 
 def judge_bits(reference: Recorded, other: Recorded) -> Verdict:
-    """Judges, as ``judge`` does, two trainings that should end with the same bits."""
+    """Judge, as ``judge`` does, two trainings that should end with the same bits."""
     verdict = judge(reference, other, 0.0)
     same = verdict.equal and reference.sha256 == other.sha256
     return dataclasses.replace(verdict, equal=same, sha256=other.sha256)
@@ -66,7 +66,7 @@ def judge(
     tolerance: float,
     other_orders: Sequence[Recorded] = (),
 ) -> Verdict:
-    """Compares two trainings of the same model on the same batches.
+    """Compare two trainings of the same model on the same batches.
 
     Args:
         reference: The training to compare with.
@@ -109,7 +109,7 @@ def judge(
 def _differences(
     reference: Recorded, other: Recorded
 ) -> tuple[np.ndarray, list[float]]:
-    """Relative differences: ``[steps, 1 + tensors]``, and of the final tensors."""
+    """Return the relative differences ``[steps, 1 + tensors]``, and the final ones."""
     losses = _relative(other.losses, reference.losses, np.abs(reference.losses))
     # A sketch adds up every element of a tensor, so its rounding grows with the norm.
     moved = _relative(other.sketches, reference.sketches, reference.sizes)
@@ -121,7 +121,7 @@ def _differences(
 
 
 def _relative(got: np.ndarray, wanted: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Returns differences over sizes; infinite where only one of the two is finite."""
+    """Return differences over sizes; infinite if only one of the two is finite."""
     difference = np.abs(got - wanted)
     difference = np.where(np.isnan(difference), np.inf, difference)
     difference = np.where(np.isnan(got) & np.isnan(wanted), 0.0, difference)

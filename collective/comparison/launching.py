@@ -18,16 +18,16 @@ from collective.launch import processes
 
 GRACE_SECONDS = 5
 TAIL = 30  # lines of a failed run that are kept
-# The folder from which ranks import this package.
+# Ranks import this package from this folder.
 ROOT = Path(collective.__file__).resolve().parent.parent
 
 
 def line(backend: str, replicas: int, program: Sequence[str]) -> list[str]:
-    """The command that starts a Python program on so many replicas of a backend.
+    """Return the command that starts a Python program on a backend.
 
     Args:
         backend: One of ``BACKENDS``.
-        replicas: How many: processes, or devices of one process.
+        replicas: The number of processes, or of devices of one process.
         program: Arguments for Python, without the backend's options.
     """
     launcher = BACKENDS[backend].launcher
@@ -45,9 +45,9 @@ def line(backend: str, replicas: int, program: Sequence[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process' variables, and those with which a run finds this package."""
+    """Return this process' variables, and those by which a run finds this package."""
     env = dict(os.environ)
-    # As in an activated environment: horovodrun looks for mpirun there.
+    # As in an activated environment, because horovodrun looks for mpirun there.
     path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
     env["PATH"] = os.pathsep.join(path)
     if os.geteuid() == 0:
@@ -69,7 +69,7 @@ class CompletedRun:
 
     @property
     def failure(self) -> str:
-        """What went wrong in a few words; empty when nothing did."""
+        """The cause of a failure in a few words; empty after a success."""
         if self.code == 0:
             return ""
         if self.code is None:
@@ -78,7 +78,7 @@ class CompletedRun:
 
 
 def run(command: Sequence[str], seconds: float) -> CompletedRun:
-    """Runs a command to its end or its deadline. Every process it started ends with it."""
+    """Run a command to its end or its deadline; end every process that it started."""
     with tempfile.TemporaryFile() as printed:
         process = processes.start(
             command,

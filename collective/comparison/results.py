@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass
 class Proof:
-    """The equality test in one precision; what is found, by backend."""
+    """The equality test in one precision; results by backend."""
 
     reference: str  # the backend with which every other is compared
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Proof:
 
 @dataclass
 class Results:
-    """Everything that a comparison found. Seconds, bytes, samples per second.
+    """Everything that a comparison found, in seconds, bytes and samples per second.
 
-    Numbers of replicas and of bytes are strings, as JSON has them for keys.
+    Numbers of replicas and of bytes are strings, because JSON has no other keys.
     """
 
     options: dict[str, Any]  # of compare.py, and those passed on to train.py
-    left_out: dict[str, str] = field(default_factory=dict)  # why, by backend
+    left_out: dict[str, str] = field(default_factory=dict)  # the reason, by backend
     equal: dict[str, Proof] = field(default_factory=dict)  # by precision
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
@@ -76,7 +76,7 @@ class Results:
         return "Every compared backend trained the same model."
 
     def write(self, path: str) -> None:
-        """Writes the file; a CollectiveError if it cannot."""
+        """Write the file; raise a CollectiveError if that fails."""
         json_file.write(path, {"schema": SCHEMA, **dataclasses.asdict(self)})
 
 

@@ -23,25 +23,25 @@ from collective.errors import UsageError
 
 REFERENCE = "single"
 SHARE = "one share"
-# Runs of one replica, whatever the number of replicas of the others.
+# Runs of one replica, whatever number of replicas the other runs have.
 ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """What to compare."""
+    """The options of a comparison."""
 
     # Numbers of replicas, ascending; equality is tested at the largest.
     processes: tuple[int, ...]
     backends: tuple[str, ...] = ()  # empty for every usable one
     rounds: int = 3  # of timed runs
-    batch: int = 64  # rows of a global one
+    batch: int = 64  # rows of a global batch
     train: tuple[str, ...] = ()  # options, without those that choose the backend
     precisions: tuple[str, ...] = tuple(TOLERANCE)  # of the equality test
     time: bool = True  # whether to time as well
     seconds: float = 600  # time limit of one run
-    # Whether trainings have virtual replicas, and so the same bits on each number of
+    # Whether trainings have virtual replicas, and so the same bits on every number of
     # replicas.
     virtual: bool = False
     # Whether each backend is started once, for equality and speed.
@@ -55,7 +55,7 @@ class ComparisonOptions:
 
 # Called before each run with its description and None; after it with its figures or "".
 Report = Callable[[str, str | None], None]
-# Its description, and what makes and records it and returns its figures.
+# The description of a run, and the function that makes it and returns its figures.
 Run = tuple[str, Callable[[], str]]
 
 
@@ -65,7 +65,7 @@ class Comparison:
     def __init__(self, plan: ComparisonOptions, results: Results):
         self.plan = plan
         self.results = results  # the results so far, also after an interruption
-        self.folder = Path()  # of what the runs write
+        self.folder = Path()  # for the files of the runs
         wanted = plan.backends or tuple(BACKENDS)
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
@@ -102,7 +102,7 @@ class Comparison:
             yield from self._time(processes)
 
     def run(self, report: Report) -> None:
-        """Makes every run; a failed run is recorded and the next one starts."""
+        """Make every run; a failed run is recorded and the next one starts."""
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
             for what, make in self._planned:
@@ -114,7 +114,8 @@ class Comparison:
         plan, proof = self.plan, Proof(REFERENCE)
         traces: dict[str, Recorded] = {}
         other_orders: list[Recorded] = []
-        # Uneven shares are part of the test, so no number of replicas divides a batch.
+        # Uneven shares are part of the test, so the batch is divisible by no number of
+        # replicas.
         batch = undividable(plan.batch, plan.most)
         options = [*plan.train, "--precision", precision, "--verbose", "0"]
         options += ["--steps", str(PROOF_STEPS), "--global-batch-size", str(batch)]
@@ -166,7 +167,7 @@ class Comparison:
         timed[name] = Timed.of([summary])
 
     def _figures(self, name: str, processes: int, proof: Proof) -> str:
-        """What is known of a backend so far, in one line; empty where it is little."""
+        """Return the figures of a backend so far, in one line; empty if few."""
         found = []
         if verdict := proof.verdicts.get(name):
             how = "equal" if verdict.equal else "NOT EQUAL"
@@ -183,7 +184,7 @@ class Comparison:
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
     ) -> None:
-        """Compares every trace with that of one replica."""
+        """Compare every trace with that of one replica."""
         alone = traces.get(REFERENCE)
         if alone is None:
             return
@@ -194,7 +195,7 @@ class Comparison:
                 proof.verdicts[name] = judge(alone, recorded, tolerance, other_orders)
 
     def _time_share(self) -> str:
-        """Times one process on the cores of one of the replicas."""
+        """Time one process on as many cores as one of the replicas has."""
         share = max(1, len(os.sched_getaffinity(0)) // self.plan.most)
         ended, summary = self._train(REFERENCE, 1, "--threads", str(share))
         if summary is None:
@@ -233,7 +234,7 @@ class Comparison:
     def _train(
         self, backend: str, processes: int, *more: str
     ) -> tuple[CompletedRun, dict[str, Any] | None]:
-        """Trains once; returns how it ended, and its summary if it succeeded."""
+        """Train once; return how it ended, and its summary if it succeeded."""
         path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
@@ -249,14 +250,14 @@ class Comparison:
         program: Sequence[str],
         output: Path,
     ) -> CompletedRun:
-        """Runs a program on a backend after removing the output of an earlier run."""
+        """Run a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
         command = launching.line(backend, processes, program)
         return run(command, self.plan.seconds)
 
 
 def undividable(batch: int, most: int) -> int:
-    """Returns the largest size up to ``batch`` that no number of replicas divides."""
+    """Return the largest size up to ``batch`` that no number of replicas divides."""
     for size in range(batch, most, -1):
         if all(size % n for n in range(2, most + 1)):
             return size

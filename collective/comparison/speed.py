@@ -21,7 +21,7 @@ class Timed:
 
     @classmethod
     def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Timed:
-        """Summarizes rounds: the ``train.py --json`` of each."""
+        """Summarize rounds: the ``train.py --json`` of each."""
         seconds = [s["seconds_per_step"] for s in summaries]
         return cls(
             [s["samples_per_second"] for s in summaries],
@@ -51,7 +51,7 @@ class Fastest:
     rounds: int = 3
 
     def sentence(self) -> str:
-        """Returns this as a sentence."""
+        """Return a sentence that names the fastest backend."""
         if not self.second:
             return f"{self.backend} is the only backend that was timed."
         by = f"{self.backend} is fastest, {self.ahead:.1%} ahead of {self.second}"
@@ -63,12 +63,12 @@ class Fastest:
 
 
 def by_rate(timed: Mapping[str, Timed]) -> list[str]:
-    """Names, the fastest first."""
+    """Return the names, the fastest first."""
     return sorted(timed, key=lambda name: -timed[name].rate)
 
 
 def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
-    """Compares backends whose rounds were interleaved; None if nothing was timed."""
+    """Compare backends whose rounds were interleaved, or return None without any."""
     order = [name for name in by_rate(timed) if timed[name].rates]
     if len(order) < 2:
         return Fastest(order[0]) if order else None
@@ -80,7 +80,7 @@ def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
 
 
 def bottleneck(name: str, timed: Timed) -> str:
-    """Returns a sentence on the largest part of a step, with advice."""
+    """Return a sentence about the largest part of a step, with advice."""
     part = max(timed.parts, key=lambda p: timed.parts[p])
     share = timed.parts[part] / (timed.step or 1.0)
     advice = {

@@ -2,9 +2,10 @@
 
 ``python -m collective.comparison.trace FILE [--summary FILE] [--orders N,N] OPTIONS``
 
-OPTIONS are those of ``train.py``. ``--orders`` trains again, in as many micro-batches, and
-writes ``FILE-N.npz``. ``--summary`` trains again with nothing recorded, in float32, for
-``TIMED_STEPS``, and writes what ``train.py --json`` does. Rank 0 writes, as ``.npz``:
+OPTIONS are those of ``train.py``. ``--orders`` trains again, in as many micro-batches,
+and writes ``FILE-N.npz``. ``--summary`` trains again without recording, in float32, for
+``TIMED_STEPS``, and writes the file that ``train.py --json`` writes. Rank 0 writes, as
+``.npz``:
 
     losses       [steps]           of the global batches
     names        [tensors]         paths of all weights
@@ -46,7 +47,7 @@ class Trace(keras.callbacks.Callback):
         self.sizes: list[list[float]] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Draws the signs, the same in every run."""
+        """Draw the signs, the same in every run."""
         self.tensors = [*self.model.trainable_variables]
         self.tensors += self.model.non_trainable_variables
         rng = np.random.default_rng(0)
@@ -58,14 +59,14 @@ class Trace(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Adds a row for this step."""
+        """Add a row for this step."""
         values = [np.asarray(v, np.float64) for v in self.tensors]
         signed = zip(values, self.signs, strict=True)
         self.sketches.append([float(np.sum(v * s)) for v, s in signed])
         self.sizes.append([float(np.linalg.norm(v)) for v in values])
 
     def write(self, path: Path, losses: list[float], sha256: str) -> None:
-        """Writes the file."""
+        """Write the file."""
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
         }
@@ -81,7 +82,7 @@ class Trace(keras.callbacks.Callback):
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, and writes what was recorded on rank 0."""
+    """Train; on rank 0, write the recorded training."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("path", type=Path)
     parser.add_argument("--summary")
@@ -104,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _train(work: command.TrainingJob, path: Path, backend: Backend) -> None:
-    keras.utils.clear_session()  # as the names of weights are compared
+    keras.utils.clear_session()  # because the names of weights are compared
     trace = Trace()
     summary = command.run(work, callbacks=[trace], backend=backend)
     if backend.rank == 0:
