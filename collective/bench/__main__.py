@@ -30,7 +30,7 @@ SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; 1 if a result was wrong, 2 for wrong use."""
+    """Run the command line; return 1 if a result was wrong, 2 for wrong use."""
     options = _parse(arguments)
     try:
         if options.json:
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
         if speaks:
             print(f"# {name}: {version}")
     if not options.no_pin:
-        # Not before: threads that a peer starts would be held on the same core.
+        # Not earlier: threads that a peer starts would be held on the same core.
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
     limits: dict[str, Limits] = {}
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _calibrate_state(limits: dict[str, Limits], cores: int) -> Limits:
-    """Adds the limits of the state that the machine is in."""
+    """Add the limits for the present state of the machine."""
     for _ in range(3):
         before = host.probe()
         measured = host.calibrate(cores)

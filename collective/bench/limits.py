@@ -1,4 +1,4 @@
-"""What this machine could do at best, measured, and the floor it sets for a time.
+"""Measures the limits of this machine, and computes the least time that they allow.
 
 The model and its symbols are explained in docs/explanation/algorithms.md.
 """
@@ -27,16 +27,16 @@ class Limits:
     """Limits of the host with all ranks at work; rates are bytes/s."""
 
     ranks: int
-    cores: int  # that they share
+    cores: int  # shared by the ranks
     latency_s: float  # one way of a cache line between ranks 0 and 1 (t1)
     read_write: float  # traffic of a = b = a + b out of cache, all cores together (Brw)
     write: float  # non-temporal stores out of cache, all cores together (Bw)
     core: float  # one array of c = a + b in cache, one core (bc)
     cache: int  # bytes of the last level
-    kernels: str  # for SIMD, in use
+    kernels: str  # the SIMD kernels in use
 
     def private(self, size: int, in_place: bool = False) -> float:
-        """Least seconds of an all-reduce of private buffers by way of slots (T1)."""
+        """Return the least seconds of an all-reduce by way of slots (T1)."""
         moved = self.ranks * size
         latency = 2 * self.latency_s
         if self.in_cache(size, in_place):
@@ -44,7 +44,7 @@ class Limits:
         return max(latency, 2 * moved / self.read_write, 2 * moved / self.write)
 
     def shared(self, size: int) -> float:
-        """Least seconds of an all-reduce of buffers that all ranks share (T0)."""
+        """Return the least seconds of an all-reduce of shared buffers (T0)."""
         moved = self.ranks * size
         if moved <= self.cache:
             cores = min(self.ranks, self.cores)
@@ -52,13 +52,13 @@ class Limits:
         return max(self.latency_s, 2 * moved / self.read_write)
 
     def in_cache(self, size: int, in_place: bool) -> bool:
-        """Whether the arrays of all ranks fit into the cache, with the slots."""
+        """Return whether the arrays of all ranks fit into the cache, with the slots."""
         arrays = self.ranks * size * (1 if in_place else 2)
         return arrays + (self.ranks + 1) * SLOTS <= self.cache
 
 
 def probe() -> float:
-    """One-way seconds of a cache line between ranks 0 and 1, on every rank."""
+    """Return the one-way seconds of a cache line between ranks 0 and 1."""
     nanoseconds = ctypes.c_double()
     library.load().collective_probe(ctypes.byref(nanoseconds))
     slowest = collective.allreduce(np.array(nanoseconds.value), collective.Max)
@@ -66,16 +66,16 @@ def probe() -> float:
 
 
 def state_of(before: float, after: float) -> str:
-    """``near`` or ``far`` cores, or ``mixed`` where they moved meanwhile."""
+    """Return ``near`` or ``far`` cores, or ``mixed`` if the ranks moved in between."""
     near = [latency * 1e9 < NEAR_NANOSECONDS for latency in (before, after)]
     return "mixed" if near[0] != near[1] else "near" if near[0] else "far"
 
 
 def calibrate(cores: int) -> Limits:
-    """Measures the limits, about half a second, all ranks taking part.
+    """Measure the limits in about half a second; all ranks take part.
 
-    Of several tries the one in the middle counts: other programs make one worse, and
-    where they hold one core up, the rest seem to have the memory to themselves.
+    Reports the median of several tries: other programs make one try worse, and if they
+    hold up one core, the other ranks seem to have the memory to themselves.
     """
 
     def rate(kernel: int, size: int) -> np.ndarray:
@@ -95,13 +95,13 @@ def calibrate(cores: int) -> Limits:
 
 
 def memory(cores: int) -> tuple[float, float]:
-    """``read_write`` and ``write`` of this moment, in a fifth of a second."""
+    """Measure ``read_write`` and ``write`` of this moment, in a fifth of a second."""
     read_write, write = (_rates(kernel, OUT_OF_CACHE, cores).sum() for kernel in (0, 1))
     return float(read_write), float(write)
 
 
 def _rates(kernel: int, size: int, cores: int) -> np.ndarray:
-    """Bytes/s of each rank that has a core, all of them at work at once."""
+    """Return the bytes/s of each rank that has a core, with all of them at work."""
     mine = ctypes.c_double(0.0)
     collective.barrier()
     if collective.rank() < cores:
@@ -121,7 +121,7 @@ def _last_level_cache() -> int:
 
 
 def shared_cores() -> int:
-    """Cores that the ranks of this host may use together."""
+    """Return the number of cores that the ranks of this host may use together."""
     mine = np.zeros(max(os.sched_getaffinity(0)) + 1, np.int64)
     mine[list(os.sched_getaffinity(0))] = 1
     most = int(collective.allreduce(np.array(mine.size), collective.Max))

@@ -1,4 +1,4 @@
-"""One collective at one size: is it right, and how long does it take?"""
+"""Measures one collective at one size: is it right, and how long does it take?"""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BLOCKS = 6
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured."""
+    """A collective and the form in which it is measured."""
 
     collective: str  # a key of COLLECTIVES
     algorithm: str  # of the all-reduce
     transport: str | None  # 16-bit dtype of the all-reduce's slots
-    # As nccl-tests counts: of the whole array (of all ranks' parts for all-gather,
-    # reduce-scatter and all-to-all).
+    # Bytes as nccl-tests counts them: of the whole array (for all-gather,
+    # reduce-scatter and all-to-all, of the shards of all ranks together).
     bytes: int
     in_place: bool  # whether input and output are one (all-reduce and broadcast)
     offset: int = 0  # bytes from the beginning of a page to that of each array
@@ -42,16 +42,16 @@ class Subject:
 
 @dataclass
 class Samples:
-    """What was measured in one state of the machine: seconds of the slowest rank."""
+    """The measurements in one state of the machine: seconds of the slowest rank."""
 
     native: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    # Bytes/s of the memory meanwhile: read_write and write of Limits.
+    # Bytes/s of the memory at the same time: read_write and write of Limits.
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
 def _array(count: int, subject: Subject) -> np.ndarray:
-    """A float32 vector in pages of its own."""
+    """Return a float32 vector in pages of its own."""
     try:
         memory = mmap.mmap(-1, max(count * 4, 1) + subject.offset + (2 << 20))
     except (OSError, OverflowError) as error:
@@ -96,10 +96,10 @@ class Bench:
         )
 
     def check(self, timer: Timer | None = None) -> int:
-        """Runs the collective once, by the core or a peer; leaves zeros to time with.
+        """Run the collective once, by the core or a peer; leave zeros for the timing.
 
         Returns:
-            Elements that differ from what they should be, on all ranks together.
+            The number of wrong elements on all ranks together.
         """
         self.target[...] = -1
         # Small enough to be exact in 8 bits.
@@ -128,7 +128,7 @@ class Bench:
     def time(
         self, source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
     ) -> np.ndarray:
-        """Seconds of each repetition on this rank."""
+        """Return the seconds of each repetition on this rank."""
         return self.call.time(repetitions, inner)
 
     @staticmethod
@@ -142,15 +142,15 @@ def measure(
     seconds: float,
     memory: Callable[[], tuple[float, float]] | None = None,
 ) -> tuple[int, dict[str, Samples]]:
-    """Checks and times; peers take turns with the core, block by block.
+    """Check and time a collective; peers take turns with the core, block by block.
 
     Args:
-        seconds: About how long the core's share may take.
-        memory: Measures the memory, in turn with them: other machines' use of it
-            changes within seconds.
+        seconds: About how long the core's turns may take together.
+        memory: Measures the memory, in turn with them, because the use of it by other
+            machines changes within seconds.
 
     Returns:
-        Wrong elements of all, and samples for each state of the machine.
+        The number of wrong elements, and samples for each state of the machine.
     """
     timers = {"native": bench.time, **peers}
     wrong = 0
@@ -177,5 +177,5 @@ def measure(
 
 
 def slowest(seconds: np.ndarray) -> np.ndarray:
-    """Each repetition's time on the rank where it took longest."""
+    """Return the time of each repetition on the rank where it took longest."""
     return collective.allreduce(seconds, collective.Max)

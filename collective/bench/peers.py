@@ -1,4 +1,4 @@
-"""What the native core is compared with, in the same run: each makes an all-reduce."""
+"""The peers of the native core, timed in the same run: each makes an all-reduce."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Timer = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
 
 def python() -> tuple[str, Timer]:
-    """The core, called from Python as a user of NumPy calls it."""
+    """Return a timer of the core, called from Python as a user of NumPy calls it."""
 
     def prepare(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
         return lambda: collective.allreduce(source, op=collective.Sum, out=target)
@@ -31,7 +31,7 @@ def python() -> tuple[str, Timer]:
 
 
 def float32() -> tuple[str, Timer]:
-    """The core without a 16-bit transport."""
+    """Return a timer of the core without a 16-bit transport."""
 
     def run(
         source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
@@ -43,7 +43,7 @@ def float32() -> tuple[str, Timer]:
 
 
 def mpi() -> tuple[str, Timer]:
-    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C."""
+    """Return a timer of ``MPI_Allreduce`` of mpi4py's MPI, called from C."""
     MPI = _mpi4py()
     libmpi = ctypes.CDLL(mpi_library.load())
     function = ctypes.cast(libmpi.MPI_Allreduce, ctypes.c_void_p)
@@ -76,7 +76,7 @@ def mpi() -> tuple[str, Timer]:
 
 
 def mpi4py() -> tuple[str, Timer]:
-    """mpi4py's ``Allreduce``, called from Python."""
+    """Return a timer of mpi4py's ``Allreduce``, called from Python."""
     MPI = _mpi4py()
 
     def prepare(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
@@ -87,7 +87,7 @@ def mpi4py() -> tuple[str, Timer]:
 
 
 def horovod() -> tuple[str, Timer]:
-    """Horovod's ``allreduce`` on TensorFlow tensors, eager."""
+    """Return a timer of Horovod's ``allreduce`` on TensorFlow tensors, eager."""
     build = "python -m collective.backends.horovod.build"
     _require("horovod", installation.make("horovod", build))
     import horovod.tensorflow as hvd
@@ -116,13 +116,13 @@ def horovod() -> tuple[str, Timer]:
 
 
 def gloo() -> tuple[str, Timer]:
-    """Gloo's all-reduce through ``torch.distributed``, in place."""
+    """Return a timer of Gloo's all-reduce through ``torch.distributed``, in place."""
     _require("torch", "pip install torch")
     import torch
     import torch.distributed as distributed
 
     def store(port: int, serves: bool) -> distributed.TCPStore:
-        # Rank 0 must not wait for the others, which wait for its port.
+        # Rank 0 must not wait for the other ranks, which wait for its port.
         return distributed.TCPStore(
             "127.0.0.1", port, session.size(), serves, wait_for_workers=False
         )
@@ -145,7 +145,7 @@ def gloo() -> tuple[str, Timer]:
     return f"Gloo (torch {torch.__version__})", _from_python(prepare)
 
 
-# Each gives its name and version, and the timer; a UsageError where it cannot be run.
+# Each gives its name and version, and the timer; a UsageError if it cannot be run.
 PEERS = {p.__name__: p for p in (mpi, horovod, gloo, mpi4py, python, float32)}
 
 
@@ -176,14 +176,14 @@ def _require(module: str, hint: str) -> None:
 def _from_python(
     prepare: Callable[[np.ndarray, np.ndarray], Callable[[], object]],
 ) -> Timer:
-    """The timer of a call from Python, which is made for a source and a target."""
+    """Return a timer of the calls that are prepared for a source and a target."""
     return lambda source, target, repetitions, inner: _loop(
         prepare(source, target), repetitions, inner
     )
 
 
 def _loop(once: Callable[[], object], repetitions: int, inner: int) -> np.ndarray:
-    """Seconds of a call from Python: of each repetition, the mean of inner calls."""
+    """Time a call from Python: for each repetition, return the mean of inner calls."""
     seconds = np.zeros(repetitions)
     for i in range(repetitions):
         collective.barrier()

@@ -21,11 +21,11 @@ class Row:
     median_s: float  # the core's time
     floor_s: float  # least of this design on this machine (T1); 0 without a model
     shared_floor_s: float  # least if the ranks shared their arrays (T0)
-    wrong: int  # elements that were not what they should be
+    wrong: int  # number of wrong elements
     peers: dict[str, float]
 
     def json(self) -> dict[str, object]:
-        """For ``--json``: one object without nesting, but for the peers."""
+        """Return the row for ``--json``: one object, in which only peers are nested."""
         fields = asdict(self)
         return fields.pop("subject") | fields
 
@@ -33,13 +33,13 @@ class Row:
 def rows(
     subject: Subject, limits: dict[str, Limits], wrong: int, samples: dict[str, Samples]
 ) -> list[Row]:
-    """One row for each state of the machine in which the core was timed."""
+    """Return one row for each state of the machine in which the core was timed."""
     pure = [state for state in samples if state != "mixed" and samples[state].native]
     result = []
     for state in pure or ["mixed"]:
         found = samples[state]
         limit = limits.get(state) or next(iter(limits.values()))
-        if found.memory:  # that of the same minute
+        if found.memory:  # measured in the same minute
             read_write, write = map(statistics.median, zip(*found.memory, strict=True))
             limit = replace(limit, read_write=read_write, write=write)
         floors = 0.0, 0.0
@@ -53,7 +53,7 @@ def rows(
 
 
 def heading(limits: Limits, peers: Sequence[str]) -> str:
-    """Limits, and the names of the columns."""
+    """Return the limits and the names of the columns, as text."""
     lines = [
         f"# {limits.ranks} ranks on {limits.cores} cores, {limits.kernels} kernels",
         f"# t1 {limits.latency_s * 1e9:.0f} ns   Brw {limits.read_write / 1e9:.1f} GB/s   "
@@ -67,7 +67,7 @@ def heading(limits: Limits, peers: Sequence[str]) -> str:
 
 
 def line(row: Row) -> str:
-    """One row as text; bandwidths in GB/s, as nccl-tests defines them."""
+    """Return one row as text; bandwidths in GB/s, as nccl-tests defines them."""
     size, seconds, ranks = row.subject.bytes, row.median_s, row.ranks
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}
     bus = factor.get(row.subject.collective, (ranks - 1) / ranks)
@@ -85,7 +85,7 @@ def line(row: Row) -> str:
 
 
 def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> None:
-    """Writes the limits, those of the first state and those by state, and the rows."""
+    """Write the limits of the first state, the limits by state, and the rows."""
     by_state = {state: asdict(limit) for state, limit in limits.items()}
     content = {
         "limits": next(iter(by_state.values())),
