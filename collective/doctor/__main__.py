@@ -25,7 +25,7 @@ from collective.net import shared_secret
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; those about hosts are as of the launcher."""
+    """Return the parser; its options about hosts are the launcher's."""
     p = Parser("python -m collective.doctor", description=__doc__)
     add = p.add_argument
     add("--json", action="store_true", help="for programs")
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Returns:
         0 if everything asked for works; 1 if not; 2 for bad arguments.

@@ -1,4 +1,4 @@
-"""What is wrong with a machine: each finding says what, and what to type."""
+"""The faults of a machine: each finding says what is wrong, and what to type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from collective import library
 
-_SMALL_SHM = 64 << 20  # what Docker gives
+_SMALL_SHM = 64 << 20  # Docker's default
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Finding:
 
 
 def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> Iterator[Finding]:
-    """What is wrong with one machine.
+    """Yield the faults of one machine.
 
     Args:
-        machine: What ``machine.examine`` found.
+        machine: The result of ``machine.examine``.
         asked: Names of backends that must be usable here.
     """
     mpi, native = machine["mpi"], machine["native"]

@@ -1,4 +1,4 @@
-"""What this machine has. Each question has a deadline; only Horovod's imports TensorFlow."""
+"""Examines this machine. Each question has a deadline; only one imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MPI4PY = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
-# horovodrun --check-build prints the same, and imports every framework: half a minute.
+# horovodrun --check-build prints the same, but imports every framework: half a minute.
 _HOROVOD = """
 import horovod.tensorflow as hvd
 kinds = ("MPI", "Gloo", "NCCL", "CCL", "DDL")
@@ -35,7 +35,7 @@ print("TensorFlow", *(k for k in kinds if getattr(hvd, k.lower() + "_built")()))
 
 
 def examine() -> dict[str, Any]:
-    """Everything below, in types that JSON has.
+    """Return the result of every question below, in types that JSON has.
 
     Sizes are in bytes. ``clock`` is the time before and after, in seconds since 1970.
     """
@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 
 
 def _ask(*words: str) -> tuple[int, str]:
-    """Exit code and output of a command; -1 and the reason if it does not run."""
+    """Return the exit code and output of a command, or -1 and why it does not run."""
     answer = run(words, _SECONDS)
     if answer.code is None:
         return -1, answer.error
@@ -104,7 +104,7 @@ def _native() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, Any] | None:
-    """A program of its own: this package must not import a backend. None without it."""
+    """Return the backends, asked in a process of its own, or None if there are none."""
     code, output = _ask(*python_command.command("collective.backends"))
     try:
         return json.loads(output) if code == 0 else None

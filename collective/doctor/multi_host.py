@@ -23,16 +23,17 @@ _CLOCKS_DIFFER = 1.0  # seconds
 def examine(
     hosts: Sequence[Host], shell: RemoteShell, nics: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Has each host examine itself, and connect back to this one.
+    """Have each host examine itself, and connect back to this one.
 
     Args:
-        nics: Interfaces of this host at which the others must reach it; empty: any.
+        nics: Interfaces of this host at which the other hosts must reach it; empty:
+            any.
 
     Returns:
-        For each host that answered, what it found (``machine.examine``, with ``name``;
-        ``cut_off``, why it cannot open a connection to this host, or empty;
+        For each host that answered, the result of ``machine.examine``, with ``name``;
+        ``cut_off``, the reason why it cannot open a connection to this host, or empty;
         and ``clock_error``, the least and the most by which its clock may be ahead of
-        ours, in seconds); and a finding for each that did not.
+        ours, in seconds. And a finding for each host that did not answer.
     """
 
     def examined(host: Host) -> dict[str, Any] | Finding:
@@ -62,7 +63,7 @@ def examine(
 
 
 def compare(machines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """What is wrong between hosts: no connection, or a difference."""
+    """Yield the faults between hosts: no connection, or a difference."""
     by_name: dict[str, list[str]] = {}
     for machine in machines:
         by_name.setdefault(machine["host"], []).append(machine["name"])

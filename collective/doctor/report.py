@@ -1,4 +1,4 @@
-"""What the doctor found, as text."""
+"""The doctor's findings, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collective.doctor.findings import Finding
 
 
 def machine(found: dict[str, Any]) -> str:
-    """One machine, as lines of name and value."""
+    """Return one machine, as lines of name and value."""
     mpi, native, horovod = found["mpi"], found["native"], found["horovod"]
     across = f"; between hosts by {native['mpi'] or 'no MPI'}"
     memory, shm, cores = found["memory"], found["shm"], found["cores"]
@@ -41,10 +41,10 @@ def machine(found: dict[str, Any]) -> str:
 
 
 def backends(found: dict[str, Any] | None) -> str:
-    """Backends in three groups, why, and what to type; no wider than the terminal.
+    """Return the backends in three groups, why, and what to type, to fit the terminal.
 
     Args:
-        found: As of ``collective.backends.registry.describe``; None where it is not there.
+        found: The result of ``collective.backends.registry.describe``; None without it.
     """
     if found is None:
         return "backends: not installed here (only the package collective is)"
@@ -73,7 +73,7 @@ def backends(found: dict[str, Any] | None) -> str:
 
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:
-    """A line for each host, and how to measure their network."""
+    """Return a line for each host, and how to measure their network."""
     rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
     for found in machines:
         memory, clock = _size(found["memory"]["all"]), found["clock_error"]
@@ -94,7 +94,7 @@ def hosts(machines: Sequence[dict[str, Any]]) -> str:
 
 
 def findings(found: Sequence[Finding]) -> str:
-    """The findings, fatal ones first."""
+    """Return the findings, fatal ones first."""
     if not found:
         return "Nothing is wrong."
     ordered = sorted(found, key=lambda finding: not finding.fatal)
