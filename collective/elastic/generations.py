@@ -1,11 +1,13 @@
 """The generations of a job whose hosts change: what the launcher and its ranks share.
 
-Ranks cannot join a running job on several hosts, for MPI cannot add processes. Such a job
-restarts on the present hosts, as its next generation: all ranks are asked to end after the
-step under way, each host keeps the state, and the next generation continues from it.
+Ranks cannot join a running job on several hosts, because MPI cannot add processes. Such
+a job restarts on the present hosts, as its next generation. All ranks are asked to end
+after the present step, each host keeps the state, and the next generation continues
+from it.
 
-It may overlap the present one: it is prepared while that one trains, up to the point
-where it needs the state (``wait_for_previous``): no rank waits for it to start.
+The next generation may overlap the present one. It starts while that one trains, up to
+the point at which it needs the state (``wait_for_previous``), so no rank waits for the
+start.
 """
 
 from __future__ import annotations
@@ -24,39 +26,39 @@ from collective.elastic import membership_file
 from collective.errors import CollectiveError
 from collective.net import private_files
 
-# A name that cannot be guessed, the same in all generations; and the number of this one.
+# A secret name, the same in all generations; and the number of this generation.
 JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
-# Set in a generation that starts before the one before has ended.
+# Set in a generation that starts before the previous one has ended.
 OVERLAPS = "COLLECTIVE_OVERLAPS"
 VARIABLES = (JOB_VARIABLE, NUMBER_VARIABLE, OVERLAPS)
-# Of a rank that has ended for the next generation.
+# The exit code of a rank that has ended for the next generation.
 EXIT_CODE = 75
 _POLL_SECONDS = 0.005
 
 
 def may_restart() -> bool:
-    """Whether this job may have a next generation."""
+    """Return whether this job may have a next generation."""
     return JOB_VARIABLE in os.environ
 
 
 def number() -> int:
-    """Number of this generation, from 0."""
+    """Return the number of this generation, from 0."""
     return int(os.environ.get(NUMBER_VARIABLE, "0"))
 
 
 def overlaps() -> bool:
-    """Whether the generation before may still train."""
+    """Return whether the previous generation may still train."""
     return OVERLAPS in os.environ
 
 
 def wait_for_previous(prepare: Callable[[], None] = lambda: None) -> None:
-    """Returns when this generation may take the state and train.
+    """Wait until this generation may take the state and train.
 
-    To be called by each rank, when it has done what it can without the state. Until then
-    the generation before writes its files.
+    Each rank calls this when it has done all that it can do without the state. Until it
+    returns, the previous generation writes its files.
 
     Args:
-        prepare: What else can be done meanwhile, by a generation that overlaps.
+        prepare: Other work that a generation that overlaps can do while it waits.
 
     Raises:
         CollectiveError: If the launcher has ended.
@@ -77,23 +79,23 @@ def wait_for_previous(prepare: Callable[[], None] = lambda: None) -> None:
 
 
 def report_handed_over() -> None:
-    """This rank has closed all files of the training: the next generation may begin."""
+    """Report that this rank has closed all its files: the next generation may begin."""
     membership_file.write(membership_file.HANDED_OVER)
 
 
 def restart_requested() -> bool:
-    """Whether this rank is asked to end for the next generation."""
+    """Return whether this rank is asked to end for the next generation."""
     return may_restart() and membership_file.read() == membership_file.RESTART
 
 
 def state_folder(job: str | None = None) -> Path:
-    """The folder in which this host keeps the state for the next generation of a job."""
+    """Return the folder in which this host keeps the state for the next generation."""
     job = job or os.environ[JOB_VARIABLE]
     return Path(tempfile.gettempdir(), f"collective-{job}-{socket.gethostname()}")
 
 
 def make_state_folder() -> Path:
-    """Makes that folder, empty, for this user alone; OSError if it cannot be made."""
+    """Make that folder, empty, for this user alone; raise OSError if that fails."""
     remove_state()
     folder = state_folder()
     folder.mkdir(mode=0o700)
@@ -101,7 +103,7 @@ def make_state_folder() -> Path:
 
 
 def kept_state() -> Path | None:
-    """Returns that folder if this user has made it in the generation before."""
+    """Return that folder if this user made it in the previous generation, else None."""
     if may_restart() and number():
         with contextlib.suppress(OSError, CollectiveError):
             folder = state_folder()
@@ -111,10 +113,10 @@ def kept_state() -> Path | None:
 
 
 def remove_state(job: str | None = None) -> None:
-    """Removes what this host has kept of a job; of this one, when all ranks have it."""
+    """Remove the state that this host has kept; of this job, once all ranks have it."""
     shutil.rmtree(state_folder(job), ignore_errors=True)
 
 
-if __name__ == "__main__":  # the launcher, on hosts that have left the job
+if __name__ == "__main__":  # the launcher runs this on hosts that have left the job
     if job := sys.stdin.readline().strip():
         remove_state(job)

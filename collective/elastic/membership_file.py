@@ -1,12 +1,13 @@
 """What the launcher and the ranks of a job on one host report to each other.
 
-A byte for each rank that was ever started, in memory of the launcher that ranks open
-through ``/proc``: it has no name of its own, and ends with the launcher.
+It has a byte for each rank that was ever started. It lies in memory of the launcher,
+which ranks open through ``/proc``: it has no name of its own, and ends with the
+launcher.
 
-The variable that names it may outlive the job, as in a daemon that a rank has started;
-its path leads to a file of another program then. So the value has the file's inode,
-which is compared before the file is opened, and the file begins with a header, which is
-compared before anything is written.
+The variable that names it may outlive the job, for example in a daemon that a rank has
+started. Its path then leads to a file of another program. So the value contains the
+file's inode, which is compared before the file is opened, and the file begins with a
+header, which is compared before anything is written.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import stat
 
 VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
-# the job, which continues; its work has ended, so that no other rank redoes what fails now.
+# the job, which continues; its work has ended, so that no other rank repeats work that
+# fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
-# Written by a rank of a job that may restart (``collective.elastic.generations``): it has all
-# but the state of the generation before, and waits for it; its training may be handed on.
+# Written by a rank of a job that may restart (``collective.elastic.generations``): it
+# has all but the state of the previous generation, and waits for it; its training may
+# be handed over.
 READY, TRAINS = b"p", b"t"
-# Written by such a rank: the state is kept for the next generation, and this rank ends.
+# Written by such a rank: the state is kept for the next generation, and the rank ends.
 HANDED_OVER = b"h"
 IN_JOB = (JOINED, TRAINS)
 # Written by a rank that was in the job: its interpreter ends.
@@ -33,8 +36,8 @@ OVER = (LEFT, DONE, EXITING, HANDED_OVER)
 # Written by the launcher for other ranks (``native/rendezvous/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
-# Written by the launcher for the rank: all ranks are to end, and the job restarts on other
-# hosts (``collective.elastic.generations``).
+# Written by the launcher for the rank: all ranks must end, and the job restarts on
+# other hosts (``collective.elastic.generations``).
 RESTART = b"r"
 HEADER = b"collective file\n"  # as in launcher_files.cc
 
@@ -44,10 +47,10 @@ class MembershipFile:
 
     Args:
         size: Number of ranks that are started at once.
-        first: Number of the first of them.
+        first: Number of the first of these ranks.
 
     Attributes:
-        path: Where ranks find it: the value of ``VARIABLE``.
+        path: The path by which ranks find it: the value of ``VARIABLE``.
     """
 
     def __init__(self, size: int, first: int = 0) -> None:
@@ -55,29 +58,29 @@ class MembershipFile:
         self._begin = len(HEADER) - first
 
     def read(self, rank: int) -> bytes:
-        """The state of a rank, by its number at the start; ``b""`` before all others."""
+        """Return the state of a rank, by its launch number; at first ``b""``."""
         return os.pread(self._file, 1, self._begin + rank).strip(b"\0")
 
     def has_joined(self, rank: int) -> bool:
-        """Whether a rank has ever been in the job."""
+        """Return whether a rank has ever been in the job."""
         return self.read(rank) not in (b"", JOINING)
 
     def ask_to_restart(self, rank: int) -> None:
-        """Asks a rank to end for the next generation, if it is in the job now."""
+        """Ask a rank to end for the next generation, if it is in the job now."""
         if self.read(rank) in IN_JOB:
             os.pwrite(self._file, RESTART, self._begin + rank)
 
     def release(self, rank: int) -> None:
-        """Lets a rank continue that is ready."""
+        """Let a rank continue that is ready for the state."""
         os.pwrite(self._file, JOINED, self._begin + rank)
 
     def note_exit(self, rank: int) -> None:
-        """Reports to the other ranks that one has exited."""
+        """Report to the other ranks that one rank has exited."""
         os.pwrite(self._file, EXITED, self._begin + rank)
 
 
 def memory(name: str, size: int) -> tuple[int, str]:
-    """A descriptor of new memory, and the value of a variable by which ranks open it.
+    """Return a descriptor of new memory, and the value by which ranks open it.
 
     ``size`` bytes follow the header.
     """
@@ -88,7 +91,7 @@ def memory(name: str, size: int) -> tuple[int, str]:
 
 
 def open_memory(value: str) -> int:
-    """A descriptor of memory that a launcher made; OSError if it is gone."""
+    """Return a descriptor of a launcher's memory; raise OSError if it is gone."""
     path, _, inode = value.rpartition(":")
     _check_inode(os.stat(path), inode)
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -111,7 +114,7 @@ def _check_inode(found: os.stat_result, inode: str) -> None:
 
 
 def write(state: bytes) -> None:
-    """Writes the state of this rank; does nothing without our launcher."""
+    """Write the state of this rank; do nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _position())
         if state == JOINED:
@@ -119,7 +122,7 @@ def write(state: bytes) -> None:
 
 
 def read() -> bytes:
-    """The state of this rank, as it or the launcher wrote it; or ``b""``."""
+    """Return the state of this rank, as it or the launcher wrote it; or ``b""``."""
     with contextlib.suppress(OSError):
         file = _open(os.environ.get(VARIABLE, ""))
         return os.pread(file, 1, _position()).strip(b"\0")

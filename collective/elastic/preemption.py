@@ -1,7 +1,7 @@
 """A rank that gets SIGTERM leaves at the end of the step under way.
 
-So a machine that is taken away costs no step. What a rank reports to the other ranks about
-such events is a small number, which travels in a sum that they compute anyway.
+So a machine that is taken away costs no step. A rank reports such events to the other
+ranks by a small number, which travels in a sum that they compute anyway.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from types import FrameType
 from collective import session
 from collective.elastic import generations
 
-# What a rank reports: it leaves; a process waits to join; all ranks are to end for the
+# The reports of a rank: it leaves; a process waits to join; all ranks must end for the
 # job's next generation.
 LEAVES, WAITING, RESTARTS = 1, 2, 4
 
 
 class Preemption:
-    """Notices SIGTERM, while this context is entered.
+    """Receives SIGTERM while this context is entered.
 
-    The first SIGTERM is noted; a second one ends the process at once. Outside the main
-    thread no signal is received. A process that this one forks is not a rank, and gets the
-    handler from before: Python joins its daemon processes after a single SIGTERM.
+    The first SIGTERM is recorded; a second one ends the process at once. Outside the
+    main thread no signal is received. A process that this one forks is not a rank, and
+    gets the previous handler: Python joins its daemon processes after a single SIGTERM.
     """
 
     def __init__(self) -> None:
         self.noticed = False  # whether this process got SIGTERM
 
     def flags(self) -> int:
-        """What this rank has to report now: the sum of the constants above."""
+        """Return this rank's report: the sum of the constants above."""
         return (
             LEAVES * self.noticed
             + WAITING * (session.waiting() > 0)
@@ -54,8 +54,8 @@ class Preemption:
         _entered = None
 
     def restore(self) -> None:
-        """Puts the handler from before in place again."""
-        # None: the handler was not Python's, as the flight recorder's.
+        """Restore the previous handler."""
+        # None: the handler was not Python's. The flight recorder's is not.
         signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def _notice(self, number: int, frame: FrameType | None) -> None:

@@ -1,8 +1,8 @@
-"""What a rank under mpirun reports to its supervisor: since when it waits.
+"""A rank under mpirun reports to its supervisor since when it waits.
 
-On one host the ranks of ``native`` end one that hangs themselves. Across hosts, and with
-``mpi``, none can; so each rank notes in memory of its supervisor
-(``collective.launch.rank``) when it begins and when it ceases to wait for others.
+On one host the ranks of ``native`` end a rank that hangs. Across hosts, and with
+``mpi``, they cannot. So each rank writes into memory of its supervisor
+(``collective.launch.rank``) when it begins and when it stops to wait for others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from collective.elastic import membership_file
 
 VARIABLE = "COLLECTIVE_WAITS"
-# Nanoseconds of the monotonic clock: since when it waits, or 0; when it last ceased to.
+# Nanoseconds of the monotonic clock: when the present wait began, or 0; when the last
+# one ended.
 _LAYOUT = struct.Struct("qq")
 _AT = len(membership_file.HEADER)
 
@@ -27,7 +28,7 @@ class WaitReport:
     """The supervisor's side.
 
     Attributes:
-        path: Where the rank finds it: the value of ``VARIABLE``.
+        path: The path by which the rank finds it: the value of ``VARIABLE``.
     """
 
     def __init__(self) -> None:
@@ -36,19 +37,19 @@ class WaitReport:
         _LAYOUT.pack_into(self._memory, _AT, 0, time.monotonic_ns())
 
     def waits(self) -> float:
-        """Returns for how many seconds the rank has waited; 0: it does not wait."""
+        """Return for how many seconds the rank has waited; 0 if it does not wait."""
         since, _ = _LAYOUT.unpack_from(self._memory, _AT)
         return (time.monotonic_ns() - since) / 1e9 if since else 0.0
 
     def works(self) -> float:
-        """Returns for how many seconds the rank has not waited; 0: it waits."""
+        """Return for how many seconds the rank has not waited; 0 if it waits."""
         since, last = _LAYOUT.unpack_from(self._memory, _AT)
         return 0.0 if since else (time.monotonic_ns() - last) / 1e9
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """While this context is entered, this rank waits for others."""
+    """Report a wait for other ranks while this context is entered."""
     memory = _memory(os.environ.get(VARIABLE, ""))
     if memory is not None:
         _LAYOUT.pack_into(memory, _AT, time.monotonic_ns(), 0)
