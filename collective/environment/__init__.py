@@ -1,4 +1,4 @@
-"""Rank and size of this process, as its launcher wrote them into the environment.
+"""Rank and size of this process, read from the environment that its launcher set.
 
 Nothing here starts MPI or imports TensorFlow: a few variables are enough to distinguish
 mpirun, srun, horovodrun, torchrun and our own launcher.
@@ -18,12 +18,12 @@ from collective.log import log
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
-    """The launcher that started this process; None without one."""
+    """Return the launcher that started this process, or None."""
     return launchers.find(os.environ if variables is None else variables)
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
-    """Reads the environment.
+    """Read the environment.
 
     Returns:
         Rank and size of this process; ``Environment()`` without a launcher.
@@ -36,7 +36,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
-    """Detects the environment of a process that begins to train.
+    """Detect the environment of a process that begins to train.
 
     Raises:
         UsageError: Also if it has no rank, and is one of several processes.
@@ -59,18 +59,18 @@ def _warn(rank: int) -> None:
 
 
 def addresses(variables: Mapping[str, str] | None = None) -> list[str]:
-    """``host:port`` for a server of each rank, as TF_CONFIG or srun let every rank know.
+    """Return ``host:port`` for a server of each rank, as TF_CONFIG or srun announce it.
 
-    Empty where they do not.
+    Returns an empty list if they do not.
     """
     found = launcher(variables)
     return found.addresses() if found else []
 
 
 def cores_per_process(environment: Environment) -> int:
-    """This process' share of the host's cores, at least 1.
+    """Return this process' share of the host's cores, at least 1.
 
-    A launcher that bound the process to some cores has divided them already; otherwise
+    A launcher that bound the process to some cores has divided them already. Otherwise
     they are divided evenly among the processes of this host.
     """
     mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1

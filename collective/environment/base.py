@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-# How many ranks each host has, in order, as ``2(x3),1``: set by our launcher.
+# The number of ranks on each host, in order, as ``2(x3),1``: set by our launcher.
 RANKS_PER_HOST = "COLLECTIVE_RANKS_PER_HOST"
-# collectiverun --min-np: the job continues while so many ranks are left. --max-np: it
+# collectiverun --min-np: the job continues with at least so many ranks. --max-np: it
 # never has more.
 MIN_NP, MAX_NP = "COLLECTIVE_MIN_NP", "COLLECTIVE_MAX_NP"
 RANK_TIMEOUT = "COLLECTIVE_RANK_TIMEOUT"
 # Set for a process that joins a running job.
 JOINS = "COLLECTIVE_JOINS"
-# Beside ``HOROVOD_RANK`` etc. where collectiverun has set them, for scripts to read.
+# Set by collectiverun next to ``HOROVOD_RANK`` etc., for scripts to read.
 SETS_HOROVOD_RANK = "COLLECTIVE_SETS_HOROVOD_RANK"
 
 
@@ -30,9 +30,9 @@ class Environment:
     # local_rank, local_size: the same within this host.
     local_rank: int = 0
     local_size: int = 1
-    # cross_rank, cross_size: number of this host, and number of hosts, among those that
-    # have a process with this ``local_rank``. If the launcher does not set them, they
-    # are computed for hosts with equally many processes.
+    # cross_rank, cross_size: number of this host, and number of hosts, among the hosts
+    # that have a process with this ``local_rank``. If the launcher does not set them,
+    # they are computed for hosts with equally many processes.
     cross_rank: int = -1
     cross_size: int = -1
     # Whether the job was running before this process started. Until it has joined, the
@@ -52,12 +52,12 @@ class Environment:
 
     @property
     def current(self) -> Environment:
-        """The present ranks and sizes: one process, if it has still to join the job."""
+        """The present ranks and sizes: one process before it has joined the job."""
         return Environment(self.launcher) if self.joining else self
 
 
 def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment:
-    """Ranks and sizes of a process, given the host of each rank."""
+    """Return ranks and sizes of a process, given the host of each rank."""
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     local = here.index(rank)
     across = [host for host in dict.fromkeys(hosts) if hosts.count(host) > local]

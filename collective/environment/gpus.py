@@ -1,7 +1,7 @@
-"""GPUs of this host: which were granted to the job, and which of them are a rank's own.
+"""GPUs of this host: those that the job may use, and those that one rank gets.
 
-No TensorFlow and no driver call: files of the kernel drivers say how many there are, and
-the variables that schedulers set say which may be used.
+This needs no TensorFlow and no driver call. Files of the kernel drivers say how many
+GPUs there are, and the variables that schedulers set say which of them may be used.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ _OF_HOST = "COLLECTIVE_HOST_GPUS"
 
 
 def granted(variables: Mapping[str, str] | None = None) -> list[str]:
-    """The devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
+    """Return the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` does.
 
     Returns:
-        Numbers or UUIDs; empty without a GPU, or where the variable hides all of them.
+        Numbers or UUIDs; empty without a GPU, or if the variable hides all of them.
     """
     variables = os.environ if variables is None else variables
     present = [str(number) for number in range(_count())]
     for name in VARIABLES:
         if present and (listed := variables.get(name)) is not None:
             names = [device.strip() for device in listed.split(",")]
-            # As CUDA does: an empty or negative entry hides itself and all after it.
+            # As in CUDA, an empty or negative entry hides itself and all entries after
+            # it.
             hidden = (i for i, d in enumerate(names) if not d or d.startswith("-"))
             return names[: next(hidden, len(names))]
     return present
 
 
 def of_host(variables: Mapping[str, str] | None = None) -> int:
-    """How many GPUs the ranks of this host have together, where each may see only its own."""
+    """Return how many GPUs the ranks of this host have, if each sees its own."""
     variables = os.environ if variables is None else variables
     count = variables.get(_OF_HOST, "")
     if not count and "SLURM_GPUS_PER_TASK" in variables:
@@ -46,20 +47,20 @@ def of_host(variables: Mapping[str, str] | None = None) -> int:
 
 
 def are_shared(environment: Environment) -> bool:
-    """Whether there are more ranks than GPUs on this host, which NCCL refuses."""
+    """Return whether this host has more ranks than GPUs, which NCCL refuses."""
     return 0 < of_host() < environment.local_size
 
 
 def share(
     environment: Environment, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables that show one rank its own GPUs and no other rank's.
+    """Return the variables that show one rank its own GPUs and no other rank's.
 
-    The ranks of a host divide its GPUs evenly; more ranks than GPUs share them in
-    order. A host on which the job has one rank keeps what it has.
+    The ranks of a host divide its GPUs evenly; if there are more ranks than GPUs, ranks
+    share them in order. A host on which the job has one rank keeps all its GPUs.
 
     Returns:
-        To be added to the rank's environment before TensorFlow starts; may be empty.
+        Variables to set before TensorFlow starts; possibly none.
     """
     devices, ranks = granted(variables), environment.local_size
     if not devices or ranks == 1:
@@ -89,5 +90,5 @@ def _is_amd() -> bool:
 def _properties(node: Path) -> str:
     try:
         return node.joinpath("properties").read_text()
-    except OSError:  # of a GPU that a container may not see
+    except OSError:  # a GPU that a container may not see
         return "simd_count 0\n"

@@ -1,4 +1,4 @@
-"""One kind of launcher: which variables it sets, and how they are read."""
+"""One kind of launcher: the variables that it sets, and how they are read."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from collective.hosts import slurm
 class Launcher:
     """A kind of launcher."""
 
-    name: ClassVar[str]  # as of ``Environment.launcher``
-    # Variables that it always sets, those of rank and size first.
+    name: ClassVar[str]  # as in ``Environment.launcher``
+    # Variables that it always sets; those of rank and size come first.
     needs: ClassVar[tuple[str, ...]]
     local: ClassVar[tuple[str, str]]  # variables of local rank and size
-    # Variables of cross rank and size; empty where it has none.
+    # Variables of cross rank and size; empty if it sets none.
     across: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, variables: Mapping[str, str]):
         self.variables = variables
 
     def started_us(self) -> bool:
-        """Whether it started this process."""
+        """Return whether this launcher started the process."""
         return all(name in self.variables for name in self.needs)
 
     def rank(self) -> int:
-        """Number of this process in the job."""
+        """Return the number of this process in the job."""
         return self.number(self.needs[0])
 
     def size(self) -> int:
-        """Number of processes in the job."""
+        """Return the number of processes in the job."""
         return self.number(self.needs[1])
 
     def local_size(self) -> int:
-        """Processes on this host; all of them if the launcher sets no number."""
+        """Return the number of processes on this host, or of all processes."""
         return self.number(self.local[1], self.size())
 
     def local_rank(self) -> int:
-        """Number of this process on its host."""
+        """Return the number of this process on its host."""
         return self.number(self.local[0], self.rank() % max(1, self.local_size()))
 
     def cross(self) -> tuple[int, int]:
-        """Number of this host and of the hosts; -1 if unknown.
+        """Return the number of this host and of the hosts; -1 if unknown.
 
-        MPI's launchers do not set it. Ours, when it starts one of them, sets how many
-        ranks each host has; ranks fill one host after the other. The numbers may not
-        fit, as in a job that a rank of another job starts.
+        MPI's launchers do not set it. Our launcher, when it starts one of them, sets
+        how many ranks each host has; ranks fill one host after the other. The numbers
+        may not fit, for example in a job that a rank of another job starts.
         """
         if self.across:
             known = all(name in self.variables for name in self.across)
@@ -71,11 +71,11 @@ class Launcher:
         )
 
     def addresses(self) -> list[str]:
-        """``host:port`` for a server of each rank, where ranks know it without MPI."""
+        """Return ``host:port`` for a server of each rank, if known without MPI."""
         return []
 
     def environment(self) -> Environment:
-        """Reads ranks and sizes; raises a UsageError if one is not a number, or out of range."""
+        """Read ranks and sizes; raise a UsageError if one is not possible."""
         rank, size = self.rank(), self.size()
         local_rank, local_size = self.local_rank(), self.local_size()
         if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
@@ -87,7 +87,7 @@ class Launcher:
         return Environment(self.name, rank, size, local_rank, local_size, *self.cross())
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A variable's number; a UsageError if it is not one."""
+        """Return a variable's number; raise a UsageError if it is not one."""
         text = self.variables.get(name)
         if not text and default is not None:
             return default
@@ -100,5 +100,5 @@ class Launcher:
 
 
 def cross_of(counts: list[int], host: int, local: int) -> tuple[int, int]:
-    """Counts the hosts with a rank of this local rank: those before this one, and all."""
+    """Count the hosts with a rank of this local rank: before this one, and all."""
     return sum(n > local for n in counts[:host]), sum(n > local for n in counts)

@@ -21,7 +21,7 @@ class CollectiveRun(Launcher):
     local = ("COLLECTIVE_LOCAL_RANK", "COLLECTIVE_LOCAL_SIZE")
 
     def environment(self) -> Environment:
-        """``COLLECTIVE_JOINS`` marks a process that joins later."""
+        """Also recognize a process that joins later, by ``COLLECTIVE_JOINS``."""
         joining = JOINS in self.variables
         return dataclasses.replace(super().environment(), joining=joining)
 
@@ -42,7 +42,7 @@ class Hydra(Launcher):
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
     def started_us(self) -> bool:
-        """False if ``srun --mpi=pmi2`` set the same: its own variables say more."""
+        """Return False if ``srun --mpi=pmi2`` set the variables, and tells more."""
         env = self.variables
         by_srun = (
             "MPI_LOCALRANKID" not in env
@@ -61,12 +61,12 @@ class HorovodGloo(Launcher):
     across = ("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
 
     def started_us(self) -> bool:
-        """False where the variables are those that collectiverun sets."""
+        """Return False if collectiverun has set the variables."""
         return super().started_us() and SETS_HOROVOD_RANK not in self.variables
 
 
 class HorovodOpenMPI(OpenMPI):
-    """horovodrun that has started Open MPI's mpirun, where this project started it."""
+    """horovodrun that has started Open MPI's mpirun, in a job of this project."""
 
     name = "horovodrun"
     needs = (*OpenMPI.needs, "COLLECTIVE_HOROVODRUN")
@@ -82,7 +82,7 @@ class HorovodHydra(Hydra):
 class TorchRun(Launcher):
     """torchrun. CI systems may set RANK too, so MASTER_ADDR must be set as well.
 
-    A ``GROUP`` is what one agent started.
+    A ``GROUP`` is the ranks that one agent started.
     """
 
     name = "torchrun"
@@ -94,7 +94,7 @@ class TorchRun(Launcher):
 class PMIx(Launcher):
     """Any launcher that sets only PMIx' variables, as PRRTE's ``prterun``.
 
-    PMIx has a library call for the size, not a variable: the user has to set it.
+    PMIx has a library call for the size, but no variable: the user has to set it.
     """
 
     name = "PMIx"
@@ -102,7 +102,7 @@ class PMIx(Launcher):
     local = CollectiveRun.local
 
     def size(self) -> int:
-        """``COLLECTIVE_SIZE``; without it this may be one process or one of many."""
+        """Return ``COLLECTIVE_SIZE``; without it the size is not known."""
         if "COLLECTIVE_SIZE" not in self.variables:
             raise UsageError(
                 f"a PMIx launcher started rank {self.rank()} without the number of "
@@ -112,8 +112,9 @@ class PMIx(Launcher):
         return self.number("COLLECTIVE_SIZE")
 
 
-# The first whose variables are set wins. Open MPI sets PMIX_RANK too, and every job in a
-# Slurm allocation has SLURM_*: so inner launchers come before outer ones.
+# The first launcher whose variables are set wins. Open MPI sets PMIX_RANK too, and
+# every job in a Slurm allocation has SLURM_*, so inner launchers come before outer
+# ones.
 LAUNCHERS: tuple[type[Launcher], ...] = (
     CollectiveRun,
     HorovodGloo,
@@ -129,5 +130,5 @@ LAUNCHERS: tuple[type[Launcher], ...] = (
 
 
 def find(variables: Mapping[str, str]) -> Launcher | None:
-    """The launcher that started a process with this environment; None without one."""
+    """Return the launcher that started a process with this environment, or None."""
     return next((k(variables) for k in LAUNCHERS if k(variables).started_us()), None)

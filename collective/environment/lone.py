@@ -1,7 +1,7 @@
-"""A process that thinks it is alone, and is one of several.
+"""A process that found no launcher although it is one of several.
 
-A cluster may start a program several times without a word about ranks. Each process would
-train by itself, on all of the data, unnoticed.
+A cluster may start a program several times without telling it of ranks. Each process
+would train by itself, on all of the data, unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.hosts import find_allocation
 
 POD = "JOB_COMPLETION_INDEX"
 ALONE = "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1"
-# Numbers of processes, as launchers set them whose variables name no rank.
+# Variables with the number of processes, of launchers that set no rank.
 _SIZES = {
     "PMI_SIZE": "a PMI launcher",
     "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
@@ -28,7 +28,7 @@ _SIZES = {
 
 
 def check_launcher(variables: Mapping[str, str]) -> None:
-    """Refuses to start a job where a cluster has started the launcher several times."""
+    """Refuse to start a job if a cluster has started the launcher several times."""
     if "COLLECTIVE_AGENT_SOCKET" in variables:
         return  # agents have started one launcher for all
     found = launchers.find(variables)
@@ -43,13 +43,14 @@ def check_launcher(variables: Mapping[str, str]) -> None:
 
 
 def check_spawned() -> None:
-    """Ends a process of ``multiprocessing`` that imports the script again, and its parent.
+    """End a process of ``multiprocessing`` that imports the script, and its parent.
 
     The parent would start it again and again, for ever.
     """
     processes = sys.modules.get("multiprocessing.process")
     mine = processes.current_process() if processes is not None else None
-    # Python's own mark of such a process, for its error about the same mistake.
+    # Python's own mark of such a process, which it uses for its error about the same
+    # mistake.
     if getattr(mine, "_inheriting", False):
         print(
             f"error: {mine.name if mine else ''} was started by multiprocessing, imports "
@@ -63,13 +64,13 @@ def check_spawned() -> None:
 
 
 def check(variables: Mapping[str, str]) -> None:
-    """Refuses to go on alone where a cluster has started, or was asked for, several.
+    """Refuse to continue alone if a cluster has started, or was asked for, several.
 
     Args:
         variables: The environment, in which no launcher was found.
 
     Raises:
-        UsageError: Naming what shows that there are several, and what to type.
+        UsageError: Names the variable that shows several processes, and what to type.
     """
     if POD in variables:
         raise _pod(variables)
@@ -92,11 +93,11 @@ def check(variables: Mapping[str, str]) -> None:
 
 
 def _check_hosts(variables: Mapping[str, str]) -> None:
-    """LSF, PBS, Grid Engine: several slots of one host may be its cores; hosts may not."""
+    """Refuse several hosts of LSF, PBS or Grid Engine; several slots may be cores."""
     try:
         found = find_allocation(variables)
     except CollectiveError:
-        return  # such as a file that only the first host has
+        return  # for example a file that only the first host has
     if found and len(found.hosts) > 1 and found.system != "Slurm":
         raise _several(
             f"{found.system} has allocated {len(found.hosts)} hosts, and only this process "
@@ -106,13 +107,13 @@ def _check_hosts(variables: Mapping[str, str]) -> None:
 
 
 def _check_ray() -> None:
-    """Ray Train knows the number of its workers, but sets no variable with it."""
+    """Refuse a worker of Ray Train, which knows their number but sets no variable."""
     train = sys.modules.get("ray.train")
     if train is None:
         return
     try:
         size = train.get_context().get_world_size()
-    except Exception:  # not in one of its workers
+    except Exception:  # not in a worker of it
         return
     if size and size > 1:
         raise _several(

@@ -7,20 +7,20 @@ import os
 
 from collective.errors import UsageError
 
-TIMEOUT = "COLLECTIVE_TIMEOUT"  # that ranks wait for each other
-START_TIMEOUT = "COLLECTIVE_START_TIMEOUT"  # the same while they start
+TIMEOUT = "COLLECTIVE_TIMEOUT"  # for which ranks wait for each other
+START_TIMEOUT = "COLLECTIVE_START_TIMEOUT"  # the same while ranks start
 TIMEOUT_SECONDS, START_SECONDS = 600.0, 60.0
 
 
 def seconds(variable: str, otherwise: float, text: str = "") -> float:
-    """The time that a variable sets.
+    """Return the time that a variable sets.
 
     Args:
-        otherwise: Where it is not set, or empty.
-        text: Its value, where it is not that of the environment.
+        otherwise: The time if the variable is not set, or empty.
+        text: The value to read; by default the value in the environment.
 
     Raises:
-        UsageError: If it is not a positive number.
+        UsageError: If the value is not a positive number.
     """
     text = text or os.environ.get(variable, "") or str(otherwise)
     try:

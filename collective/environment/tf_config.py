@@ -12,19 +12,19 @@ from collective.errors import UsageError
 class TFConfig(Launcher):
     """The cluster and this process' task in it, as JSON.
 
-    Ranks are the chief, if any, and then the workers in their order. Those with the same
-    host in their address are local.
+    Ranks are the chief, if any, and then the workers in their order. Tasks whose
+    addresses have the same host are local to each other.
     """
 
     name = "TF_CONFIG"
     needs = ("TF_CONFIG",)
 
     def started_us(self) -> bool:
-        """Whether it names several workers; one worker needs no job."""
+        """Return whether it names several workers; one worker needs no job."""
         return bool(self.variables.get("TF_CONFIG")) and self.size() > 1
 
     def rank(self) -> int:
-        """Reads ``task``."""
+        """Return this task's rank, by ``task``."""
         config = self._config()
         try:
             kind, index = config["task"]["type"], int(config["task"]["index"])
@@ -38,21 +38,21 @@ class TFConfig(Launcher):
         return index if kind == "chief" else index + chiefs
 
     def size(self) -> int:
-        """Counts the chief and the workers."""
+        """Count the chief and the workers."""
         return len(self.addresses())
 
     def local_rank(self) -> int:
-        """Among those on the same host."""
+        """Return the number of this task among those on the same host."""
         hosts, rank = self._hosts(), self.rank()
         return hosts[:rank].count(hosts[rank])
 
     def local_size(self) -> int:
-        """Counts those on the same host."""
+        """Count the tasks on the same host."""
         hosts = self._hosts()
         return hosts.count(hosts[self.rank()])
 
     def addresses(self) -> list[str]:
-        """Returns the addresses of the chief and of the workers."""
+        """Return the addresses of the chief and of the workers."""
         cluster = self._config().get("cluster") or {}
         try:
             found = [*cluster.get("chief", []), *cluster.get("worker", [])]

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 PREFIX = "COLLECTIVE_"
-# Those of docs/reference/environment.md, without the prefix.
+# The variables of docs/reference/environment.md, without the prefix.
 KNOWN = frozenset(
     [
         "AGENT_FOLDER",
@@ -58,7 +58,7 @@ KNOWN = frozenset(
 
 
 def warnings(variables: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that begins as ours do and is not known."""
+    """Return a sentence for each variable that begins like ours and is unknown."""
     found = []
     for variable in sorted(variables):
         name = variable.removeprefix(PREFIX)
