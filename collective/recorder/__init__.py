@@ -36,10 +36,10 @@ _position = _nowhere
 
 
 def start(environment: Environment, job: str, launch_rank: int | None = None) -> None:
-    """Opens this rank's recorder; every rank of the host calls it.
+    """Open this rank's recorder; every rank of the host calls it.
 
-    Does nothing in a job of one rank, for a rank that joins later, and if it is open.
-    If it cannot be opened, the job runs without it.
+    Does nothing in a job of one rank, in a rank that joins later, and if the recorder
+    is open. If the recorder cannot be opened, the job runs without it.
 
     Args:
         environment: This process' rank in the job.
@@ -62,13 +62,13 @@ def start(environment: Environment, job: str, launch_rank: int | None = None) ->
 
 
 def reopen(environment: Environment, launched: Environment | None) -> None:
-    """Continues after a reconfiguration of the core; every rank of the job calls it.
+    """Continue after a reconfiguration of the core; every rank of the job calls it.
 
     Keeps this rank's entries; ranks that have left are omitted from later dumps.
 
     Args:
         environment: This process' rank in the new job.
-        launched: Its rank as the launcher gave it, if it has just joined.
+        launched: The rank that the launcher gave it, if it has just joined.
     """
     if _folder() == "off":
         return
@@ -82,7 +82,7 @@ def reopen(environment: Environment, launched: Environment | None) -> None:
 
 
 def renumber(environment: Environment) -> None:
-    """As ``reopen``, for a job that is not the core's, after ranks have left.
+    """Do as ``reopen``, in a job that is not the core's, after ranks have left.
 
     Args:
         environment: This process' rank among those that remain.
@@ -96,7 +96,7 @@ def renumber(environment: Environment) -> None:
 
 
 def _begin(environment: Environment, job: str, code: int) -> None:
-    """Starts the watching thread, if the core has opened a recorder."""
+    """Start the watching thread, if the core has opened a recorder."""
     global _opened, _position
     from collective.recorder import watch
 
@@ -120,7 +120,7 @@ def _begin(environment: Environment, job: str, code: int) -> None:
 
 
 def close() -> None:
-    """Closes the recorder: the end of this process is not an incident any more."""
+    """Close the recorder: after this, the end of the process is not an incident."""
     global _opened, _position
     if _opened is None or _opened[0] != os.getpid():
         return
@@ -133,41 +133,41 @@ def close() -> None:
 
 
 def request_dump(reason: str) -> None:
-    """Says what is wrong, and waits until all ranks of this host are dumped."""
+    """Say what is wrong, and wait until all ranks of this host are dumped."""
     if _opened is not None:
         library.load().collective_recorder_request_dump(reason.encode())
 
 
 def advise(what: Callable[[], str]) -> None:
-    """Sets what returns the hint of every dump: what to type if the job has failed."""
+    """Set the function that returns the hint of each dump: what to type next."""
     from collective.recorder import watch
 
     watch.advice = what
 
 
 def waits_for_input(step: int, since: float) -> None:
-    """Records that the training loop waits for the input of a step.
+    """Record that the training loop waits for the input of a step.
 
     Args:
-        since: Since when, in seconds of ``time.perf_counter``.
+        since: When the wait began, in seconds of ``time.perf_counter``.
     """
     _position[1] = since
     _position[0] = 1 + 2 * step
 
 
 def in_step(step: int, since: float) -> None:
-    """Records that the training loop is within a step; as ``waits_for_input``."""
+    """Record that the training loop is within a step; see ``waits_for_input``."""
     _position[1] = since
     _position[0] = 2 + 2 * step
 
 
 def in_no_step() -> None:
-    """Records that the training loop is in neither."""
+    """Record that the training loop neither waits for input nor is within a step."""
     _position[0] = 0
 
 
 def _forked() -> None:
-    """Lets a forked child record nothing."""
+    """Make a forked child record nothing."""
     global _position
     _position = _nowhere
 
@@ -178,7 +178,7 @@ os.register_at_fork(after_in_child=_forked)
 class span(contextlib.AbstractContextManager[None]):
     """Context manager: records a span of this rank.
 
-    Args:
+    kind: A collective that the core does not run, or ``OTHER``.
         kind: A collective that the core does not run, or ``OTHER``.
         name: Shown in dumps.
         size: Bytes that it moves.

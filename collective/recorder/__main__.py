@@ -12,7 +12,7 @@ from collective.recorder.dump import Dump, merge, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the merged dump; returns the exit code."""
+    """Print the merged dump; return the exit code."""
     parser = argparse.ArgumentParser("python -m collective.recorder")
     parser.add_argument("files", nargs="+", metavar="FILE")
     options = parser.parse_args(arguments)

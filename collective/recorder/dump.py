@@ -1,4 +1,4 @@
-"""A dump of the flight recorder: which rank waits where, since when, for which ranks."""
+"""A dump of the flight recorder: which rank waits, where, since when, for whom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collective.recorder.memory import Entry, Rank
 
 _SHOWN = 16  # of each rank's entries, and of ranks on stderr; the file has all
 _MARK = '{"collective flight recorder": 2, '
-_EVERYONE = 2  # communicators before this are of all ranks (native/core.h)
+_EVERYONE = 2  # communicators before this include all ranks (native/core.h)
 # Paths of libraries: the line shown for a rank is the innermost of the user's own.
 _LIBRARIES = (
     "site-packages",
@@ -28,7 +28,7 @@ _LIBRARIES = (
 
 @dataclass
 class Dump:
-    """What the ranks of one host, or of several, were doing."""
+    """The operations of the ranks of one host, or of several."""
 
     reason: str  # why it was written, in a sentence
     at: float  # when, in seconds since the epoch
@@ -36,10 +36,10 @@ class Dump:
     ranks: Sequence[Rank]  # the ranks described, ascending
 
     def summary(self) -> str:
-        """Returns a line for each rank, for stderr."""
+        """Return a line for each rank, for stderr."""
         first = self.reason.strip().splitlines()[0]
         lines = [f"collective: {first}"]
-        # Of many ranks, those first that do not wait.
+        # Of many ranks, the first that do not wait.
         ranks = sorted(self.ranks, key=lambda r: self._doing(r).startswith("waits"))
         shown = self.ranks if len(ranks) <= _SHOWN else ranks[:_SHOWN]
         for rank in shown:
@@ -52,7 +52,7 @@ class Dump:
         return printable("\n".join(lines))
 
     def text(self) -> str:
-        """Returns the whole file: text, and a last line of JSON for ``parse``."""
+        """Return the file's content: text, and a last line of JSON for ``parse``."""
         hosts = ", ".join(dict.fromkeys(rank.host for rank in self.ranks))
         when = datetime.fromtimestamp(self.at).astimezone().isoformat(" ", "seconds")
         lines = [
@@ -119,7 +119,7 @@ class Dump:
         return state + text
 
     def _missing(self, waiting: Rank, entry: Entry) -> str:
-        """Returns which of the described ranks have not reached a collective."""
+        """Return which of the described ranks have not reached a collective."""
         if entry.area < 0:
             return ""
         absent, others = [], []
@@ -148,10 +148,10 @@ class Dump:
 
 
 def parse(text: str, name: str) -> Dump:
-    """Reads what ``Dump.text`` has written; ``name`` is for the error.
+    """Read the text that ``Dump.text`` has made; ``name`` is for the error.
 
     Raises:
-        UsageError: If it is not a dump.
+        UsageError: If the text is not a dump.
     """
     line = text.rstrip("\n").rpartition("\n")[2]
     try:
@@ -171,7 +171,7 @@ def parse(text: str, name: str) -> Dump:
 
 
 def merge(dumps: Iterable[Dump]) -> Dump:
-    """Merges dumps of several hosts into one, at the time of the earliest.
+    """Merge dumps of several hosts into one, at the time of the earliest.
 
     Times of the other dumps are shifted by the difference of the wall clocks.
     """
@@ -188,7 +188,7 @@ def merge(dumps: Iterable[Dump]) -> Dump:
 
 
 def user_line(stack: Sequence[str]) -> str:
-    """Returns the innermost line of the user's own code; else the innermost."""
+    """Return the innermost line of the user's own code, or else the innermost line."""
     own = (line for line in stack if not any(part in line for part in _LIBRARIES))
     return next(own, stack[0] if stack else "")
 
@@ -215,7 +215,7 @@ def _shifted(rank: Rank, seconds: float) -> Rank:
 
 
 def _within(rank: Rank) -> list[str]:
-    """Returns the step and the spans that a rank is in; the innermost last."""
+    """Return the step and the spans that a rank is in; the innermost comes last."""
     opened = [e for e in rank.entries if e.ended is None and not e.collective]
     text = [f"{entry}{_since(entry.started)}" for entry in opened]
     return [f"{rank.at}{_since(rank.since)}", *text] if rank.at else text

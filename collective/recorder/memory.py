@@ -1,4 +1,4 @@
-"""What a rank has written into the recorder's memory, as Python objects."""
+"""The content of the recorder's memory, as Python objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from collective import library
 from collective.operations.kinds import DTYPES, Kind, Op
 
-# By the numbers of the core.
+# By the numbers that the core uses.
 KINDS = (*(kind.name.lower().replace("_", "-") for kind in Kind), "join", "")
-_COLLECTIVES = 7  # kinds before this are
+_COLLECTIVES = 7  # kinds before this are collectives
 _OPS = [op.name.lower() for op in Op]
 _DTYPES = list(DTYPES)
 STATES = ("alive", "dead", "left")
@@ -21,22 +21,22 @@ STATES = ("alive", "dead", "left")
 class Entry:
     """A collective, or another span of a rank."""
 
-    number: int  # of the entry on this rank, from 1
+    number: int  # number of the entry on this rank, from 1
     kind: str  # such as ``all-reduce``; empty for other spans
     what: str  # its name
-    bytes: int  # of the tensors
+    bytes: int  # size of the tensors
     # announced, started, ended: seconds before the dump, negative; None: not yet.
     announced: float
     started: float | None
     ended: float | None
     # area, sequence: the communicator, and the number of the collective in it, equal on
-    # all its ranks. ``area`` is -1 for what the core did not run, or ran before the
-    # last reconfiguration.
+    # all its ranks. ``area`` is -1 for a collective that the core did not run, or ran
+    # before the last reconfiguration.
     area: int
     sequence: int
     failed: bool = False  # whether it raised an error
     detail: str = ""  # operation and element type, if known
-    step: int | None = None  # training step in which it began; None outside of one
+    step: int | None = None  # training step in which it began; None outside of a step
 
     @property
     def collective(self) -> bool:
@@ -58,21 +58,21 @@ class Rank:
     pid: int
     host: str  # host name
     state: str  # ``alive``, ``dead``, ``left`` or ``stopped``
-    # Lines of its main thread, the innermost first.
+    # Lines of the stack of its main thread, the innermost first.
     stack: list[str] = field(default_factory=list)
-    # When that was: seconds before the dump, negative; None: never.
+    # When the stack was taken: seconds before the dump, negative; None: never.
     sampled: float | None = None
     entries: list[Entry] = field(default_factory=list)  # the oldest first
-    # The rank that it was started with, which prefixes its output.
+    # The rank that the launcher gave it, which prefixes its output.
     launch_rank: int | None = None
     joined: bool = False  # whether it has joined a running job
     # Position of its training loop: ``step 17``, ``input of step 17``, or empty.
     at: str = ""
-    since: float = 0.0  # since when: seconds before the dump, negative
+    since: float = 0.0  # when that began: seconds before the dump, negative
 
     @property
     def name(self) -> str:
-        """Its rank; and the rank that it was started with, if that differs."""
+        """Its rank; also the rank that the launcher gave it, if that differs."""
         started = "joined" if self.joined else "started"
         if self.launch_rank not in (None, self.rank):
             return f"rank {self.rank} ({started} as {self.launch_rank})"
@@ -80,7 +80,7 @@ class Rank:
 
 
 def read(local_rank: int, host: str, now: int) -> Rank:
-    """Reads what a rank of this host has written.
+    """Read the entries and the state of a rank of this host.
 
     Args:
         now: Time of the dump, in nanoseconds of the monotonic clock.

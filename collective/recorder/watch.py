@@ -33,7 +33,7 @@ _thread: threading.Thread | None = None
 
 
 def begin(environment: Environment, folder: str) -> None:
-    """Starts the thread, which writes dumps into a folder."""
+    """Start the thread, which writes dumps into a folder."""
     global rank_info, _thread
     rank_info = environment
     library.load().collective_recorder_sample(_stack())
@@ -44,7 +44,7 @@ def begin(environment: Environment, folder: str) -> None:
 
 
 def end() -> None:
-    """Joins the thread, after the recorder was closed."""
+    """Join the thread, after the recorder was closed."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(5)
 
@@ -56,7 +56,7 @@ def _watch(folder: str) -> None:
         if event == _DUMP:
             try:
                 _dump(folder)
-            except Exception as error:  # must not replace the job's own error
+            except Exception as error:  # it must not replace the job's own error
                 print(f"collective: flight recorder: {error!r}", file=sys.stderr)
             finally:
                 core.collective_recorder_finish_dump()
@@ -85,7 +85,7 @@ def _dump(folder: str) -> None:
 
 
 def _write(dump: Dump, folder: str, name: str) -> Path:
-    """Writes a new file that only the user can read."""
+    """Write a new file that only the user can read."""
     text = dump.text().encode()
     for where in (folder, tempfile.gettempdir()):
         for suffix in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
@@ -101,10 +101,11 @@ def _write(dump: Dump, folder: str, name: str) -> Path:
 
 
 def _stack() -> bytes:
-    """Returns the main thread's stack, innermost line first.
+    """Return the main thread's stack, innermost line first.
 
-    Without garbage collection: in this thread it could free TensorFlow graphs and so
-    wait for a lock of the main thread, while that waits for the interpreter lock.
+    Garbage collection is off: in this thread it could free TensorFlow graphs and so
+    wait for a lock of the main thread, while that thread waits for the interpreter
+    lock.
     """
     collects = gc.isenabled()
     gc.disable()
