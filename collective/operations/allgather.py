@@ -1,4 +1,4 @@
-"""All-gather: the arrays of all ranks, one behind the other, on every rank."""
+"""All-gather: the arrays of all ranks, one after the other, on every rank."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Concatenates the arrays of all ranks along the first axis.
+    """Concatenate the arrays of all ranks along the first axis.
 
     Args:
         array: Equal dtype and shape on every rank but for the first axis. A scalar
             counts as one row.
-        out: Where the result goes; a new array by default.
+        out: Receives the result; a new array by default.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
@@ -41,10 +41,10 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[np.ndarray]:
-    """As ``allgather``, returning a handle to wait for.
+    """Start ``allgather``; return a handle to wait for.
 
-    The lengths are exchanged before it returns, so it waits for the other ranks to
-    make the same call; the data moves afterwards.
+    The lengths are exchanged before this returns, so it waits until the other ranks
+    make the same call; the data are moved afterwards.
     """
     return _call(array, out, name, process_set).start()
 

@@ -33,32 +33,32 @@ def allreduce(
     algorithm: str = "auto",
     transport_dtype: str | None = None,
 ) -> np.ndarray:
-    """Reduces an array over all ranks; the same bits on every rank.
+    """Reduce an array over all ranks; the same bits on every rank.
 
     Args:
-        array: Equal shape and dtype on every rank. float16 and bfloat16 are summed
-            in float32 and rounded once (with the direct algorithms). An array of
-            NumPy, or of a library that shares its memory with NumPy
-            (docs/reference/python.md); a copy is made of what is not C-contiguous.
+        array: Equal shape and dtype on every rank. float16 and bfloat16 are summed in
+            float32 and rounded once (with the direct algorithms). An array of NumPy, or
+            of a library that shares its memory with NumPy (docs/reference/python.md);
+            an array that is not C-contiguous is copied.
         op: Average, Sum, Min, Max or Product.
-        out: Where the result goes, ``array`` itself to reduce in place; a new
-            array by default. Of an input that it overlaps otherwise, a copy is made.
+        out: Receives the result, ``array`` itself to reduce in place; a new array by
+            default. If it overlaps the input in another way, the input is copied.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
         algorithm: ``auto``, ``direct``, ``one-shot``, ``halving-doubling`` or
-            ``hierarchical``, of which the last two are ``direct`` on one host; see
+            ``hierarchical``; the last two are ``direct`` on one host; see
             docs/explanation/algorithms.md.
-        transport_dtype: ``float16`` or ``bfloat16``: what float32 elements are on
-            the way. They are summed in float32; every rank gets the rounded sum.
+        transport_dtype: ``float16`` or ``bfloat16``: the type in which float32 elements
+            travel. They are summed in float32; every rank gets the rounded sum.
 
     Returns:
         The result, of the shape and dtype of ``array``, in this machine's byte order.
 
     Raises:
-        Disagreement: On every rank, if they did not make the same call.
+        Disagreement: On every rank, if the ranks did not make the same call.
         PeerLost: If a rank died or left.
-        Timeout: If a rank did not come in time.
-        UsageError: For an argument that cannot be.
+        Timeout: If a rank did not make the call in time.
+        UsageError: If an argument is invalid.
     """
     plain = library.extension().run(
         _KIND, False, array, out, op, name, process_set,
@@ -80,7 +80,7 @@ def allreduce_async(
     algorithm: str = "auto",
     transport_dtype: str | None = None,
 ) -> Handle[np.ndarray]:
-    """As ``allreduce``, returning at once a handle to wait for."""
+    """Start ``allreduce``; return at once a handle to wait for."""
     request = (
         _KIND, False, array, out, op, name, process_set,
         algorithm, transport_dtype, 0, None,
@@ -99,10 +99,10 @@ def grouped_allreduce(
     algorithm: str = "auto",
     transport_dtype: str | None = None,
 ) -> list[np.ndarray]:
-    """Reduces a list of arrays, of any mixture of shapes and dtypes, as one.
+    """Reduce a list of arrays, of any mixture of shapes and dtypes, as one.
 
-    Arguments and errors as for ``allreduce``; ``out`` is a list as long, of arrays that
-    do not overlap.
+    Arguments and errors are those of ``allreduce``; ``out`` is a list of the same
+    length, of arrays that do not overlap.
     """
     outputs = None if out is None else list(out)
     request = (
@@ -123,7 +123,7 @@ def grouped_allreduce_async(
     algorithm: str = "auto",
     transport_dtype: str | None = None,
 ) -> Handle[list[np.ndarray]]:
-    """As ``grouped_allreduce``, returning at once a handle to wait for."""
+    """Start ``grouped_allreduce``; return at once a handle to wait for."""
     outputs = None if out is None else list(out)
     request = (
         _KIND, True, list(arrays), outputs, op, name, process_set,
@@ -143,7 +143,7 @@ def _call(
     algorithm: str,
     transport_dtype: str | None,
 ) -> Call[Any]:
-    """The call where an argument is not plain enough for the extension.
+    """Return the call if an argument is not plain enough for the extension.
 
     Args:
         grouped: Whether ``arrays`` and ``out`` are lists.

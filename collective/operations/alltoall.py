@@ -1,4 +1,4 @@
-"""All-to-all: every rank sends a part to every rank."""
+"""All-to-all: every rank sends some rows to every rank."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sends rows to every rank and receives theirs.
+    """Send rows to every rank and receive theirs.
 
     Args:
         array: ``[rows, ...]``; equal dtype and shape on every rank but for rows.
-        splits: Rows for each rank, in order; they add up to ``rows``. Equal parts
-            by default.
-        out: Where the result goes; not ``array``. A new array by default.
+        splits: Rows for each rank, in order; they add up to ``rows``. Equally many by
+            default.
+        out: Receives the result; not ``array``. A new array by default.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
@@ -53,10 +53,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[tuple[np.ndarray, np.ndarray]]:
-    """As ``alltoall``, returning a handle to wait for.
+    """Start ``alltoall``; return a handle to wait for.
 
-    The splits are exchanged before it returns, so it waits for the other ranks to
-    make the same call; the data moves afterwards.
+    The splits are exchanged before this returns, so it waits until the other ranks make
+    the same call; the data are moved afterwards.
     """
     return _call(array, splits, out, name, process_set).start()
 

@@ -1,4 +1,4 @@
-"""Barrier: no rank leaves before all have come."""
+"""Barrier: no rank leaves before all ranks have entered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KIND = int(Kind.BARRIER)
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
-    """Waits for every rank.
+    """Wait for every rank.
 
     Args:
         name: Shown in errors; must be the same on every rank.
@@ -30,5 +30,5 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> N
 def barrier_async(
     name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[None]:
-    """As ``barrier``, returning at once a handle to wait for."""
+    """Start ``barrier``; return at once a handle to wait for."""
     return Call(Kind.BARRIER, [], None, process_set=process_set, name=name).start()

@@ -20,12 +20,12 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> np.ndarray:
-    """Gives every rank the root's array.
+    """Give every rank the root's array.
 
     Args:
         array: Equal shape and dtype on every rank; its values matter on the root.
         root_rank: The root, counted in the whole job.
-        out: Where the result goes; ``array`` itself is fine.
+        out: Receives the result; it may be ``array`` itself.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
@@ -51,7 +51,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[np.ndarray]:
-    """As ``broadcast``, returning at once a handle to wait for."""
+    """Start ``broadcast``; return at once a handle to wait for."""
     root = _root(root_rank, process_set)
     plain = start(_KIND, False, array, out, 0, name, process_set, 0, -1, root, None)
     if plain is not None:

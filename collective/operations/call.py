@@ -1,4 +1,4 @@
-"""Requests of the extension, handles, and what makes an array plain enough for it."""
+"""Requests of the extension, handles, and the conversion of arrays for both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective.process_set import ProcessSet, members
 
 Result = TypeVar("Result")
 
-_HOST_MEMORY = (1, 3)  # of DLPack: the CPU's, and what is pinned for a GPU
+_HOST_MEMORY = (1, 3)  # of DLPack: the CPU's, and memory pinned for a GPU
 
 
 class Handle(Generic[Result]):
@@ -28,23 +28,23 @@ class Handle(Generic[Result]):
     __slots__ = ("_result", "_running")
 
     def __init__(self, running: Any, result: Result):
-        self._running = running  # keeps the arrays, and waits if it is forgotten
+        self._running = running  # keeps the arrays, and waits if nobody calls ``wait``
         self._result = result
 
     def wait(self) -> Result:
-        """Waits for the end; may be called again, and by several threads.
+        """Wait for the end; may be called again, and by several threads.
 
         Returns:
-            What the blocking call returns.
+            The return value of the blocking call.
 
         Raises:
-            CollectiveError: What the blocking call raises, each time.
+            CollectiveError: Each time, if the blocking call would raise it.
         """
         self._running.wait()
         return self._result
 
     def done(self) -> bool:
-        """Whether ``wait()`` would return at once."""
+        """Return whether ``wait()`` would return at once."""
         return self._running.done()
 
 
@@ -52,13 +52,13 @@ class Call(Generic[Result]):
     """One request, of arrays that the extension takes.
 
     Args:
-        kind: Which collective.
+        kind: The collective.
         arrays: Pairs of input and output, C-contiguous, of one dtype each.
-        result: What ``run`` and a handle's ``wait`` return.
+        result: The value that ``run`` and a handle's ``wait`` return.
         process_set: The ranks that take part; None for all.
         name: Shown in errors, and compared between ranks.
         op, algorithm, transport, root: Numbers of the C interface.
-        counts: Elements per rank, where the collective needs them.
+        counts: Elements per rank, if the collective needs them.
         order, plan: For ``start``: 1 for the order by names, as TensorFlow's ops have
             it, and the number of the traced function.
     """
@@ -97,18 +97,18 @@ class Call(Generic[Result]):
         self.result = result
 
     def run(self) -> Result:
-        """Runs the call to its end."""
+        """Run the call to its end."""
         self._taken(library.extension().run(*self.arguments))
         return self.result
 
     def start(self) -> Handle[Result]:
-        """Starts the call."""
+        """Start the call."""
         started = library.extension().start(*self.arguments, *self.by_name)
         running, _ = self._taken(started)
         return Handle(running, self.result)
 
     def time(self, repetitions: int, inner: int) -> np.ndarray:
-        """Seconds of each repetition, without Python's part (collective.bench)."""
+        """Return the seconds of each repetition, without the time of Python."""
         seconds = library.extension().time(*self.arguments, repetitions, inner)
         return np.array(self._taken(seconds))
 
@@ -130,13 +130,13 @@ def single(
     name: str | None,
     **numbers: Any,
 ) -> Call[np.ndarray]:
-    """The call of one array.
+    """Return the call of one array.
 
     Args:
         kind, process_set, name, numbers: As for ``Call``.
         source: C-contiguous; copied if the output would overwrite it.
-        out: Where the result goes, and what the call returns; None for a new array.
-        shape: Of the result.
+        out: Receives the result, and is returned by the call; None for a new array.
+        shape: Shape of the result.
 
     Raises:
         UsageError: If ``out`` cannot hold the result.
@@ -151,9 +151,9 @@ def single(
 
 
 def start(*arguments: Any) -> Handle[Any] | None:
-    """As ``run`` of the extension, returning a handle of the outputs.
+    """Call ``run`` of the extension; return a handle of the outputs.
 
-    None if an argument is not plain, and nothing was done. ``kDocs`` of
+    Returns None, and does nothing, if an argument is not plain. ``kDocs`` of
     native/bindings/python.cc has the arguments.
     """
     started = library.extension().start(*arguments)
@@ -161,13 +161,13 @@ def start(*arguments: Any) -> Handle[Any] | None:
 
 
 def contiguous(array: object) -> np.ndarray:
-    """A view of the array if its elements lie one behind the other, else a copy.
+    """Return a view of the array if it is contiguous, else a contiguous copy.
 
-    Anything that NumPy sees as an array, or that offers DLPack on the CPU; elements in
-    another byte order than this machine's are converted.
+    Takes anything that NumPy sees as an array, or that offers DLPack on the CPU.
+    Elements in another byte order than this machine's are converted.
 
     Raises:
-        UsageError: If it is an array that is not in this process' memory.
+        UsageError: If the array is not in this process' memory.
     """
     array = _viewed(array)
     if not array.dtype.isnative:
@@ -200,15 +200,15 @@ def _viewed(array: Any) -> np.ndarray:
 def apart(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The inputs, copied where an output would overwrite what is still to be read.
+    """Return the inputs, copied if an output would overwrite them before they are read.
 
     Args:
         sources: Inputs, C-contiguous.
-        targets: Outputs, C-contiguous, one for each input; in place where both have the
+        targets: Outputs, C-contiguous, one for each input; in place if both have the
             same memory.
 
     Raises:
-        UsageError: If two outputs overlap: only one result can be there.
+        UsageError: If two outputs overlap: they cannot hold both results.
     """
     if len(targets) == 1 and not np.may_share_memory(sources[0], targets[0]):
         return list(sources)
@@ -243,7 +243,7 @@ def _extent(array: np.ndarray) -> tuple[int, int]:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A view of ``out``, which must be able to hold the result, or a new array."""
+    """Return a view of ``out``, which must fit the result, or a new array."""
     if out is None:
         return np.empty(shape, dtype)
     view = _writable(out)
@@ -284,7 +284,7 @@ def _writable(out: Any) -> np.ndarray | None:
 
 
 def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> None:
-    """Refuses numbers of rows that are not one a rank, adding up to the first axis."""
+    """Refuse numbers of rows, one a rank, that do not add up to the first axis."""
     fits = shape and len(splits) == size and min(splits) >= 0
     if not fits or sum(splits) != shape[0]:
         raise UsageError(
@@ -296,7 +296,7 @@ def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> No
 def exchange(
     values: Sequence[int], process_set: ProcessSet | None, what: str
 ) -> np.ndarray:
-    """Every rank's list of equally many integers, one row a rank.
+    """Return every rank's list of equally many integers, one row a rank.
 
     ``what`` is compared between ranks: they must agree on it.
     """

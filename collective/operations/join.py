@@ -1,4 +1,4 @@
-"""Join: a rank without more data takes part in what the others call, until all join."""
+"""Join: a rank without data takes part in the others' calls, until all join."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from collective.operations.allgather import allgather
 
 
 def join() -> int:
-    """Waits until every rank has joined; until then changes no result of the others.
+    """Wait until every rank has joined; until then change no result of the others.
 
-    In their all-reduces this rank has zeros (or what changes no product, minimum or
-    maximum), and an average still divides by the number of all ranks. To their
-    all-gathers it gives no rows. Only in calls among all ranks: a process set waits for
-    its members.
+    In the all-reduces of the others this rank contributes zeros (or the identity of the
+    product, minimum or maximum), and an average still divides by the number of all
+    ranks. In their all-gathers it contributes no rows. This holds for calls among all
+    ranks only: a process set waits for its members.
 
     Returns:
-        The rank that joined last; of several between the same two calls, the highest.
+        The rank that joined last; if several joined between the same two calls, the
+        highest.
 
     Raises:
         PeerLost: If a rank died or left.

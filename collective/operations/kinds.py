@@ -27,7 +27,7 @@ Sum, Average, Min, Max, Product = Op
 
 
 class Kind(enum.IntEnum):
-    """Which collective."""
+    """The kinds of collectives."""
 
     ALL_REDUCE = 0
     BROADCAST = 1
@@ -55,12 +55,12 @@ DTYPES = _numbered(
     "bool",
 )
 
-# What float32 elements may be on their way.
+# The types in which float32 elements may travel.
 TRANSPORTS = ("float16", "bfloat16")
 
 
 def op_number(op: Op) -> int:
-    """The C interface's number of an operation; a UsageError if there is none such."""
+    """Return the C interface's number of an operation, or raise a UsageError."""
     try:
         return int(Op(op))
     except ValueError:
@@ -71,7 +71,7 @@ def op_number(op: Op) -> int:
 
 
 def dtype_number(dtype: np.dtype) -> int:
-    """The C interface's number of a NumPy dtype; a UsageError if the core has none."""
+    """Return the C interface's number of a NumPy dtype, or raise a UsageError."""
     if not dtype.isnative:  # the name does not say so
         raise UsageError(
             f"elements of {dtype.str} are not in this machine's byte order",
@@ -87,7 +87,7 @@ def dtype_number(dtype: np.dtype) -> int:
 
 
 def algorithm_number(name: str) -> int:
-    """The C interface's number of an algorithm; a UsageError if there is none such."""
+    """Return the C interface's number of an algorithm, or raise a UsageError."""
     try:
         return ALGORITHMS[name]
     except KeyError:
@@ -98,9 +98,10 @@ def algorithm_number(name: str) -> int:
 
 
 def transport_number(name: str | None) -> int:
-    """The C interface's number of a 16-bit transport dtype; -1 for None.
+    """Return the C interface's number of a 16-bit transport dtype; -1 for None.
 
-    Raises a UsageError for what is neither float16 nor bfloat16.
+    Raises:
+        UsageError: If the dtype is neither float16 nor bfloat16.
     """
     if name is None:
         return -1

@@ -1,4 +1,4 @@
-"""Reduce-scatter: the sum over all ranks, a part of it on each."""
+"""Reduce-scatter: the sum over all ranks, and some of its rows on each rank."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def reducescatter(
     *,
     splits: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Reduces an array over all ranks and gives each rank some of its rows.
+    """Reduce an array over all ranks and give each rank some of its rows.
 
     Args:
         array: ``[rows, ...]``, equal shape and dtype on every rank.
         op: Average, Sum, Min, Max or Product.
-        out: Where this rank's part goes; a new array by default.
+        out: Receives this rank's rows; a new array by default.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
         splits: Rows of each rank, in order, the same list on every rank; by default
-            as even as can be, the first ranks having one more.
+            equal numbers, with one row more for the first ranks if needed.
 
     Returns:
         This rank's rows of the result.
@@ -50,7 +50,7 @@ def reducescatter_async(
     *,
     splits: Sequence[int] | None = None,
 ) -> Handle[np.ndarray]:
-    """As ``reducescatter``, returning at once a handle to wait for."""
+    """Start ``reducescatter``; return at once a handle to wait for."""
     return _call(array, op, out, name, process_set, splits).start()
 
 
