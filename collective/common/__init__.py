@@ -1,1 +1,1 @@
-"""``horovod.common``: what does not depend on TensorFlow."""
+"""``horovod.common``: the part of Horovod's interface without TensorFlow."""

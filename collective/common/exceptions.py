@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed on every rank; the last committed state can be taken."""
+    """A collective failed on every rank; the last committed state remains valid."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed; the present state can be taken.
+    """The hosts of the job have changed; the present state remains valid.
 
     Args:
         skip_sync: Whether the ranks hold the same state already.
@@ -22,13 +22,13 @@ class HostsUpdatedInterrupt(RuntimeError):
 class HorovodVersionMismatchError(ImportError):
     """A framework's version differs from the one that was compiled against.
 
-    The native core names no TensorFlow that it was compiled for, so this is never
+    The native core is compiled for no particular TensorFlow, so this error is never
     raised here.
 
     Args:
         name: The framework.
-        version: Which is imported.
-        installed_version: Which was compiled against.
+        version: The version that is imported.
+        installed_version: The version that the extension was compiled against.
     """
 
     def __init__(self, name: str, version: str, installed_version: str):
@@ -41,5 +41,5 @@ class HorovodVersionMismatchError(ImportError):
 def get_version_mismatch_message(
     name: str, version: str, installed_version: str
 ) -> str:
-    """One line about two versions of a framework."""
+    """Return one line about two versions of a framework."""
     return f"{name} {version} is imported, but {installed_version} was compiled against"

@@ -15,14 +15,14 @@ _Item = TypeVar("_Item")
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Makes sure that the native core can be loaded.
+    """Make sure that the native core can be loaded.
 
     Args:
         ext_name, ext_env_var, pkg_path, *args: Horovod's names of its extension; not
-            needed, as one core serves every framework.
+            used, because one core serves every framework.
 
     Raises:
-        ImportError: If it was not built.
+        ImportError: If the core was not built.
     """
     try:
         library.load()
@@ -31,11 +31,11 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the native core can be loaded.
+    """Return whether the native core can be loaded.
 
     Args:
         ext_base_name: ``tensorflow``; no other framework has an interface here.
-        verbose: Not needed.
+        verbose: Not used.
     """
     if ext_base_name != "tensorflow":
         return False
@@ -47,7 +47,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether TensorFlow sees a GPU; see ``extension_available`` for the arguments."""
+    """Return whether TensorFlow sees a GPU; arguments as of ``extension_available``."""
     if ext_base_name != "tensorflow":
         return False
     import tensorflow as tf
@@ -56,12 +56,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether the native core was built: it needs no more for any MPI."""
+    """Return whether the native core was built: one build serves any MPI."""
     return library.path().exists()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """False, as ``nccl_built`` etc.: the native core takes their place."""
+    """Return False, like ``nccl_built`` etc.: the native core takes their place."""
     return False
 
 
@@ -70,7 +70,7 @@ nccl_built = ddl_built = ccl_built = gloo_built
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Inside, environment variables have these values; None leaves one as it is."""
+    """Set environment variables inside the context; None leaves one as it is."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -85,19 +85,19 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum can be used on so many ranks."""
+    """Return whether Adasum can be used on so many ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(l: Sequence[_Item], n: int) -> list[Sequence[_Item]]:  # noqa: E741
-    """Cuts a sequence into ``n`` pieces, the first ones one longer where need be."""
+    """Cut a sequence into ``n`` pieces; the first ones may be longer by one."""
     length, longer = divmod(len(l), n)
     starts = [i * length + min(i, longer) for i in range(n + 1)]
     return [l[a:b] for a, b in itertools.pairwise(starts)]
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether ``iter(x)`` works."""
+    """Return whether ``iter(x)`` works."""
     try:
         iter(x)
     except TypeError:
@@ -106,10 +106,10 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Compares versions as numbers.
+    """Compare versions as numbers.
 
     Raises:
-        ValueError: If one is not a string, or ``target`` has not three parts.
+        ValueError: If one is not a string, or ``target`` does not have three parts.
     """
     from packaging import version
 

@@ -1,7 +1,7 @@
 """For scripts that import ``horovod.keras``: ``collective.tensorflow.keras``.
 
-The arguments of three names stand in another order in Horovod's two modules, and so
-they do here.
+The arguments of three names have another order in Horovod's two modules, and therefore
+here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import collective.keras.callbacks  # noqa: F401
 DistributedOptimizer = ordered(
     "optimizer name device_dense device_sparse compression sparse_as_dense "
     "gradient_predivide_factor op num_groups groups "
-    # Which horovod.keras has not:
+    # Names that horovod.keras does not have:
     "backward_passes_per_step average_aggregated_gradients process_set "
     "scale_local_gradients",
     module=__name__,
@@ -32,7 +32,7 @@ DistributedOptimizer = ordered(
     interface.allreduce,
 )
 def allreduce(value: Any, average: bool = True, op: Any = None, **options: Any) -> Any:
-    """As ``collective.tensorflow.keras.allreduce``; ``op`` supersedes ``average``."""
+    """Call ``collective.tensorflow.keras.allreduce``; ``op`` supersedes ``average``."""
     if op is None:
         op = Average if average else Sum
     return interface.allreduce(value, op=op, **options)

@@ -7,7 +7,7 @@ from collective.tensorflow.keras.callbacks import *  # noqa: F403
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):  # type: ignore[no-redef]
-    """The callback of ``tensorflow.keras``, for whole models only, as in ``horovod.keras``."""
+    """``tensorflow.keras``' callback for whole models only, as in ``horovod.keras``."""
 
     def __init__(
         self,
