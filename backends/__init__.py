@@ -1,7 +1,8 @@
 """One file or folder for each way to sum gradients, and the interface they share.
 
-Begin with ``base.py``, the interface, and ``single.py``, the shortest backend. What only some
-backends can do is in ``capabilities.py``, and ``registry.py`` has the backends by name.
+Begin with ``base.py``, the interface, and ``single.py``, the shortest backend.
+``capabilities.py`` has what only some backends can do, and ``registry.py`` has the
+backends by name.
 
 To add a backend: a file with a subclass of ``Backend``, and a line in ``registry.py``.
 """

@@ -1,7 +1,7 @@
 """``python -m collective.backends``: which backends can be used here, and why not, as JSON.
 
-For programs, such as ``python -m collective.doctor``, which is a floor below and so must
-not import this.
+It is for programs such as ``python -m collective.doctor``, which is a floor below and
+so must not import this package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.errors import UsageError
 
 
 def main() -> None:
-    """Prints the list."""
+    """Print the list."""
     parser = argparse.ArgumentParser(
         "python -m collective.backends", description=__doc__
     )
@@ -33,10 +33,10 @@ def main() -> None:
 
 
 def _check(name: str, launcher: str, size: int) -> int:
-    """Prints why so many ranks cannot use a backend; returns the exit code."""
+    """Print why so many ranks cannot use a backend; return the exit code."""
     try:
         check_name(name)
-        if name == "auto":  # takes what there is
+        if name == "auto":  # it takes any backend that works
             return 0
         place = Environment(launcher, 0, size, 0, size)
         found = backends.BACKENDS[name].availability(place)

@@ -1,7 +1,7 @@
 """``--backend auto``: the backend by launcher and devices, at once, nothing measured.
 
-Who wants the one that is fastest for a model here compares them (``compare.py``) and names
-it.
+It measures nothing. To find the fastest backend for a model here, compare them
+(``compare.py``) and name it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Choice:
 
 
 def choose(environment: Environment, options: Options) -> Choice:
-    """Chooses, the same on every rank of a host. Every rank calls it.
+    """Choose a backend, the same on every rank of a host. Every rank calls this.
 
-    Installed files, launcher and GPUs are those of the host. Only whether TensorFlow has
-    started may differ: a script may have used it on rank 0 alone. That matters with GPUs
-    only, and only then do the ranks ask each other.
+    Installed files, launcher and GPUs are equal on all ranks of a host. Only whether
+    TensorFlow has started may differ: a script may have used it on rank 0 alone. That
+    matters with GPUs only, and only then do the ranks ask each other.
 
     Raises:
         CollectiveError: A rank did not join.
@@ -48,7 +48,7 @@ def choose(environment: Environment, options: Options) -> Choice:
 
 
 def _has_started_somewhere(environment: Environment) -> bool:
-    """Whether TensorFlow has started on any rank of one host; on several, on this one."""
+    """Return whether TensorFlow has started: on any rank of one host, else on this."""
     started = tensorflow_has_started()
     if not can_serve(environment):
         return started
@@ -60,7 +60,7 @@ def _has_started_somewhere(environment: Environment) -> bool:
 
 
 def by_rule(environment: Environment, options: Options, started: bool) -> Choice:
-    """The choice where TensorFlow has started already, or has not, on some rank."""
+    """Return the choice, given whether TensorFlow has started on some rank."""
     if environment.launched:
         by = f"{environment.launcher} started {environment.size} processes"
         if environment.launcher == "horovodrun":
@@ -85,9 +85,9 @@ def by_rule(environment: Environment, options: Options, started: bool) -> Choice
 
 
 def _on_gpus(environment: Environment, options: Options, started: bool) -> str | None:
-    """The backend that sums on GPUs, where each rank has one; None: none can.
+    """Return the backend that sums on GPUs if each rank has one, or None.
 
-    Every other process backend copies gradients to the host and back.
+    All other backends with several processes copy gradients to the host and back.
     """
     if not gpus() or are_shared(environment):
         return None  # NCCL refuses two ranks on one GPU

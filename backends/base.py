@@ -1,8 +1,8 @@
 """The interface between the training step and the code that sums its gradients.
 
-A backend knows processes, devices and sums; it knows no model and no data set. The
-step uses this class only and does not know which backend it has. What only some backends
-can do is in ``collective.backends.capabilities``, one class each.
+A backend knows processes, devices and sums; it knows no model and no data set. The step
+uses this class only and does not know which backend it has.
+``collective.backends.capabilities`` has what only some backends can do, one class each.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from collective.running_time import Deadline
 
 
 def python() -> str:
-    """``python script.py``, for hints, with the name of the script that runs.
+    """Return ``python script.py``, for hints, with the name of the script that runs.
 
-    Without a script, as in a notebook or with ``python -m``, it is called script.py. An
-    unedited script needs ``python -m collective.distribute``: without, each process would
-    train by itself.
+    Without a script, as in a notebook or with ``python -m``, the name is script.py. An
+    unedited script needs ``python -m collective.distribute``: without it, each process
+    would train by itself.
     """
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     known = name.endswith(".py") and name != "__main__.py"
@@ -40,14 +40,14 @@ def python() -> str:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process at once, from any thread; the launcher then ends the others."""
+    """End this process at once, from any thread; the launcher then ends the others."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def wait_until(ended: Callable[[], bool], seconds: float) -> bool:
-    """Polls; whether it has ended in time."""
+    """Poll until it has ended; return whether it has ended in time."""
     deadline = Deadline(seconds)
     while not (done := ended()) and not deadline.passed():
         time.sleep(0.01)
@@ -81,21 +81,21 @@ class Backend(ABC):
     only rank 0 runs (``only_rank_zero``) they raise CollectiveError.
 
     Attributes:
-        name: What the user types behind ``--backend``.
+        name: The word that the user types after ``--backend``.
         summary: One line for ``--list-backends``.
         takes: Names of the options that this class adds to those of its bases.
-        launcher: The program that starts its ranks; empty: it is one process.
+        launcher: The program that starts its ranks; empty for one process.
         extra_ranks: Ranks that hold no replica.
         one_replica: Whether there is never more than one replica.
-        own_copies: Whether each replica has its own copy of a variable, which code of the
-            user's may write in a step.
+        own_copies: Whether each replica has its own copy of a variable, which the
+            user's code may write in a step.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
-        options: What the user chose.
-        environment: Where the launcher has put this process.
-        called: The rank that it gave this process. No other process of the job ever
-            has it.
+        options: The options that the user chose.
+        environment: The place that the launcher gave this process.
+        called: The rank that the launcher gave this process. No other process of the
+            job ever has it.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         processes: Number of processes that the launcher started; ``size`` of them run
@@ -104,17 +104,17 @@ class Backend(ABC):
         local_replicas: The replicas of this process, in order.
         chosen_because: Why this backend was chosen, for the summary.
 
-    These are neutral here, and a capability sets them:
+    These have neutral values here, and a capability sets them:
 
     Attributes:
         elastic: Whether the job continues when ranks die, leave or join (``Elastic``).
         joins: Whether this process waits to join a job that already runs
             (``Elastic``); until then it is alone.
         overlaps: Whether ``all_reduce`` sums the first gradients while the last are
-            still computed (``Overlap``).
+            computed (``Overlap``).
         tensor: The ranks that hold one replica together (``TensorParallel``); None:
             each rank has a replica of its own.
-        rounds_to: The dtype in which large gradients travel, where it is not their own.
+        rounds_to: The dtype in which large gradients travel, if it is not their own.
         stages: Devices of this process over which the layers of its replica are placed
             (``ModelParallel``); empty: all layers are on the default device.
     """
@@ -135,7 +135,7 @@ class Backend(ABC):
     rounds_to: str | None = None
     stages: Sequence[str] = ()
 
-    _rank_zero_code = ""  # what runs now, if only rank 0 runs it
+    _rank_zero_code = ""  # the code that rank 0 runs alone now, if any
 
     def __init__(self, options: Options, environment: Environment | None = None):
         self.options = options
@@ -154,16 +154,16 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Says whether this backend works here. Never raises, starts nothing."""
+        """Say whether this backend works here. Never raises, starts nothing."""
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which model and optimizer must be built."""
+        """Return the context in which model and optimizer must be built."""
         return contextlib.nullcontext()
 
     def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Calls ``step(*args)`` for every local replica; first replica's result.
+        """Call ``step(*args)`` for every local replica; return the first result.
 
-        Used inside a ``tf.function``.
+        This is used inside a ``tf.function``.
         """
         return step(*args)
 
@@ -173,16 +173,16 @@ class Backend(ABC):
         args: Sequence[Any],
         explain: Callable[[Exception], Exception] = lambda error: error,
     ) -> Any:
-        """Calls a ``tf.function`` that uses ``run``.
+        """Call a ``tf.function`` that uses ``run``.
 
         Args:
-            function: Returns a vector, or a vector and more.
+            function: Returns a vector, or a vector and other values.
             args: Tensors.
             explain: Maps an error to the one that is raised.
 
         Returns:
-            The function's result; of a backend that is not synchronous, an object
-            whose method ``numpy`` waits for the vector.
+            The function's result. If the backend is not synchronous, an object whose
+            method ``numpy`` waits for the vector.
         """
         try:
             return function(*args)
@@ -190,32 +190,32 @@ class Backend(ABC):
             raise explain(error) from None
 
     def explained(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, an error of what the backend runs on says what has happened."""
+        """Make errors of the backend's own library say what has happened."""
         return contextlib.nullcontext()
 
     def replica(self) -> Any:
-        """Inside ``run``: the number of this replica in the job, an int or tensor."""
+        """Return this replica's number in the job, inside ``run``: an int or tensor."""
         return self.local_replicas[0]
 
     def replica_count(self) -> Any:
-        """Inside ``run``: how many replicas there are, an int or tensor."""
+        """Return the number of replicas, inside ``run``: an int or tensor."""
         return self.replicas
 
     @property
     def most_replicas(self) -> int:
-        """How many replicas there may be: the length of vectors with a place for each."""
+        """The largest number of replicas, and length of vectors over replicas."""
         return self.replicas
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
     ) -> list[Any]:
-        """Inside ``run``: the sum of each tensor over all replicas.
+        """Return the sum of each tensor over all replicas, inside ``run``.
 
         Args:
             tensors: Dense tensors of equal shapes and dtypes on every replica.
-            rounded: Indices of the gradients: only these may travel in fewer bits,
-                where a backend has such an option. All other tensors are counts, or
-                are divided by counts, and are summed exactly.
+            rounded: Indices of the gradients: only these may travel in fewer bits, if a
+                backend has such an option. All other tensors are counts, or are divided
+                by counts, and are summed exactly.
 
         Returns:
             The sums, in order, the same bits on every replica.
@@ -225,22 +225,22 @@ class Backend(ABC):
 
     @abstractmethod
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        """Sums as ``all_reduce``; every rank takes part."""
+        """Sum as ``all_reduce`` does; every rank takes part."""
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Inside ``run``: writes values, the same on each replica, to variables."""
+        """Write values, the same on each replica, to variables, inside ``run``."""
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Outside ``run``: gives every process rank 0's values of the variables."""
+        """Give every process rank 0's values of the variables, outside ``run``."""
         if self.size == 1:
             return
         for variable in variables:
             variable.assign(self.broadcast_array(np.asarray(variable)))
 
     def broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Outside ``run``: the root's array, on every process. Shapes must agree."""
+        """Return the root's array on every process, outside ``run``."""
         self.require_all_ranks()
         array = np.array(array, order="C")
         with (
@@ -252,10 +252,10 @@ class Backend(ABC):
         return array
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        """Overwrites a uint8 vector by the root's; nothing to do in one process."""
+        """Overwrite a uint8 vector by the root's; do nothing in one process."""
 
     def barrier(self) -> None:
-        """Waits until every process has called it."""
+        """Wait until every process has called it."""
         self.require_all_ranks()
         with (
             recorder.span(recorder.BARRIER, "by the backend"),
@@ -264,23 +264,23 @@ class Backend(ABC):
             self._barrier()
 
     def _barrier(self) -> None:
-        """Waits as ``barrier``; nothing to wait for in one process."""
+        """Wait as ``barrier`` does; do nothing in one process."""
 
     def close(self) -> None:
-        """Ends what the backend started. The process may continue without it."""
+        """End all that the backend started. The process may continue without it."""
 
     def abort(self, exit_code: int) -> None:
-        """Ends this process at once, and the whole job: no other rank waits for it.
+        """End this process at once, and the whole job: no other rank waits for it.
 
         By default the launcher ends every other rank.
         """
         end_process(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """Whether every rank calls this with the same mark, within some seconds.
+        """Return whether every rank calls this with the same mark, within some seconds.
 
-        For a rank that has failed: others may be in other collectives, which this does
-        not disturb. After False the job can only be ended.
+        A rank that has failed calls it: other ranks may be in other collectives, which
+        this does not disturb. After False the job can only be ended.
 
         Args:
             mark: Describes the failure; below 2**53.
@@ -288,11 +288,11 @@ class Backend(ABC):
         return False
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """The exit code of another rank that ended the job, if the error says only that."""
+        """Return the exit code of the rank that ended the job, if the error says so."""
         return None
 
     def require_all_ranks(self) -> None:
-        """Raises CollectiveError in code that runs on rank 0 only: no other takes part."""
+        """Raise CollectiveError in code that only rank 0 runs."""
         if self._rank_zero_code:
             raise CollectiveError(
                 f"a collective was called from {self._rank_zero_code}, "
@@ -303,7 +303,7 @@ class Backend(ABC):
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
-        """Makes collectives raise at once inside code that runs on rank 0 only: ``what``."""
+        """Make collectives raise at once inside ``what``, which only rank 0 runs."""
         self._rank_zero_code = what if self.size > 1 else ""
         try:
             yield
@@ -312,7 +312,7 @@ class Backend(ABC):
 
     @contextlib.contextmanager
     def with_all_ranks(self) -> Iterator[None]:
-        """Inside ``only_rank_zero``: collectives run, for the other ranks take part."""
+        """Let collectives run inside ``only_rank_zero``: the other ranks take part."""
         what, self._rank_zero_code = self._rank_zero_code, ""
         try:
             yield
@@ -321,7 +321,7 @@ class Backend(ABC):
 
 
 class OneProcess(Backend):
-    """A backend whose replicas are all in one process: a launcher starts no more."""
+    """A backend whose replicas are all in one process, the only one that is started."""
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
@@ -334,7 +334,7 @@ class OneProcess(Backend):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable unless a launcher started several processes."""
+        """Return whether it is usable: if no launcher started several processes."""
         if environment.size > 1:
             return Availability(
                 False, f"{environment.size} processes were started", python()
@@ -343,5 +343,5 @@ class OneProcess(Backend):
 
     @classmethod
     def _found(cls) -> str:
-        """Why it can be used, in a few words."""
+        """Return in a few words why it can be used."""
         return "always"

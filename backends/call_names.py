@@ -8,10 +8,11 @@ from typing import Any
 
 
 class CallNames:
-    """Names each call by its function, and by its number there.
+    """Names each call by its function, and by its number in that function.
 
-    Those of TensorFlow come from the names of tensors, or from a counter of the process:
-    both differ where one rank traces a function more often than another.
+    TensorFlow's own names come from the names of tensors, or from a counter of the
+    process. Both differ between ranks if one rank traces a function more often than
+    another.
     """
 
     def __init__(self) -> None:
@@ -19,18 +20,18 @@ class CallNames:
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def next(self) -> str | None:
-        """Returns the name for the call that is being traced; None outside of graphs."""
+        """Return the name for the call that is being traced; None outside of graphs."""
         import tensorflow as tf
 
         if tf.executing_eagerly():
             return None
         graph = tf.compat.v1.get_default_graph()
-        # Out of the bodies of loops and branches, whose names have numbers that differ.
+        # Leave the bodies of loops and branches, whose names have numbers that differ.
         while isinstance(
             getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph
         ):
             graph = graph.outer_graph
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
-        # That of a backward pass has the number of its trace.
+        # The name of a backward pass contains the number of its trace.
         function = re.sub(r"_\d+", "", graph.name)
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {function}")

@@ -1,7 +1,8 @@
 """What some backends can do and others cannot: one class each, with its own options.
 
-A backend inherits from those that it has, and callers ask ``isinstance(backend,
-Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
+A backend inherits from the classes of its abilities, and callers ask
+``isinstance(backend, Elastic)``, or read the attribute that the class sets
+(``backend.overlaps``).
 
     class                   options                 backends
     Elastic                 min_np, max_np          native, mpi
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Elastic(Backend):
-    """A backend whose ranks may change, where ``Options.min_np`` is set.
+    """A backend whose ranks may change, if ``Options.min_np`` is set.
 
     When ranks die, collectives raise errors for which ``lost`` is true, and every rank
     that is left calls ``regroup``. The same call admits ranks that wait to join, and
@@ -52,8 +53,8 @@ class Elastic(Backend):
     """
 
     takes = frozenset({"min_np", "max_np"})
-    # What every rank does first after each ``regroup``; it may use collectives, and
-    # what it raises, ``regroup`` raises. None: nothing.
+    # Every rank calls this first after each ``regroup``. It may use collectives, and
+    # ``regroup`` raises its errors. None: nothing is called.
     on_change: Callable[[], None] | None = None
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -76,11 +77,11 @@ class Elastic(Backend):
         return self._max_replicas or self.replicas
 
     def replica(self) -> Any:
-        """This replica's number; in an elastic job a variable, read in each step."""
+        """Return this replica's number; in an elastic job, by a variable."""
         return self._place()[0] if self.elastic else super().replica()
 
     def replica_count(self) -> Any:
-        """How many replicas there are; likewise."""
+        """Return the number of replicas; in an elastic job, by a variable."""
         return self._place()[1] if self.elastic else super().replica_count()
 
     def _place(self) -> Any:
@@ -95,20 +96,21 @@ class Elastic(Backend):
 
     @abstractmethod
     def lost(self, error: BaseException) -> bool:
-        """Whether the error means only that ranks died, and the rest can continue.
+        """Return whether the error means only that ranks died, and others can continue.
 
         If so, every rank that is left calls ``regroup``.
         """
 
     def is_repeated(self, error: BaseException) -> bool:
-        """Whether a caller repeats what this error has interrupted: ranks died.
+        """Return whether a caller repeats the work that this error has interrupted.
 
-        The error may have been raised from one for which ``lost`` is true.
+        That is so after a loss. The error may have been raised from one for which
+        ``lost`` is true.
         """
         return self.on_change is not None and self.caused_by_loss(error)
 
     def caused_by_loss(self, error: BaseException) -> bool:
-        """Whether an error, or one that it was raised from, is ``lost``."""
+        """Return whether an error, or one that it was raised from, is ``lost``."""
         found: BaseException | None = error
         while found is not None:
             if self.lost(found):
@@ -117,9 +119,9 @@ class Elastic(Backend):
         return False
 
     def regroup(self) -> list[int]:
-        """Continues with the ranks that are left, renumbered in their old order.
+        """Continue with the ranks that are left, renumbered in their old order.
 
-        Ranks that wait to join come after them, where the backend can admit them.
+        Ranks that wait to join come after them, if the backend can admit them.
 
         Returns:
             The former number of each rank, by its new one; -1 for a rank that joined.
@@ -137,10 +139,10 @@ class Elastic(Backend):
 
     @abstractmethod
     def _regroup(self) -> list[int]:
-        """As ``regroup``, without ``on_change``."""
+        """Do the work of ``regroup``, except ``on_change``."""
 
     def enter(self) -> list[int]:
-        """Joins the job that already runs, where this process ``joins`` one.
+        """Join the job that already runs, if this process ``joins`` one.
 
         Returns:
             As ``regroup``.
@@ -149,10 +151,10 @@ class Elastic(Backend):
 
     @abstractmethod
     def leave(self) -> None:
-        """Leaves a job whose other ranks have agreed to continue without this one."""
+        """Leave a job whose other ranks have agreed to continue without this one."""
 
     def _renumber(self, place: Environment) -> None:
-        """Takes a new place in the job."""
+        """Take a new place in the job."""
         self._max_replicas = self.most_replicas
         self._take_place(place)
         if self._place_variable is not None:
@@ -183,7 +185,7 @@ class TensorParallel(Backend):
     tensor: TensorGroup | None
 
     def _share_replicas(self) -> None:
-        """Makes the groups; every rank calls it once it is in the job."""
+        """Make the groups; every rank calls it once it is in the job."""
         parts = self.options.tensor_parallel
         if parts == 1:
             return
@@ -194,9 +196,9 @@ class TensorParallel(Backend):
         self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
 
     def grouped(self, parts: int) -> TensorParallel:
-        """This backend, with ``parts`` ranks to a replica. Every rank calls it.
+        """Return this backend, with ``parts`` ranks in a replica. Every rank calls it.
 
-        Both backends work, whichever is used last: they share the job.
+        Both backends work, whichever is used last: they belong to the same job.
 
         Raises:
             UsageError: The ranks cannot be cut into such groups.
@@ -207,12 +209,12 @@ class TensorParallel(Backend):
         return found
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Layers made in it are split over the group."""
+        """Return a context in which layers are built as split over the group."""
         return super().scope() if self.tensor is None else self.tensor.for_layers()
 
     @abstractmethod
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
-        """As ``all_reduce``, over all processes: also over those of one replica."""
+        """Sum over all processes, also over those of one replica."""
 
 
 class ModelParallel(Backend):
@@ -221,7 +223,7 @@ class ModelParallel(Backend):
     takes = frozenset({"model_parallel"})
 
     def _configure_devices(self, environment: Environment) -> None:
-        """Sets up this process' devices; a subclass calls it when it has started."""
+        """Set up this process' devices; a subclass calls this after it has started."""
         count = self.options.model_parallel
         configure(self.options, environment, self.overlaps, count)
         self.stages = local_devices(count) if count > 1 else []
@@ -233,7 +235,7 @@ class ModelParallel(Backend):
             )
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """With stages, variables are made in host memory; their layers are placed later."""
+        """Return a context in which variables with stages are made in host memory."""
         if not self.stages:
             return super().scope()
         import tensorflow as tf
@@ -244,25 +246,25 @@ class ModelParallel(Backend):
 class LocalDevices(Backend):
     """A process with a replica on each of its devices.
 
-    A partitioned step is one graph for all of them, outside of ``run``: it says itself what
-    is made on which device.
+    A partitioned step is one graph for all of them, outside of ``run``: it decides
+    itself on which device each operation runs.
 
     Attributes:
         strategy: TensorFlow's, in whose scope the variables are made.
         devices: Their names, in the order of the replicas.
-        between: What sums between the processes; None: there is one.
+        between: Sums between the processes; None if there is one process.
     """
 
     strategy: Any
     devices: Sequence[str]
     between: Backend | None = None
-    _current: int | None = None  # of ``on_each_device``
+    _current: int | None = None  # set by ``on_each_device``
 
     def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Sums by the strategy's own operations; called in a graph, outside of ``run``.
+        """Sum by the strategy's own operations, in a graph and outside of ``run``.
 
         Args:
-            columns: Of each device the tensors on it, of equal shapes on all.
+            columns: For each device the tensors on it, of equal shapes on all.
 
         Returns:
             For each tensor, the sums on all devices; or one for all of them.
@@ -277,38 +279,38 @@ class LocalDevices(Backend):
         return [list(getattr(total, "values", (total,))) for total in sums]
 
     def on_each_device(self) -> Iterator[int]:
-        """Outside of ``run``: the number of each replica of this process.
+        """Yield the number of each replica of this process, outside of ``run``.
 
-        What is made meanwhile is made on its device, and reads its copy of a variable;
-        ``replica`` is its number.
+        Until the next number, operations are made on the device of that replica, and
+        read its copy of a variable; ``replica`` returns its number.
         """
         import tensorflow as tf
         from tensorflow.python.distribute.distribute_lib import UpdateContext
 
         for place, device in enumerate(self.devices):
             self._current = self.local_replicas[place]
-            # In a scope, where its number alone says which copy is read.
+            # In a scope, in which its number alone says which copy is read.
             with self.strategy.scope(), UpdateContext(place), tf.device(device):
                 yield self._current
         self._current = None
 
     def replica(self) -> Any:
-        """As ``Backend``; also in ``on_each_device``."""
+        """Return this replica's number, in ``run`` or in ``on_each_device``."""
         return super().replica() if self._current is None else self._current
 
 
 class ShardCollectives(Backend):
     """Reduce-scatter and all-gather, for state of which each replica holds one shard.
 
-    For backends with one replica in each process. The collectives here are made of an
-    all-reduce, which sends more than is needed; a subclass overrides them where it has
+    For backends with one replica in each process. The collectives here are made from an
+    all-reduce, which sends more than is needed; a subclass overrides them if it has
     better ones.
     """
 
     exchanges: ClassVar[bool] = False  # whether it has ``all_to_all``, too
 
     def reduce_scatter(self, rows: Any) -> Any:
-        """Inside ``run``: this replica's row of the sum over all replicas.
+        """Return this replica's row of the sum over all replicas, inside ``run``.
 
         Args:
             rows: ``[replicas, n]``, of equal shape and dtype on every replica.
@@ -323,7 +325,7 @@ class ShardCollectives(Backend):
         return self._all_reduce([rows])[0][self.replica()]
 
     def all_gather(self, row: Any) -> Any:
-        """Inside ``run``: the rows of all replicas.
+        """Return the rows of all replicas, inside ``run``.
 
         Args:
             row: ``[n]``, of equal shape and dtype on every replica.
@@ -342,11 +344,12 @@ class ShardCollectives(Backend):
         return self._all_reduce([rows])[0]
 
     def all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
-        """Inside ``run``: sends rows to each replica, and returns those sent to this one.
+        """Send rows to each replica and return those sent to this one, inside ``run``.
 
         Args:
-            rows: ``[replicas, counts[replica], n]``: for each replica as many rows.
-            counts: Of each replica; the same on all.
+            rows: ``[replicas, counts[replica], n]``: as many rows as that replica
+                receives.
+            counts: The number of rows for each replica; the same on all.
 
         Returns:
             ``[sum(counts), n]``, in the order of the replicas.
@@ -361,7 +364,7 @@ class ShardCollectives(Backend):
         raise NotImplementedError
 
     def gather_rows(self, tensor: Any) -> Any:
-        """Inside ``run``: the rows of all processes, in the order of the ranks.
+        """Return the rows of all processes in the order of the ranks, inside ``run``.
 
         Args:
             tensor: ``[rows, ...]``; only ``rows`` may differ between processes.
@@ -373,7 +376,7 @@ class ShardCollectives(Backend):
         return self._gather_rows(tensor) if self.size > 1 else tensor
 
     def _gather_rows(self, tensor: Any) -> Any:
-        """Each rank adds its rows to zeros, in their place."""
+        """Add each rank's rows to zeros, in their place."""
         import tensorflow as tf
 
         rows = tf.shape(tensor, tf.int64)[0]
@@ -388,16 +391,16 @@ class ShardCollectives(Backend):
 
 
 class SummedInGraph(Backend):
-    """A backend whose collectives run in TensorFlow's graph, where none can be watched.
+    """A backend whose collectives run in TensorFlow's graph, and so cannot be watched.
 
     So each call of the graph counts as a wait for the other ranks. It may take
-    ``COLLECTIVE_TIMEOUT`` and twice as long as the longest before.
+    ``COLLECTIVE_TIMEOUT`` and twice as long as the longest call before.
     """
 
     _longest = 0.0  # seconds of a call
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls a ``tf.function`` that uses ``run``, as ``Backend.call``, in time."""
+        """Call a ``tf.function`` that uses ``run``, as ``Backend.call``, in time."""
         begin = time.monotonic()
         with deadline.waiting("in a step or its collectives", 2 * self._longest):
             result = super().call(*args, **kwargs)
@@ -408,7 +411,8 @@ class SummedInGraph(Backend):
 class InTurn(Backend):
     """A backend whose collectives in a graph must run one after the other.
 
-    TensorFlow would begin those of the next round of a loop before the last has ended.
+    Otherwise TensorFlow would begin those of a loop's next iteration before the last
+    one of this iteration has ended.
     """
 
 
@@ -417,10 +421,11 @@ class MatchedByOrder(InTurn):
 
     @abstractmethod
     def match(self, what: str) -> None:
-        """Compares what the ranks are about to call; every rank calls it.
+        """Compare what the ranks are about to call; every rank calls it.
 
         Raises:
-            CollectiveError: On every rank, if they differ; names each rank's call.
+            CollectiveError: On every rank, if the calls differ; it names each rank's
+                call.
         """
 
 
@@ -438,11 +443,11 @@ class Recording(Backend):
 
     @abstractmethod
     def record(self, on: bool) -> None:
-        """Starts or stops recording this process' collectives."""
+        """Start or stop recording this process' collectives."""
 
     @abstractmethod
     def recorded(self) -> list[Collective]:
-        """The collectives recorded since the last call, in order; may be none."""
+        """Return the collectives recorded since the last call, in order."""
 
 
 class Serving(Backend):
@@ -454,4 +459,4 @@ class Serving(Backend):
 
     @abstractmethod
     def serve(self) -> None:
-        """On every rank but the chief, serves until the job ends, then ends the process."""
+        """Serve until the job ends, and end the process; on all but the chief."""

@@ -17,9 +17,9 @@ from collective.log import log
 
 @functools.cache
 def gpus() -> int:
-    """How many GPUs TensorFlow can use here: its build, the driver and the job decide.
+    """Return how many GPUs TensorFlow can use here, by its build, driver and job.
 
-    Does not start TensorFlow, and does not import it where the job has no GPU.
+    Does not start TensorFlow, and does not import it if the job has no GPU.
     """
     if not granted():
         return 0
@@ -29,7 +29,7 @@ def gpus() -> int:
 
 
 def tensorflow_has_started() -> bool:
-    """Whether its devices exist: then their settings cannot change any more."""
+    """Return whether its devices exist: then their settings cannot change any more."""
     if "tensorflow" not in sys.modules:
         return False
     # There is no public way to ask without starting it.
@@ -45,13 +45,13 @@ def configure(
     overlaps: bool = False,
     devices_each: int = 1,
 ) -> None:
-    """Shares out cores and GPUs. Must run before TensorFlow's first operation.
+    """Share out cores and GPUs. Must run before TensorFlow's first operation.
 
-    A process among n on a host gets its share of the cores and, where there are GPUs,
-    those of its local rank. GPU memory is taken as it is needed, not all at once.
+    A process among n on a host gets its share of the cores and, if there are GPUs,
+    those of its local rank. GPU memory is allocated as it is needed, not all at once.
 
     Args:
-        options: ``threads`` of them.
+        options: ``threads`` is read from them.
         environment: This process' place on its host.
         overlaps: Whether gradients are sent while others are computed. TensorFlow then
             gets a second thread for its operations: with only one, a tensor that is
@@ -87,7 +87,7 @@ def configure(
 
 
 def _own(physical: list[Any], environment: Environment, each: int) -> list[Any]:
-    """This rank's GPUs among those that it sees; a scheduler may show it only its own."""
+    """Return this rank's GPUs among those it sees, which may be only its own."""
     if len(physical) <= each:
         return physical
     first = environment.local_rank * each
@@ -103,7 +103,7 @@ def _own(physical: list[Any], environment: Environment, each: int) -> list[Any]:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the C library keep what TensorFlow frees, for the next step's tensors.
+    """Make the C library keep memory that TensorFlow frees, for the next step.
 
     By default glibc returns large blocks to the kernel at once, so each step would get
     its activations and gradients from the kernel again, which clears every page. The
@@ -121,11 +121,11 @@ def _keep_freed_memory() -> None:
 
 
 def local_devices(count: int | None) -> list[str]:
-    """Names of so many devices; None: all GPUs or, without one, two logical CPUs.
+    """Return names of so many devices, by default all GPUs or two logical CPUs.
 
     Raises:
-        UsageError: When there are GPUs, but fewer, or when TensorFlow has started
-            already with fewer logical devices.
+        UsageError: If there are GPUs, but fewer, or if TensorFlow has already started
+            with fewer logical devices.
     """
     import tensorflow as tf
 

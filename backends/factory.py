@@ -19,7 +19,7 @@ from collective.errors import CollectiveError, UsageError
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError where no backend has this name; loads none."""
+    """Raise a UsageError if no backend has this name; load none."""
     if name != "auto" and name not in BACKENDS:
         close = difflib.get_close_matches(name, ["auto", *BACKENDS], 1)
         meant = f"did you mean {close[0]}? " if close else ""
@@ -29,15 +29,15 @@ def check_name(name: str) -> None:
 
 
 def get(name: str = "auto", options: Options | None = None) -> Backend:
-    """Makes a backend. Call it before the first TensorFlow operation.
+    """Make a backend. Call it before the first TensorFlow operation.
 
     Args:
         name: One of ``BACKENDS``, or ``auto``.
         options: Devices, threads, communication.
 
     Raises:
-        UsageError: Unknown or unusable here, or an option is another backend's;
-            says why and what to type.
+        UsageError: The backend is unknown or unusable here, or an option belongs to
+            another backend; the error says why and what to type.
     """
     options = with_launcher_options(options or Options())
     environment = detect_rank()
@@ -59,7 +59,8 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
     backend = kind(options, environment)
     backend.chosen_because = choice.because
     # Ranks of an asynchronous backend do not wait for each other, so the recorder would
-    # take every pause for a stall. Where the core is initialized, it has started it.
+    # take every pause for a stall. If the core is initialized, it has started the
+    # recorder.
     if backend.synchronous and not session.is_initialized():
         with contextlib.suppress(CollectiveError):  # a job without a name
             recorder.start(environment, session.job_name(environment))
@@ -67,7 +68,7 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
 
 
 def with_launcher_options(options: Options) -> Options:
-    """The options; where the user set none, those given to ``collectiverun``."""
+    """Return the options, with those of ``collectiverun`` that the user did not set."""
     given: dict[str, Any] = {
         name: int(os.environ[variable])
         for name, variable in (("min_np", MIN_NP), ("max_np", MAX_NP))

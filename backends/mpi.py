@@ -1,8 +1,8 @@
 """MPI through mpi4py: one ``MPI_Allreduce`` on one flat buffer for each dtype.
 
-Sums: whatever MPI mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
-these messages never meet those of the user's own MPI calls. With ``bucket_bytes``, in
-buckets, each as soon as back-propagation has made it.
+Sums: the MPI that mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
+these messages never meet those of the user's own MPI calls. With ``bucket_bytes``
+gradients travel in buckets, each as soon as back-propagation has made it.
 
 Sharp bits: TensorFlow's tensors pass through NumPy, on the CPU. Calls block a thread of
 TensorFlow. Elastic jobs (``min_np``) need Open MPI 5 with ``--with-ft ulfm``; there each
@@ -39,7 +39,7 @@ from collective.errors import CollectiveError
 
 
 class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrder):
-    """A replica in each MPI process."""
+    """One replica in each MPI process."""
 
     name = "mpi"
     summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
@@ -53,7 +53,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
 
         self._mpi = MPI
         self._lost = False
-        # Beside all other messages: which ranks have failed.
+        # Carries, apart from all other messages, which ranks have failed.
         self._failures = None if self.elastic else self.world.Dup()
         if self.elastic:
             self._raise_errors()
@@ -61,12 +61,12 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         deadline.watch(self.rank, self.abort)
 
     def _default_bucket_bytes(self) -> int | None:
-        """None: MPI waits on a core that computes (docs/reference/measurements.md)."""
+        """Return None: MPI waits on a core that computes (measurements.md)."""
         return None
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable under mpirun, with mpi4py."""
+        """Return whether it is usable: under mpirun, with mpi4py."""
         return world.mpi_availability(environment)
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
@@ -78,7 +78,8 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         sums: list[Any] = [None] * len(tensors)
         before: list[Any] = []
         for places in in_buckets(tensors, each):
-            # MPI matches collectives by their order, so a bucket waits for the last one.
+            # MPI matches collectives by their order, so a bucket waits for the previous
+            # one.
             with tf.control_dependencies(before):
                 bucket = self._sum_flat([tensors[place] for place in places])
             before = bucket[:1]
@@ -95,7 +96,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
             [t.dtype for t in tensors],
             name="mpi_allreduce",
         )
-        if tf.is_tensor(sums):  # eagerly, TensorFlow gives one without its list
+        if tf.is_tensor(sums):  # eagerly, TensorFlow returns one without its list
             sums = [sums]
         for tensor, total in zip(tensors, sums, strict=True):
             total.set_shape(tensor.shape)
@@ -131,7 +132,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return self._by_numpy(exchange, rows, [sum(counts), length], "MPI_Alltoallv")
 
     def _gather_rows(self, tensor: Any) -> Any:
-        """``MPI_Allgatherv``, of which the ranks first exchange the lengths."""
+        """Call ``MPI_Allgatherv``, after the ranks have exchanged the lengths."""
         import tensorflow as tf
 
         def gather(array: np.ndarray) -> np.ndarray:
@@ -148,7 +149,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return out
 
     def match(self, what: str) -> None:
-        """Compares by an ``MPI_Allreduce`` of 16 bytes; sends texts only where they differ."""
+        """Compare by an ``MPI_Allreduce`` of 16 bytes; send texts if they differ."""
         mark = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
         both = np.array([mark, -mark])
         with deadline.waiting(f"before {what}"):
@@ -171,7 +172,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         shape: Sequence[int],
         name: str,
     ) -> Any:
-        """What a collective of MPI writes to an array of a shape, as a tensor."""
+        """Return the array that a collective of MPI writes, as a tensor."""
         import tensorflow as tf
 
         def called(array: np.ndarray) -> np.ndarray:
@@ -185,27 +186,27 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return out
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        """``MPI_Bcast``."""
+        """Call ``MPI_Bcast``."""
         with self._same_outcome("in MPI_Bcast"):
             self.world.Bcast(data, root=root)
 
     def _barrier(self) -> None:
-        """``MPI_Barrier``."""
+        """Call ``MPI_Barrier``."""
         with self._same_outcome("in MPI_Barrier"):
             self.world.Barrier()
 
     def close(self) -> None:
-        """Frees the communicator; MPI itself ends with the process."""
+        """Free the communicator; MPI itself ends with the process."""
         if self._failures is not None and self.world != self._mpi.COMM_NULL:
             self._failures.Free()
             self.world.Free()
 
     def abort(self, exit_code: int) -> None:
-        """``MPI_Abort``: ends every rank."""
+        """Call ``MPI_Abort``, which ends every rank."""
         self.world.Abort(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """Uses an ``MPI_Iallreduce`` on a communicator for this alone."""
+        """Use an ``MPI_Iallreduce`` on a communicator for this purpose alone."""
         if self._failures is None:
             return False
         both, most = np.array([mark, -mark]), np.empty(2, np.int64)
@@ -215,7 +216,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
 
     @contextlib.contextmanager
     def _same_outcome(self, what: str) -> Iterator[None]:
-        """In an elastic job, a collective succeeds on all ranks or fails on all.
+        """Make a collective succeed or fail on all ranks alike, in an elastic job.
 
         When a rank dies, MPI may report success to some ranks, with a wrong sum (Open
         MPI 5.0.11 does, on several hosts).
@@ -244,25 +245,25 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
             raise failure or mpi.Exception(mpi.ERR_REVOKED)
 
     def _raise_errors(self) -> None:
-        """Makes MPI raise errors instead of ending the process (ULFM)."""
+        """Make MPI raise errors instead of ending the process (ULFM)."""
         world.require_fault_tolerance()
         atexit.register(self._mpi.Finalize)
         self._hosts = self.world.allgather(self._mpi.Get_processor_name())
         self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
 
     def lost(self, error: BaseException) -> bool:
-        """Whether MPI has reported a dead rank."""
+        """Return whether MPI has reported a dead rank."""
         return self._lost
 
     def _regroup(self) -> list[int]:
-        """Calls ``MPI_Comm_split`` where all ranks live, else ``MPI_Comm_shrink``."""
-        # Open MPI's Finalize never returns where all ranks of a host are dead.
+        """Call ``MPI_Comm_split`` if all ranks live, else ``MPI_Comm_shrink``."""
+        # Open MPI's Finalize never returns if all ranks of a host are dead.
         atexit.unregister(self._mpi.Finalize)
         before = self.world
         with wait_report.waiting():
             split = self._split(stays=True)
             if split is None:
-                before.Revoke()  # so that every rank notices
+                before.Revoke()  # so that every rank gets an error
             self.world = split or before.Shrink()
         self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._lost = False
@@ -276,13 +277,13 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return list(former)
 
     def leave(self) -> None:
-        """Every other rank calls ``regroup``, and does not wait for this process' end."""
+        """Leave; the other ranks call ``regroup`` and do not wait for this one."""
         membership_file.write(membership_file.LEFT)
         self._split(stays=False)
         atexit.unregister(self._mpi.Finalize)
 
     def _split(self, stays: bool) -> Any:
-        """A communicator of the ranks that stay; None if one died meanwhile."""
+        """Return a communicator of the ranks that stay; None if one died in between."""
         if not self._agree(not self._lost):
             return None
         try:
@@ -293,7 +294,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         return left if self._agree(left is not None) else None
 
     def _agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes, and none has died: the same on all of them."""
+        """Return whether all ranks say yes, and none has died: the same on all."""
         try:
             return bool(self.world.Agree(int(yes)))
         except self._mpi.Exception:

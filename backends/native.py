@@ -84,7 +84,7 @@ class NativeBackend(
         self._ops = tensorflow_ops
 
     def _continue_without_missing(self, started: int) -> None:
-        """Takes a place among the ranks that joined, where some ended before that."""
+        """Take a place among the ranks that joined, if others ended before that."""
         self._renumber(session.place())
         least = self.options.min_np or 1
         if self.size < least:
@@ -96,7 +96,7 @@ class NativeBackend(
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable where the core was built; between hosts, where MPI starts the ranks."""
+        """Return whether the core was built and can reach all ranks."""
         if not library.path().exists():
             return Availability(False, "the native core was not built", library.HINT)
         if not environment.launched:
@@ -106,17 +106,17 @@ class NativeBackend(
         return Availability(True, f"{environment.size} processes on one host")
 
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
-        """Over all ranks, also those that hold one replica together."""
+        """Sum over all ranks, also over those that hold one replica together."""
         self.require_all_ranks()
         return self._ops.all_reduce(tensors, Sum)
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
     ) -> list[Any]:
-        """Inside ``run``: the sums; some may travel in 16 bits."""
+        """Return the sums, inside ``run``; some may travel in 16 bits."""
         dtype = self.options.transport_dtype
         # Losses, weights and counts stay exact: of 257 rows, bfloat16 would make 256.
-        # And few bytes are not worth the rounding.
+        # And a few bytes are not worth the rounding.
         large = [
             index
             for index in rounded
@@ -143,7 +143,7 @@ class NativeBackend(
 
     @property
     def _peers(self) -> ProcessSet | None:
-        """The ranks that have this one's part of each replica; None: all."""
+        """The ranks that have the same shard of each replica as this one; None: all."""
         return None if self.tensor is None else self.tensor.across
 
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
@@ -173,61 +173,61 @@ class NativeBackend(
         return self._ops.alltoall(flat, [count] * replicas)[0]
 
     def _gather_rows(self, tensor: Any) -> Any:
-        """Gathers the rows of all replicas; ranks that hold one together have the same."""
+        """Gather the rows of all replicas, of which each may be on several ranks."""
         return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         collective.broadcast(data, root, out=data, name="broadcast_array")
 
     def _barrier(self) -> None:
-        """Waits for every process."""
+        """Wait for every process."""
         collective.barrier()
 
     def record(self, on: bool) -> None:
-        """Starts or stops recording what the core runs."""
+        """Start or stop recording the collectives that the core runs."""
         timeline.keep(on)
 
     def recorded(self) -> list[Collective]:
-        """What the core has run since the last call."""
+        """Return the collectives that the core has run since the last call."""
         return [Collective(*event) for event in timeline.take()]
 
     def lost(self, error: BaseException) -> bool:
-        """Whether the core found a rank dead, or gone."""
+        """Return whether the core found that a rank died or left."""
         import tensorflow as tf
 
         by_core = isinstance(error, library.PeerLost | tf.errors.AbortedError)
         return by_core and self.elastic and session.lost()
 
     def _regroup(self) -> list[int]:
-        """Forms the job again, with the ranks that are left and those that wait."""
+        """Form the job again, with the ranks that are left or wait to join."""
         former = session.regroup()
         self._renumber(session.place())
         return former
 
     def enter(self) -> list[int]:
-        """Waits until the ranks of the running job admit this one."""
+        """Wait until the ranks of the running job admit this one."""
         former = session.enter()
         self.joins = False
         self._renumber(session.place())
         return former
 
     def leave(self) -> None:
-        """Leaves; no other rank waits for this one."""
+        """Leave; no other rank waits for this one."""
         session.leave()
 
     def close(self) -> None:
-        """Leaves the job."""
+        """Leave the job."""
         collective.shutdown()
 
     def abort(self, exit_code: int) -> None:
-        """Fails the collectives of every rank, and ends this one at once."""
+        """Fail the collectives of every rank, and end this one at once."""
         library.load().collective_abort(
             f"rank {self.rank} {ENDED} {exit_code}".encode()
         )
         super().abort(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """Uses an all-reduce that is matched by its name, whatever else a rank does."""
+        """Use an all-reduce matched by its name, whatever else the rank does."""
         if self.elastic:
             return False
         both, most = np.array([mark, -mark]), np.empty(2, np.int64)
@@ -239,14 +239,14 @@ class NativeBackend(
             op=int(Max),
             order=1,
         )
-        self._failing = handle = call.start()  # which would wait if it were forgotten
+        self._failing = handle = call.start()  # it would wait if it were dropped
         if not wait_until(handle.done, seconds):
             return False
         handle.wait()
         return bool(most[0] == -most[1])
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """Reads the exit code from the error that ``abort`` makes every collective raise."""
+        """Read the exit code from the error that ``abort`` causes everywhere."""
         found = re.search(rf"rank (\d+) {ENDED} (\d+)", str(error))
         if found is None or int(found[1]) == self.rank:
             return None

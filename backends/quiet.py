@@ -11,13 +11,13 @@ LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def is_quiet() -> bool:
-    """Whether ``quiet`` hides TensorFlow's messages: it was used, and no level was set."""
+    """Return whether ``quiet`` was used and the user set no log level."""
     return os.environ.get("COLLECTIVE_QUIET") == "1"
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Discards everything written to file descriptor 2 inside the block.
+    """Discard everything written to file descriptor 2 inside the block.
 
     TensorFlow writes some lines before it has read its own log level, so the level
     alone does not silence it. A user who has set the level wants to read them.

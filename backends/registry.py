@@ -43,18 +43,18 @@ BACKENDS: dict[str, type[Backend]] = {
 def list_backends(
     environment: Environment | None = None,
 ) -> dict[str, Availability]:
-    """Every backend and whether it can be used here. Starts nothing."""
+    """Return every backend and whether it can be used here. Start nothing."""
     environment = environment or detect()
     return {name: kind.availability(environment) for name, kind in BACKENDS.items()}
 
 
 def ranks(backend: str, replicas: int) -> int:
-    """How many processes to start for so many replicas."""
+    """Return how many processes to start for so many replicas."""
     return replicas + BACKENDS[backend].extra_ranks
 
 
 def can_start(backend: str, replicas: int) -> Availability:
-    """Whether a job of so many replicas of a backend can be started here.
+    """Return whether a job of so many replicas of a backend can be started here.
 
     ``collective.comparison.launching.line`` gives the command that starts it.
     """
@@ -70,11 +70,11 @@ def can_start(backend: str, replicas: int) -> Availability:
 
 
 def describe() -> dict[str, dict[str, Any]]:
-    """Every backend, in types that JSON has; starts nothing.
+    """Describe every backend, in types that JSON has; start nothing.
 
     Returns:
-        By name: ``summary``; and as dicts of ``Availability``, ``alone``, for this process,
-        and ``launched``, for two processes that its launcher starts.
+        By name: ``summary``; and as dicts of ``Availability``, ``alone``, for this
+        process, and ``launched``, for two processes that its launcher starts.
     """
     return {
         name: {
@@ -87,12 +87,12 @@ def describe() -> dict[str, dict[str, Any]]:
 
 
 def options_of(name: str) -> set[str]:
-    """The names of the options that a backend takes."""
+    """Return the names of the options that a backend takes."""
     return {o for kind in BACKENDS[name].__mro__ for o in vars(kind).get("takes", ())}
 
 
 def set_options(options: Options) -> set[str]:
-    """The names of the options that differ from their defaults."""
+    """Return the names of the options that differ from their defaults."""
     default = Options()
     return {
         name for name, value in vars(options).items() if value != getattr(default, name)
@@ -100,7 +100,7 @@ def set_options(options: Options) -> set[str]:
 
 
 def refuse_foreign_options(name: str, options: Options) -> None:
-    """Refuses options that are set and that only other backends take.
+    """Refuse options that are set and that only other backends take.
 
     Raises:
         UsageError: Names the option and the backends that take it.

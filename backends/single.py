@@ -1,6 +1,6 @@
 """One process, one device: nothing to sum. The reference that every backend must equal.
 
-The shortest backend, and so the one to copy when you write another.
+It is the shortest backend, and so the one to copy for a new backend.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ranks that hold one replica together, each a shard of its large layers.
+"""Ranks that hold one replica together, each with a shard of its large layers.
 
-Of N ranks, T neighbours are a group: rank r has shard ``r % T`` of replica ``r // T``.
-All ranks of a group read the same rows. Between two large layers each computes the same
-values; within one, each computes with its shard. These mappings lead from one to the
-other, each with the gradient that makes the group one model:
+T neighbours of the N ranks are a group: rank r has shard ``r % T`` of replica
+``r // T``. All ranks of a group read the same rows. Between two large layers each
+computes the same values; within one, each computes with its shard. These mappings lead
+from one to the other, each with the gradient that makes the group one model:
 
     mapping                               forward                backward
     copy_to_tensor_parallel_region        identity               sum over the group
@@ -35,12 +35,12 @@ _numbers: set[int] = set()  # of the process sets of this process' groups
 
 
 def current() -> TensorGroup | None:
-    """The group over which layers that are built now are split; None: they are whole."""
+    """Return the group that splits the layers built now; None: they are whole."""
     return _current.get()
 
 
 def is_group(process_set: int) -> bool:
-    """Whether the number of a process set is that of ranks that hold a replica together."""
+    """Return whether a process set is a group of ranks that hold one replica."""
     return process_set in _numbers
 
 
@@ -51,7 +51,7 @@ class TensorGroup:
         rank, size: This rank's place in the job, which it has joined. Every rank makes
             its group at the same time.
         parts: Ranks of a group.
-        require_all_ranks: Called before each collective; raises where it must not run.
+        require_all_ranks: Called before each collective; raises if it must not run.
 
     Attributes:
         part, parts: This rank's number within its group, and the size of the group.
@@ -59,7 +59,7 @@ class TensorGroup:
         across: The ranks of all groups that have the same shard.
 
     Raises:
-        UsageError: ``parts`` does not divide the ranks, or they are too many.
+        UsageError: ``parts`` does not divide the ranks, or the ranks are too many.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TensorGroup:
 
     @contextlib.contextmanager
     def for_layers(self) -> Iterator[None]:
-        """Layers that are built inside are split over this group."""
+        """Split the layers that are built inside over this group."""
         token = _current.set(self)
         try:
             yield
@@ -101,32 +101,32 @@ class TensorGroup:
             _current.reset(token)
 
     def all_reduce(self, tensor: Any) -> Any:
-        """The sum over the group; without a gradient."""
+        """Return the sum over the group; without a gradient."""
         self._require_all_ranks()
         (total,) = self._ops.all_reduce([tensor], Sum, process_set=self.within)
         return total
 
     def of_first(self, tensor: Any) -> Any:
-        """The tensor of the group's first rank; without a gradient."""
+        """Return the tensor of the group's first rank; without a gradient."""
         self._require_all_ranks()
         root = self.within.ranks[0]
         (found,) = self._ops.broadcast([tensor], root, process_set=self.within)
         return found
 
     def by_rank(self, rows: Any) -> Any:
-        """Each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
+        """Return each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
         by_rank = tf.reshape(self._side_by_side(rows), [-1, rows.shape[1]])
         return tf.ensure_shape(by_rank, [rows.shape[0] * self.parts, rows.shape[1]])
 
     def gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
-        """Outside ``run``: the arrays of the group, joined along an axis."""
+        """Return the arrays of the group, joined along an axis, outside ``run``."""
         self._require_all_ranks()
         first = np.ascontiguousarray(np.moveaxis(array, axis, 0))
         whole = collective.allgather(first, process_set=self.within)
         return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
 
     def follow(self, array: np.ndarray) -> np.ndarray:
-        """Outside ``run``: the array of the first replica's rank with the same shard."""
+        """Return the array of replica 0's rank with the same shard, outside ``run``."""
         self._require_all_ranks()
         array = np.array(array, order="C")
         if array.size:
@@ -136,19 +136,19 @@ class TensorGroup:
         return array
 
     def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
-        """A value that is equal on all ranks, for use with shards."""
+        """Return a value that is equal on all ranks, for use with shards."""
         return _mapped(tensor, tf.identity, self.all_reduce)
 
     def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
-        """The sum of the ranks' values, equal on all."""
+        """Return the sum of the ranks' values, equal on all."""
         return _mapped(tensor, self.all_reduce, tf.identity)
 
     def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
-        """This rank's shard of the last axis of a value that is equal on all ranks."""
+        """Return this rank's shard of the last axis of a value equal on all ranks."""
         return _mapped(tensor, self._own, self._joined)
 
     def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
-        """The shards of the last axis joined, equal on all ranks."""
+        """Return the shards of the last axis joined, equal on all ranks."""
         return _mapped(tensor, self._joined, self._own)
 
     def _own(self, tensor: Any) -> Any:
@@ -156,7 +156,7 @@ class TensorGroup:
         return tensor[..., self.part * length : (self.part + 1) * length]
 
     def _side_by_side(self, rows: Any) -> Any:
-        """``[k, n]`` of each: ``[k, parts, n]``."""
+        """Turn each ``[k, n]`` into ``[k, parts, n]``."""
         self._require_all_ranks()
         found = self._ops.allgather(rows[None], process_set=self.within)
         found.set_shape([self.parts, *rows.shape])

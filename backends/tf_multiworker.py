@@ -1,12 +1,12 @@
 """Several processes: the collectives of ``tf.distribute.MultiWorkerMirroredStrategy``.
 
-Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
-from the launch (``world``). A TF_CONFIG that is there, and srun, give each rank the
-addresses of all: then it needs no MPI, on several hosts either.
+Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is
+made from the launch (``world``). An existing TF_CONFIG, or srun, gives each rank the
+addresses of all ranks: then MPI is not needed, even on several hosts.
 
-The strategy connects the processes. Nothing runs in it: under ``strategy.run`` TensorFlow
-forbids most assignments, and a model must be made in its scope. The step calls the op by
-which the strategy itself sums.
+The strategy connects the processes. The step does not run in it: under ``strategy.run``
+TensorFlow forbids most assignments, and a model must be made in its scope. The step
+calls the op by which the strategy itself sums.
 
 Sharp bits: the backend must be made before TensorFlow's first operation. A rank that dies
 ends the job.
@@ -39,7 +39,7 @@ from collective.environment.gpus import are_shared, of_host
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
-_GROUP = 0x636F6C6C  # of all ranks; the strategy counts its own from 1
+_GROUP = 0x636F6C6C  # key of all ranks; the strategy counts its own from 1
 _DTYPES = {"bfloat16", "float16", "float32", "float64", "int32", "int64"}
 _PRIMES = 1000003, 2**31 - 1
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
@@ -110,7 +110,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable where MPI, or on one host our core, can exchange addresses, or all know."""
+        """Return whether it is usable: if the ranks know or can exchange addresses."""
         found = world.availability(environment)
         if not found.usable and len(environments.addresses()) == environment.size > 1:
             what = f"{environment.size} processes by {environment.launcher}"
@@ -123,7 +123,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         return reduce_flat(tensors, self._summed, bytes_each=self.bucket_bytes)
 
     def _summed(self, vector: Any) -> Any:
-        """The sum of a vector over the ranks, of any dtype that has numbers."""
+        """Return the sum of a vector over the ranks, of any numeric dtype."""
         import tensorflow as tf
 
         dtype = vector.dtype
@@ -136,7 +136,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
         return tf.cast(self._collective(tf.cast(vector, wide)), dtype)
 
     def _collective(self, vector: Any) -> Any:
-        """Ranks match the calls of one key, whose vectors must have one length."""
+        """Sum vectors of one length; ranks match the calls by their key."""
         import tensorflow as tf
 
         name = f"{self._names.next()} {vector.dtype.name}".encode()
@@ -159,28 +159,28 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
             )
 
     def _default_bucket_bytes(self) -> int | None:
-        """NCCL sums while the rest is computed; the ring over gRPC competes with it."""
+        """Return a size for NCCL only: the ring competes with the computation."""
         return _BYTES_ON_GPUS if gpus() else None
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        """Over the connection that exchanged the addresses."""
+        """Broadcast over the connection that exchanged the addresses."""
         self.world.Bcast(data, root=root)
 
     def _barrier(self) -> None:
-        """Waits for every process."""
+        """Wait for every process."""
         self.world.Barrier()
 
     def close(self) -> None:
-        """Frees what exchanged the addresses."""
+        """Close the connection that exchanged the addresses."""
         self.world.Free()
 
     def abort(self, exit_code: int) -> None:
-        """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""
+        """End every rank by ``MPI_Abort``, or by the launcher after this one."""
         self.world.Abort(exit_code)
 
 
 class _StrategyWorld:
-    """What ``world.connect`` gives elsewhere, by the strategy's own collectives."""
+    """The methods of ``world.connect``'s result, by TensorFlow's own collectives."""
 
     def __init__(self, backend: MultiWorkerBackend):
         self._backend = backend
@@ -192,17 +192,17 @@ class _StrategyWorld:
         return np.asarray(backend._all_reduce([tf.constant(vector)])[0])
 
     def Bcast(self, data: np.ndarray, root: int) -> None:
-        """Overwrites a uint8 vector by the root's, to which the others add zeros."""
+        """Overwrite a uint8 vector by the root's, to which the others add zeros."""
         mine = data if self._backend.rank == root else np.zeros_like(data)
-        data[:] = self._sum(mine.astype(np.float32))  # which holds every byte exactly
+        data[:] = self._sum(mine.astype(np.float32))  # float32 holds every byte exactly
 
     def Barrier(self) -> None:
-        """Waits for every rank."""
+        """Wait for every rank."""
         self._sum(np.zeros(1, np.float32))
 
     def Free(self) -> None:
-        """Does nothing: TensorFlow's server ends with the process."""
+        """Do nothing: TensorFlow's server ends with the process."""
 
     def Abort(self, exit_code: int) -> None:
-        """Ends this rank; TensorFlow's collectives then fail on the others."""
+        """End this rank; TensorFlow's collectives then fail on the others."""
         end_process(exit_code)

@@ -1,15 +1,15 @@
 """A chief, workers and servers: ``tf.distribute.ParameterServerStrategy``, asynchronous.
 
-Rank 0 is the chief: it has the data, hands batches to whichever worker is free, and
+Rank 0 is the chief: it has the data, hands batches to any worker that is free, and
 waits for none of them. The next ranks are workers; the last ones hold the variables.
 
-Sums: nothing. Each update is one worker's batch, applied to the variables' values of that
-moment.
+Sums: none. Each update is one worker's batch, applied to the present values of the
+variables.
 
 Sharp bits: two runs never give the same model. Only rank 0 runs the training's code. A
-worker that dies is started again; a parameter server that dies ends the job. A rank that
-serves has TensorFlow's server in a fork, which can die without the rank, and so without
-the job: a launcher ends all ranks as soon as one has ended.
+worker that dies is started again; a parameter server that dies ends the job. A rank
+that serves runs TensorFlow's server in a fork, which can die without the rank, and so
+without the job: a launcher ends all ranks as soon as one has ended.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
             self.task = _Task(cluster, job, index, threads, environment)
             self.chief_address = chief
             return
-        # From here on the chief, one process with one replica as far as a step sees.
+        # From here on this is the chief: a step sees one process with one replica.
         self.size = self.replicas = 1
         self.local_replicas = range(1)
         self._under_way: deque[_Scheduled] = deque()
@@ -113,7 +113,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable on three ranks or more that can exchange addresses."""
+        """Return whether it is usable: on three ranks or more with known addresses."""
         if environment.launched and environment.size < 3:
             return Availability(
                 False,
@@ -127,7 +127,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         return found
 
     def serve(self) -> None:
-        """Serves until the chief has ended, on every other rank; then ends the process."""
+        """Serve until the chief has ended, then end the process; not on the chief."""
         if self.rank == 0:
             return
         try:
@@ -138,7 +138,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         sys.exit(0)
 
     def scope(self) -> Any:
-        """The strategy's scope, on the chief; variables made in it live on the servers."""
+        """Return the chief's scope of the strategy; its variables are on servers."""
         self.serve()
         return super().scope()
 
@@ -148,7 +148,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         args: Sequence[Any],
         explain: Callable[[Exception], Exception] = lambda error: error,
     ) -> Any:
-        """Hands the call to a worker; waits only where enough are under way."""
+        """Hand the call to a worker; wait only if enough calls are under way."""
         while len(self._under_way) >= AHEAD * self.workers:
             self._under_way.popleft().fetch()
         try:
@@ -161,7 +161,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Inside, an error says that a server has died."""
+        """Make an error say that a server has died."""
         try:
             yield
         except Exception as error:
@@ -171,15 +171,15 @@ class ParameterServerBackend(StrategyBackend, Serving):
             raise found from None
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """A plain assignment: there is one copy, and one replica."""
+        """Assign plainly: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
 
 
 def _leave_errors_to_the_steps() -> None:
-    """Hides the tracebacks of TensorFlow's threads when a server dies.
+    """Hide the tracebacks of TensorFlow's threads when a server dies.
 
     The step that waits for such a thread fails too, and reports the error; the thread's
-    own traceback is sometimes of its bookkeeping only.
+    own traceback sometimes shows its bookkeeping only.
     """
     report = threading.excepthook
 
@@ -198,7 +198,7 @@ class _Scheduled:
         self._fetched: Any = None
 
     def fetch(self) -> Any:
-        """Waits for the value."""
+        """Wait for the value."""
         if self._value is not None:
             try:
                 self._fetched = self._value.fetch()
@@ -227,17 +227,17 @@ def _explained(
 
 @dataclass(frozen=True)
 class _Task:
-    """What a rank serves."""
+    """The task of a rank that serves."""
 
     cluster: dict[str, list[str]]  # ``host:port`` of every task, by job
     job: str  # ``worker`` or ``ps``
-    index: int  # which of that job
+    index: int  # number of the task among those of that job
     threads: int
     environment: Environment
 
 
 def _accept_ranks(address: str, ranks: int) -> list[socket.socket]:
-    """Accepts the ranks that serve the chief; their connections close when it ends.
+    """Accept the ranks that serve the chief; their connections close when it ends.
 
     TensorFlow stops its servers late in that process, and would wait long
     for servers that have died.
@@ -262,7 +262,7 @@ def _accept_ranks(address: str, ranks: int) -> list[socket.socket]:
 
 
 def _serve(task: _Task, chief: str) -> None:
-    """Serves until the chief, which accepts ranks at this address, has ended.
+    """Serve until the chief ends, which accepts ranks at this address.
 
     Raises:
         CollectiveError: A parameter server has died, or a worker too often.
@@ -281,7 +281,7 @@ def _serve(task: _Task, chief: str) -> None:
 
 
 def _report_death(task: _Task, code: int, deaths: list[float]) -> None:
-    """Logs the death of a server; raises where the job cannot continue."""
+    """Log the death of a server; raise if the job cannot continue."""
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     if task.job == "ps":
         raise CollectiveError(
@@ -325,7 +325,7 @@ def _connect(chief: str) -> socket.socket:
 
 
 def _start(task: _Task) -> ForkProcess:
-    """Forks the server; waits until it listens, or is dead."""
+    """Fork the server; wait until it listens, or is dead."""
     context = multiprocessing.get_context("fork")
     listening, listens = context.Pipe(duplex=False)
     server = context.Process(target=_be_server, args=(task, listens))
@@ -348,7 +348,7 @@ def _be_server(task: _Task, listens: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
     import tensorflow as tf
 
-    # Each waits for other tasks, and holds a thread.
+    # Each thread waits for other tasks.
     waiting = len(task.cluster["worker"]) + 1
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.threads,

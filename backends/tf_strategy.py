@@ -1,4 +1,4 @@
-"""Backends made of a ``tf.distribute.Strategy``: what all share, and those of one process.
+"""Backends made from a ``tf.distribute.Strategy``; those of one process in full.
 
 Sums: TensorFlow, between the devices of a process.
 
@@ -24,7 +24,8 @@ from collective.backends.options import Options
 from collective.environment import Environment
 from collective.errors import UsageError
 
-# A TPU driver's files: up to v4, and from v5e on. A virtual machine's GPUs have the latter too.
+# Files of a TPU driver, up to v4 and from v5e on. A virtual machine's GPUs may have the
+# latter.
 CHIPS = ("/dev/accel0", "/dev/vfio/0")
 TPU_HINT = (
     "on a Cloud TPU VM: pip install tensorflow-tpu; elsewhere: export TPU_NAME=..."
@@ -37,16 +38,16 @@ class StrategyBackend(Backend):
     strategy: Any
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The strategy's scope: variables made in it have a copy on each device."""
+        """Return the strategy's scope: its variables have a copy on each device."""
         return self.strategy.scope()
 
     def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Runs the step on each local replica; the first one's result."""
+        """Run the step on each local replica; return the first one's result."""
         result = self.strategy.run(step, args=tuple(args))
         return self.strategy.experimental_local_results(result)[0]
 
     def replica(self) -> Any:
-        """This replica's number, from TensorFlow's replica context."""
+        """Return this replica's number, from TensorFlow's replica context."""
         import tensorflow as tf
 
         return tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -68,11 +69,11 @@ class StrategyBackend(Backend):
             ) from error
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Writes each replica's value to its own copy; all values are the same.
+        """Write each replica's value to its own copy; all values are the same.
 
-        A plain ``assign`` would apply the variable's own aggregation (a mean, an
-        error) to values that need none. Of a variable that is summed where it is read,
-        as those of metrics, the first replica has the value, and the others have zero.
+        A plain ``assign`` would apply the variable's own aggregation (a mean, an error)
+        to values that need none. If a variable is summed when it is read, as metrics'
+        variables are, the first replica gets the value, and the others get zero.
         """
         import tensorflow as tf
 
@@ -110,7 +111,7 @@ class LocalStrategyBackend(LocalDevices, OneProcess, StrategyBackend):
 
     @abstractmethod
     def _strategy(self) -> Any:
-        """The strategy, over devices that TensorFlow has not touched yet."""
+        """Return the strategy, over devices that TensorFlow has not touched yet."""
 
     @classmethod
     def _found(cls) -> str:
@@ -118,7 +119,7 @@ class LocalStrategyBackend(LocalDevices, OneProcess, StrategyBackend):
 
 
 class OneDeviceBackend(LocalStrategyBackend):
-    """As ``single``, within a strategy: on the first GPU, or the CPU."""
+    """Like ``single``, within a strategy: on the first GPU, or the CPU."""
 
     name = "tf-one-device"
     summary = "one process on one device, within a strategy (OneDeviceStrategy)"
@@ -200,7 +201,7 @@ class CentralStorageBackend(LocalStrategyBackend):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """The strategy's scope. A variable takes the value that replica 0 writes.
+        """Return the strategy's scope, in which a variable takes replica 0's value.
 
         The strategy refuses to choose for a variable without an ``aggregation`` (those
         of Keras' optimizers have none); here every replica writes the same value.
@@ -223,9 +224,9 @@ class CentralStorageBackend(LocalStrategyBackend):
 def _first_writes(
     variable: Any, assign: Callable[..., Any], *args: Any, **how: Any
 ) -> Any:
-    """Replaces ``AggregatingVariable._assign_func``, from inside TensorFlow.
+    """Replace ``AggregatingVariable._assign_func``, from inside TensorFlow.
 
-    It waits for no other replica, so unlike the strategy's own it may be in a branch.
+    It waits for no other replica, so it may be in a branch, unlike the strategy's own.
     """
     import tensorflow as tf
 
@@ -255,7 +256,7 @@ class TPUBackend(LocalStrategyBackend):
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
             strategy = tf.distribute.TPUStrategy(resolver)
-        except Exception as error:  # TensorFlow's and the network's, of many classes
+        except Exception as error:  # of TensorFlow and the network, many classes
             first = str(error).strip().split("\n")[0]
             raise UsageError(f"TPU {tpu!r}: {first}", hint=TPU_HINT) from error
         cores = strategy.num_replicas_in_sync
@@ -268,7 +269,7 @@ class TPUBackend(LocalStrategyBackend):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Reads this machine's files; asks no network, which could take a minute."""
+        """Read this machine's files; ask no network, which could take a minute."""
         if environment.size > 1:
             return super().availability(environment)
         if "TPU_NAME" in os.environ:

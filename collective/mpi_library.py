@@ -35,8 +35,7 @@ def load() -> str:
     """Load the library of the MPI that started this process; return its path or name.
 
     A library that the program has already loaded, as ``import mpi4py.MPI`` does, is
-    taken
-    first.
+    taken first.
     """
     errors = []
     for name in candidates():

@@ -36,7 +36,7 @@ from collective.errors import UsageError
 from collective.installation import make
 
 BUILD = make("horovod", "python -m collective.backends.horovod.build")
-# Horovod's and its Gloo's error on the ranks that are left.
+# The errors of Horovod and its Gloo on the ranks that are left.
 LOST = re.compile("Horovod has been shut down|gloo/transport")
 # Launchers end all ranks when one has failed, so the ranks that are left wait quietly.
 ENDED_BY_LAUNCHER_SECONDS = 10
@@ -106,15 +106,15 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
         data[:] = self.hvd.broadcast(data, root_rank=root, name="broadcast_array")
 
     def _barrier(self) -> None:
-        """A broadcast: Horovod starts none before every rank has called it."""
+        """Broadcast: Horovod starts no broadcast before every rank has called it."""
         self._broadcast_bytes(np.zeros(1, np.uint8), root=0)
 
     def close(self) -> None:
-        """Ends Horovod on all ranks."""
+        """End Horovod on all ranks."""
         self.hvd.shutdown()
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """Waits for the launcher to end this rank, where Horovod lost another one."""
+        """Wait for the launcher to end this rank, if Horovod lost another rank."""
         if not LOST.search(str(error)):
             return None
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)
@@ -129,10 +129,11 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
 
 
 def _computed(tensor: Any) -> Any:
-    """The tensor, which TensorFlow does not take for a constant.
+    """Return the tensor in a form that TensorFlow does not take for a constant.
 
-    It computes what follows from constants while it optimizes a graph, on each rank at a
-    moment of its own and as often as it likes: Horovod's ops, not marked as stateful, too.
+    TensorFlow computes whatever follows from constants while it optimizes a graph, on
+    each rank at a moment of its own and as often as it likes. It does so with Horovod's
+    ops, too, because they are not marked as stateful.
     """
     import tensorflow as tf
 

@@ -1,12 +1,12 @@
 """Builds Horovod into this environment: ``python -m collective.backends.horovod.build``.
 
-Horovod is distributed as source only, and its build takes minutes; so its wheel is
-kept, and the next environment that it fits reuses it. A build fits one TensorFlow, one
-MPI and one Python: the wheel has the first two in its version and the third in its
-folder, so no other build is ever picked up.
+Horovod is distributed as source only, and its build takes minutes, so its wheel is kept
+and reused by the next environment that it fits. A build fits one TensorFlow, one MPI
+and one Python: the wheel has the first two in its version and the third in its folder,
+so no other build is ever installed.
 
-One file is left out of the build for TensorFlow 2.19 and newer, where it no longer
-compiles. It is only for all-reduce inside functions compiled by XLA.
+One file is left out of the build for TensorFlow 2.19 and newer, for which it does not
+compile. It only serves all-reduce inside functions compiled by XLA.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from collective.net import private_files
 VERSION = "0.28.1"
 # Horovod's own build variables, which a user may set: HOROVOD_GPU_OPERATIONS=NCCL.
 SETTINGS = "HOROVOD_(WITH|GPU|NCCL|CUDA|ROCM|DDL|CCL|CPU_OP|BUILD|DEBUG|MPICXX)"
-# What Horovod's setup.py imports; setuptools 81 has no pkg_resources any more.
+# Horovod's setup.py imports these; setuptools 81 has no pkg_resources any more.
 TOOLS = ("setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
-# The file that no longer compiles, and the TensorFlow that moved one of its headers.
+# The file that does not compile, and the TensorFlow that moved one of its headers.
 LEFT_OUT, LEFT_OUT_SINCE = "xla_mpi_ops.cc", (2, 19)
 CHOSEN = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -45,15 +45,15 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @dataclass(frozen=True)
 class Target:
-    """What a build is for, as names and versions."""
+    """The target of a build, as names and versions."""
 
     tensorflow: tuple[str, str]  # the installed distribution
-    mpi: tuple[str, str] | None  # to which ``mpicxx`` belongs
+    mpi: tuple[str, str] | None  # the MPI of ``mpicxx``
     settings: tuple[tuple[str, str], ...] = ()  # build variables that the user has set
 
     @property
     def version(self) -> str:
-        """Horovod's version with all of it in the local part, as pip spells it."""
+        """Horovod's version with the target in the local part, as pip spells it."""
         parts = [*self.tensorflow, *(self.mpi or ("no", "mpi"))]
         if self.settings:
             parts.append(hashlib.sha256(repr(self.settings).encode()).hexdigest()[:8])
@@ -65,7 +65,7 @@ class Target:
 
 
 def target() -> Target:
-    """The target of a build in this environment."""
+    """Return the target of a build in this environment."""
     tensorflow = installed.tensorflow()
     if tensorflow is None:
         raise UsageError(
@@ -78,7 +78,7 @@ def target() -> Target:
 
 
 def search_path() -> str:
-    """PATH with this environment's programs first, whether it is activated or not."""
+    """Return PATH with this environment's programs first, activated or not."""
     scripts = sysconfig.get_path("scripts")
     return os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
 
@@ -94,20 +94,20 @@ def _mpi() -> tuple[str, str] | None:
 
 
 def cache() -> Path:
-    """The user's folder for wheels of this Python on this kind of machine."""
+    """Return the user's folder for wheels of this Python on this kind of machine."""
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     return private_files.cache_folder() / "horovod" / abi
 
 
 def kept(wanted: Target) -> Path | None:
-    """The wheel of an earlier build, unless another user could have put it there."""
+    """Return the wheel of an earlier build, unless another user could have made it."""
     if private_files.cache_folder().exists():
         private_files.check(private_files.cache_folder())
     return next(cache().glob(f"horovod-{wanted.version}-*.whl"), None)
 
 
 def main() -> int:
-    """Runs the command line; returns 0, 2 where nothing can be built, or 1."""
+    """Run the command line; return 0, 2 if nothing can be built, or 1."""
     try:
         wanted = target()
         if installed.version() != wanted.version:
@@ -125,7 +125,7 @@ def main() -> int:
 
 
 def build(wanted: Target) -> Path:
-    """Builds a wheel and keeps it."""
+    """Build a wheel and keep it."""
     for program in (os.environ.get("CXX", "c++"), "make"):
         if not shutil.which(program):
             raise UsageError(
@@ -165,7 +165,7 @@ def build(wanted: Target) -> Path:
 
 
 def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
-    """Downloads the tools and the unpacked source into the folder ``work``."""
+    """Download the tools and the unpacked source into the folder ``work``."""
     cmake = [] if shutil.which("cmake") else ["cmake"]
     tools = ["install", "--target", str(work / "tools"), *TOOLS, *cmake]
     source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
@@ -180,7 +180,7 @@ def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
 
 
 def leave_out(lists: Path) -> None:
-    """Takes the file that does not compile out of a list of sources."""
+    """Remove the file that does not compile from a list of sources."""
     lines = lists.read_text().splitlines(keepends=True)
     rest = [line for line in lines if LEFT_OUT not in line]
     if len(rest) != len(lines) - 1:
@@ -193,7 +193,7 @@ def leave_out(lists: Path) -> None:
 
 
 def _environment(tools: Path) -> dict[str, str]:
-    """Variables for pip and for the compiler."""
+    """Return the variables for pip and for the compiler."""
     path = search_path()
     env = os.environ | {
         "PATH": os.pathsep.join([path, str(tools / "bin")]),
@@ -217,7 +217,7 @@ def _logged(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 

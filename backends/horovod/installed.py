@@ -1,4 +1,4 @@
-"""Which Horovod is installed, and whether it fits: from its files, without importing it."""
+"""Which Horovod is installed, and whether it fits: read from files, not imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def version() -> str | None:
-    """The version of the installed Horovod, with its local part."""
+    """Return the version of the installed Horovod, with its local part."""
     try:
         return importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -18,17 +18,17 @@ def version() -> str | None:
 
 
 def tensorflow() -> tuple[str, str] | None:
-    """Name and version of the distribution that ``import tensorflow`` would load."""
+    """Return name and version of the distribution that ``import tensorflow`` loads."""
     for name in importlib.metadata.packages_distributions().get("tensorflow", ()):
         return name.replace("_", "-"), importlib.metadata.version(name)
     return None
 
 
 def misfit() -> str | None:
-    """Why the installed Horovod cannot be used with this TensorFlow and this Python.
+    """Return why the installed Horovod does not fit this TensorFlow and this Python.
 
     Returns:
-        A few words; None where it can.
+        A few words; None if it fits.
     """
     folder = _folder()
     if version() is None or folder is None:
@@ -52,7 +52,7 @@ def misfit() -> str | None:
 
 
 def has_nccl() -> bool:
-    """Whether the installed Horovod was built with NCCL, by the names its library uses."""
+    """Return whether the installed Horovod has NCCL, by the names its library uses."""
     folder = _folder()
     libraries = [] if folder is None else _libraries(folder)
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)

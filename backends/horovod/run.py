@@ -4,7 +4,7 @@
   (``-bind-to none``), which Open MPI 5 refuses. ``--binding-args``, an option of
   Horovod's, gives a spelling that both take.
 - It allows ``mpirun`` more ranks than cores. Each of them would spin on a core that
-  another one needs; so a variable makes idle ranks yield.
+  another rank needs; so a variable makes idle ranks yield.
 - Ranks that ``mpirun`` starts cannot see that the user typed ``horovodrun``. A variable
   says so.
 - With Gloo it always ends with 1. Here it ends with the failing rank's exit code.
@@ -31,7 +31,7 @@ BINDING = "--binding-args=--bind-to none --map-by slot"
 
 
 def main() -> int | None:
-    """Runs the command line, as ``.venv/bin/horovodrun``."""
+    """Run the command line, as ``.venv/bin/horovodrun``."""
     from horovod.runner.launch import run_commandline
 
     os.environ[MARK] = "1"
@@ -44,7 +44,7 @@ def main() -> int | None:
     try:
         return run_commandline()
     except RuntimeError as error:
-        # With Gloo, Horovod's launcher knows the exit code and ends with 1 all the same.
+        # With Gloo, Horovod's launcher knows the exit code and still ends with 1.
         found = re.search(r"^Exit code: (\d+)", str(error), re.MULTILINE)
         if not found:
             raise
@@ -53,7 +53,7 @@ def main() -> int | None:
 
 
 def install(scripts: Path) -> None:
-    """Puts this in place of the ``horovodrun`` that came with Horovod.
+    """Put this in place of the ``horovodrun`` that came with Horovod.
 
     Args:
         scripts: The folder of the environment's programs.

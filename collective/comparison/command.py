@@ -34,8 +34,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
 
     Returns:
         0; 1 if a backend is not equal or a run failed; 130 if interrupted, 143 if
-        terminated
-        (the finished runs are reported).
+        terminated (the finished runs are reported).
         terminated (the finished runs are reported).
 
     Raises:
