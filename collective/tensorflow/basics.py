@@ -23,28 +23,29 @@ from collective.tensorflow_ops import ranks
 is_initialized = session.is_initialized
 
 _homogeneous = True
-_ready = False  # what init does beyond joining was done
-_entered = False  # this process has joined a job that ran already
+_ready = False  # init has done its work beyond joining
+_entered = False  # this process has joined a running job
 
 
 def init(
     comm: Sequence[int] | Any | None = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
-    """Joins the job. Honours the ``HOROVOD_*`` variables that mean something here.
+    """Join the job, and honour the ``HOROVOD_*`` variables that mean something here.
 
-    A process that is started to join a job that runs waits until the job's ranks take
-    it in, in their next ``state.commit()``. From then on they call the same
-    collectives: the others in their reset callbacks, this one before it calls the
-    function that ``elastic.run`` wraps.
+    A process that was started for a running job waits until the job's ranks admit it,
+    in their next ``state.commit()``. From then on it calls the same collectives: the
+    other ranks in their reset callbacks, this process before it calls the function that
+    ``elastic.run`` wraps.
 
     Args:
         comm: Ranks that make up the job, or an mpi4py communicator; all ranks only.
-        process_sets: Sets to make at once; or ``"dynamic"``, which is always so here.
+        process_sets: Sets to make at once; or ``"dynamic"``, which is always in effect
+            here.
 
     Raises:
         NotImplementedError: If ``comm`` is not all ranks of the job.
-        CollectiveError: If the native core was not built, or a rank did not come.
+        CollectiveError: If the native core was not built, or a rank did not join.
     """
     global _ready
     if not session.is_initialized():
@@ -70,7 +71,7 @@ def init(
 
 
 def _compare_hosts() -> None:
-    """Finds out whether hosts have equally many ranks; all ranks of the job call it."""
+    """Find out whether hosts have equally many ranks; all ranks of the job call it."""
     global _homogeneous
     sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
     _homogeneous = bool((sizes == sizes[0]).all())
@@ -83,7 +84,7 @@ def _everyone(comm: Any) -> bool:
 
 
 def shutdown() -> None:
-    """Leaves the job; ``init()`` may be called again, on every rank."""
+    """Leave the job; ``init()`` may be called again, on every rank."""
     global _ready, _entered
     _ready = _entered = False
     if session.is_initialized():
@@ -93,12 +94,12 @@ def shutdown() -> None:
 
 
 def regroup() -> bool:
-    """Continues with the ranks that are left and those that wait to join.
+    """Continue with the ranks that are left and those that wait to join.
 
-    All ranks call it; process sets end with the job before.
+    All ranks call it; process sets end with the old job.
 
     Returns:
-        Whether processes have joined, which have nothing of the ranks' state yet.
+        Whether processes have joined, which do not have the ranks' state yet.
     """
     forget_process_sets()
     former = session.regroup()
@@ -107,7 +108,7 @@ def regroup() -> bool:
 
 
 def enter() -> None:
-    """Joins a job that runs; returns when its ranks have called ``regroup``."""
+    """Join a running job; return once its ranks have called ``regroup``."""
     global _entered
     session.enter()
     _compare_hosts()
@@ -115,46 +116,46 @@ def enter() -> None:
 
 
 def entered() -> bool:
-    """Whether this process has joined a job that ran already."""
+    """Return whether this process has joined a running job."""
     return _entered
 
 
 def rank() -> int:
-    """Number of this process in the job, from 0.
+    """Return the number of this process in the job, from 0.
 
     Raises:
-        ValueError: Before ``init()``, as the other places below.
+        ValueError: Before ``init()``, as in the functions below.
     """
     return _when_initialized(lambda: session.launch_info().rank)
 
 
 def size() -> int:
-    """Number of processes in the job."""
+    """Return the number of processes in the job."""
     return _when_initialized(lambda: session.launch_info().size)
 
 
 def local_rank() -> int:
-    """Number of this process on its host."""
+    """Return the number of this process on its host."""
     return _when_initialized(lambda: session.launch_info().local_rank)
 
 
 def local_size() -> int:
-    """Number of the job's processes on this host."""
+    """Return the number of the job's processes on this host."""
     return _when_initialized(lambda: session.launch_info().local_size)
 
 
 def cross_rank() -> int:
-    """Number of this process' host."""
+    """Return the number of this process' host."""
     return _when_initialized(session.cross_rank)
 
 
 def cross_size() -> int:
-    """Number of hosts."""
+    """Return the number of hosts."""
     return _when_initialized(session.cross_size)
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
+    """Return whether every host has the same number of processes."""
     return _when_initialized(lambda: _homogeneous)
 
 
@@ -163,7 +164,7 @@ def _when_initialized(function: Callable[[], Any]) -> Any:
     return function()
 
 
-# --- the same as ops: evaluated when the graph runs, not when it is traced -------
+# --- the same as ops: computed when the graph runs, not when it is traced ----------
 
 
 def _info(process_set_id: int = 0) -> ranks.RankInfo:
@@ -171,12 +172,12 @@ def _info(process_set_id: int = 0) -> ranks.RankInfo:
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """``rank()`` as an op: int32, a scalar."""
+    """Return ``rank()`` as an op: int32, a scalar."""
     return tf.identity(_info().rank, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of processes in a process set as an op: int32, a scalar.
+    """Return the number of processes in a process set as an op: int32, a scalar.
 
     Raises:
         ValueError: If there is no such set.
@@ -185,19 +186,19 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """``local_rank()`` as an op: int32, a scalar."""
+    """Return ``local_rank()`` as an op: int32, a scalar."""
     return tf.identity(_info().local_rank, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """``local_size()`` as an op: int32, a scalar."""
+    """Return ``local_size()`` as an op: int32, a scalar."""
     return tf.identity(_info().local_size, name)
 
 
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
-    """1 if this process is in the set, else 0, as an op: int32, a scalar.
+    """Return 1 if this process is in the set, else 0, as an op: int32, a scalar.
 
     Raises:
         ValueError: If there is no such set.
@@ -209,7 +210,7 @@ def process_set_included_op(
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI launched this job and the core can use it across hosts."""
+    """Return whether MPI launched this job and the core can use it across hosts."""
     launched_by_mpi = session.is_initialized() and session.place().launcher in (
         "mpirun",
         "srun",
@@ -218,10 +219,10 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether your own threads may call MPI, as through mpi4py, beside the core.
+    """Return whether your own threads may call MPI, for example by mpi4py.
 
-    On one host the core does not touch MPI, so they may. Across hosts it calls MPI
-    from a thread of its own, at the level "serialized", so they may not.
+    On one host the core does not touch MPI, so they may. Across hosts it calls MPI from
+    a thread of its own, at the level "serialized", so they may not.
 
     Raises:
         ValueError: If MPI is not enabled.
@@ -240,10 +241,10 @@ cuda_built = rocm_built = gloo_built
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records the collectives of rank 0 into a Chrome trace.
+    """Record the collectives of rank 0 into a Chrome trace.
 
     Args:
-        file_path: Where to; overwritten.
+        file_path: The file; overwritten.
         mark_cycles: Ignored: the core has no cycles.
 
     Raises:
@@ -254,7 +255,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the recording.
+    """End the recording.
 
     Raises:
         ValueError: Before ``init()``.

@@ -1,9 +1,9 @@
 """Horovod's collectives, over the ops of ``collective.tensorflow_ops``.
 
-All work in eager mode and inside ``tf.function``. Gradients are Horovod's: those of
-``allgather`` and ``broadcast`` are averaged over the ranks, where the mathematics of a
-sum of losses would sum them, and that of ``reducescatter`` is summed where it would
-be averaged.
+All work in eager mode and inside ``tf.function``. Gradients are Horovod's: it averages
+the gradients of ``allgather`` and ``broadcast`` over the ranks, although the derivative
+of a sum of losses is their sum, and it sums the gradient of ``reducescatter``, whose
+derivative is the average.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Tensor:
-    """Reduces a tensor over the ranks; the same bits on every rank.
+    """Reduce a tensor over the ranks; the same bits on every rank.
 
     Args:
         tensor: A tensor, variable or ``tf.IndexedSlices``, of equal shape and dtype on
-            every rank. Rows of slices that several ranks have, or one has twice, are
-            combined in the result.
+            every rank. Rows of slices that several ranks have, or that one rank has
+            twice, are combined in the result.
         average: The old way to say ``op=Average`` or ``op=Sum``.
-        device_dense, device_sparse: Where the result is wanted; any by default.
-        compression: What is sent.
+        device_dense, device_sparse: The device of the result; any by default.
+        compression: How gradients are compressed on the way.
         op: Average by default; Sum, Adasum, Min, Max or Product.
-        prescale_factor: Multiplied before.
-        postscale_factor: Multiplied after.
-        name: What the ranks know the call by; needed only where threads call.
+        prescale_factor: Multiplied into the tensor before the reduction.
+        postscale_factor: Multiplied into the result.
+        name: The name by which ranks match the call; needed only if threads call.
         process_set: The ranks that take part.
-        ignore_name_scope: Nothing: names do not depend on scopes here.
+        ignore_name_scope: Not used: names do not depend on scopes here.
 
     Returns:
         The result, of the shape and dtype of ``tensor``.
@@ -66,7 +66,7 @@ def allreduce(
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
         tf.errors.AbortedError: If a rank died or left.
-        NotImplementedError: For a reduction that cannot be done.
+        NotImplementedError: If the core cannot do this reduction.
     """
     return grouped_allreduce(
         [tensor],
@@ -97,7 +97,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Tensor]:
-    """As ``allreduce``, a list of tensors as one, of any mixture of reductions.
+    """Reduce a list of tensors as one, like ``allreduce``; dtypes may differ.
 
     Returns:
         The results in order.
@@ -141,7 +141,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Concatenates the tensors of all ranks along the first axis.
+    """Concatenate the tensors of all ranks along the first axis.
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
@@ -163,7 +163,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """``allgather`` of each tensor of a list."""
+    """Return ``allgather`` of each tensor of a list."""
     return [
         allgather(t, name and f"{name} {i}", ignore_name_scope, process_set)
         for i, t in enumerate(tensors)
@@ -178,10 +178,10 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Gives every rank the root's tensor.
+    """Give every rank the root's tensor.
 
     Args:
-        tensor: Of equal shape and dtype on every rank.
+        tensor: A tensor of equal shape and dtype on every rank.
         root_rank: The root, counted in the whole job.
         name, ignore_name_scope, process_set: As for ``allreduce``, and so are errors.
 
@@ -189,8 +189,8 @@ def broadcast(
         ValueError: If the root is not in the set.
     """
     group = group_of(process_set)
-    # A traced call among all ranks is checked by the core when it runs: there may be
-    # more ranks by then.
+    # The core checks a traced call among all ranks when it runs: there may be more
+    # ranks by then.
     checked = tf.executing_eagerly() or process_set is not global_process_set
     if checked and root_rank not in process_set.ranks:
         raise ValueError(
@@ -211,7 +211,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Sends rows to every rank and receives theirs.
+    """Send rows to every rank and receive theirs.
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
@@ -242,7 +242,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over the ranks and gives each rank some of its rows.
+    """Reduce a tensor over the ranks and give each rank some of its rows.
 
     Args:
         tensor: ``[rows, ...]``, of equal shape and dtype on every rank.
@@ -250,7 +250,8 @@ def reducescatter(
             prescale_factor, postscale_factor: As for ``allreduce``, and so are errors.
 
     Returns:
-        This rank's rows, as even as can be, the first ranks having one more.
+        This rank's rows; equal numbers, with one row more for the first ranks if
+        needed.
 
     Raises:
         NotImplementedError: For Adasum.
@@ -277,12 +278,12 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[tf.Tensor], **options: Any
 ) -> list[tf.Tensor]:
-    """``reducescatter`` of each tensor of a list."""
+    """Return ``reducescatter`` of each tensor of a list."""
     return [reducescatter(tensor, **options) for tensor in tensors]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits for every rank of the set.
+    """Wait for every rank of the set.
 
     Raises:
         CollectiveError: If a rank died, left or called something else.
@@ -291,17 +292,19 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Waits until every rank has joined; until then changes no result of the others.
+    """Wait until every rank has joined; until then change no result of the others.
 
-    For ranks with fewer batches: an average still divides by the number of all ranks,
-    as in Horovod. The others may call ``allreduce`` and ``allgather`` meanwhile, and
-    what is made of them: the tape, ``DistributedOptimizer``. Adasum is not.
+    This is for ranks with fewer batches: an average still divides by the number of all
+    ranks, as in Horovod. Until then, the other ranks may call ``allreduce`` and
+    ``allgather``, and everything made from them: the tape, ``DistributedOptimizer``.
+    They may not call Adasum.
 
     Returns:
-        The rank that joined last; of several between the same two calls, the highest.
+        The rank that joined last; if several joined between the same two calls, the
+        highest.
 
     Raises:
-        CollectiveError: If a rank died or left, or has called nothing for too long.
+        CollectiveError: If a rank died or left, or made no call for too long.
         NotImplementedError: While a function is traced.
     """
     if not tf.executing_eagerly():
@@ -316,7 +319,7 @@ def _with_scaled_gradient(
     group: core.ProcessSet | None,
     scale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """The tensor; what comes back through it is scaled by the number of ranks."""
+    """Return the tensor; scale its gradient by the number of ranks."""
     if not tensor.dtype.is_floating:
         return tensor
 

@@ -1,4 +1,4 @@
-"""What gradients are on the way: as they are, or 16-bit floats."""
+"""The form in which gradients travel: unchanged, or as 16-bit floats."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import tensorflow as tf
 
 
 class Compressor:
-    """Makes a tensor smaller before it is reduced, and undoes it after.
+    """Makes a tensor smaller before it is reduced, and restores it afterwards.
 
-    Your own is a subclass with both methods; it must give the same dtypes and shapes
-    on every rank, and sums must survive it.
+    A class of your own is a subclass with both methods. It must return the same dtypes
+    and shapes on every rank, and it must be possible to sum its tensors.
     """
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor to send, and what ``decompress`` needs to know."""
+        """Return the tensor to send, and the context for ``decompress``."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The reduced tensor, as it was before ``compress``."""
+        """Return the reduced tensor, in its form before ``compress``."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
 class _Cast(Compressor):
-    """Sends floating-point tensors as another dtype, others as they are."""
+    """Sends floating-point tensors in another dtype, and other tensors unchanged."""
 
     dtype: tf.DType
 

@@ -1,12 +1,12 @@
-"""State that is saved, restored and the same on every rank, and what runs on it.
+"""State that is saved, restored and the same on every rank, and functions of it.
 
-``run`` starts a function from the last committed state where workers were lost and the
-launcher may continue without them (``collectiverun --min-np``), and from the present
-one where workers have joined (``--max-np``) or leave because they got SIGTERM: all
-learn of it in the same ``commit``. Where the launcher restarts the job on other hosts
-(``collective.elastic.generations``), the next generation starts from there, too. Also
-when all ranks ask for it together, by ``HorovodInternalError`` or
-``HostsUpdatedInterrupt``.
+``run`` restarts a function from the last committed state if workers were lost and the
+launcher may continue without them (``collectiverun --min-np``). It restarts the
+function from the present state if workers have joined (``--max-np``) or leave because
+of SIGTERM: all ranks get to know it in the same ``commit``. If the launcher restarts
+the job on other hosts (``collective.elastic.generations``), the next generation starts
+from the present state, too. The same happens if all ranks ask for it together, by
+``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _FILE = "state"
 
 
 class State:
-    """What a training function works on.
+    """The state of a training function.
 
-    Subclasses say how it is saved, restored and made the same on every rank.
+    Subclasses define how it is saved, restored and made the same on every rank.
 
     Args:
-        bcast_object, get_rank, **kwargs: Horovod's; not needed.
+        bcast_object, get_rank, **kwargs: Horovod's; not used.
     """
 
-    # Attributes with what was saved last, which the next generation of the job takes.
+    # Attributes with the values saved last, for the next generation of the job.
     _kept: tuple[str, ...] = ()
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
@@ -60,36 +60,36 @@ class State:
         self._hosts_updated = False
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Adds functions that are called after the ranks have changed."""
+        """Add functions that are called after the ranks have changed."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Runs the reset callbacks after the ranks have changed."""
+        """Run the reset callbacks after the ranks have changed."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: Any, update_res: Any) -> None:
-        """Says that hosts have changed: the next ``commit`` interrupts every rank.
+        """Say that hosts have changed: the next ``commit`` interrupts every rank.
 
         Args:
-            timestamp, update_res: Horovod's; not needed.
+            timestamp, update_res: Horovod's; not used.
         """
         self._hosts_updated = True
 
     def commit(self) -> None:
-        """Saves the state in memory, and looks whether hosts have changed."""
+        """Save the state in memory, and check whether hosts have changed."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Whether ranks leave, or wait to join; all ranks call it.
+        """Check whether ranks leave, or wait to join; all ranks call it.
 
-        A rank that got SIGTERM ends here, with exit code 0; and all of them where
-        the job's next generation is to begin.
+        A rank that got SIGTERM ends here, with exit code 0. All ranks end here if the
+        job's next generation is about to begin.
 
         Raises:
-            HostsUpdatedInterrupt: On all others, if so.
+            HostsUpdatedInterrupt: On all other ranks, if there is a change.
         """
         if MIN_NP not in os.environ:
             return
@@ -106,22 +106,22 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=not (flags & WAITING).any())
 
     def save(self) -> None:
-        """Saves the state in memory."""
+        """Save the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Takes back what was saved last."""
+        """Restore the values that were saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives every rank the state of rank 0, and saves it."""
+        """Give every rank the state of rank 0, and save it."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """For subclasses: called before the state is synchronized again."""
+        """Do nothing. Subclasses may act here before the state is synchronized."""
 
     def _end_generation(self) -> None:
-        """Ends for the next generation, with the state kept on each host."""
+        """End for the next generation, with the state kept on each host."""
         self.save()
         kept = bool(self._kept) and basics.local_rank() == 0
         if kept:
@@ -136,7 +136,7 @@ class State:
             raise NextGeneration(generations.EXIT_CODE)
 
     def _resume_generation(self) -> None:
-        """Takes what a host has kept of the generation before; all ranks call it."""
+        """Take the state that a host kept for this generation; all ranks call it."""
         if not generations.number():
             return
         folder = generations.kept_state() if basics.local_rank() == 0 else None
@@ -156,7 +156,7 @@ class ObjectState(State):
     """Python objects, as attributes.
 
     Args:
-        bcast_object, get_rank: Horovod's; not needed.
+        bcast_object, get_rank: Horovod's; not used.
         **kwargs: The attributes and their values.
     """
 
@@ -168,16 +168,16 @@ class ObjectState(State):
         ObjectState.restore(self)
 
     def save(self) -> None:
-        """Saves the attributes; what they refer to is not copied."""
+        """Save the attributes; the objects that they refer to are not copied."""
         self._saved = {name: getattr(self, name) for name in self._saved}
 
     def restore(self) -> None:
-        """Takes back the attributes as saved."""
+        """Restore the saved attributes."""
         for name, value in self._saved.items():
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Gives every rank the attributes that rank 0 has saved."""
+        """Give every rank the attributes that rank 0 has saved."""
         if self._saved:
             self._saved = broadcast_object(self._saved, name="elastic state")
             ObjectState.restore(self)
@@ -187,8 +187,8 @@ class TensorFlowState(ObjectState):
     """Variables of TensorFlow, and Python objects.
 
     Args:
-        variables: What is tracked; in eager mode it must be given.
-        session: Not needed.
+        variables: The variables of the state; required in eager mode.
+        session: Not used.
         **kwargs: Attributes and their values.
 
     Raises:
@@ -214,18 +214,18 @@ class TensorFlowState(ObjectState):
         self._keep()
 
     def save(self) -> None:
-        """Saves variables and attributes."""
+        """Save variables and attributes."""
         self._keep()
         super().save()
 
     def restore(self) -> None:
-        """Takes back variables and attributes as saved."""
+        """Restore the saved variables and attributes."""
         for variable, value in zip(self._tracked(), self._values, strict=True):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's variables, and the attributes that it has saved."""
+        """Give every rank rank 0's variables, and the attributes that it has saved."""
         broadcast_variables(self._shared(), 0)
         self._keep()
         super().sync()
@@ -244,9 +244,9 @@ class TensorFlowKerasState(TensorFlowState):
     """A Keras model with its optimizer, and Python objects.
 
     Args:
-        model: Built.
-        optimizer: The compiled one by default.
-        backend: Not needed.
+        model: A built model.
+        optimizer: By default the one that the model was compiled with.
+        backend: Not used.
         **kwargs: Attributes and their values.
 
     Raises:
@@ -274,7 +274,7 @@ class TensorFlowKerasState(TensorFlowState):
         return [tf_variable(v) for v in [*self.model.variables, *self._of_optimizer()]]
 
     def _shared(self) -> list[Any]:
-        # Without the seeds of random layers, which are each rank's own.
+        # The seeds of random layers are left out: they are each rank's own.
         return [*self.model.weights, *self._of_optimizer()]
 
     def _of_optimizer(self) -> list[Any]:
@@ -282,15 +282,15 @@ class TensorFlowKerasState(TensorFlowState):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of a state run from the same state on every rank.
+    """Make a function of a state run from the same state on every rank.
 
     Args:
         func: Its first argument is the state. It may raise ``HorovodInternalError`` or
-            ``HostsUpdatedInterrupt``, on every rank: then it starts again, as it does
-            when workers were lost and at least ``--min-np`` of them are left.
+            ``HostsUpdatedInterrupt``, on every rank: then it starts again. It also does
+            so when workers were lost and at least ``--min-np`` of them are left.
 
     Raises:
-        CollectiveError: From the result: if a worker was lost, and the job ends.
+        CollectiveError: By the result, if a worker was lost and the job ends.
     """
 
     @functools.wraps(func)
@@ -298,7 +298,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         if session.is_joining():
             basics.enter()
         generations.wait_for_previous()
-        if not basics.entered():  # else the others are past it
+        if not basics.entered():  # otherwise the other ranks are past it
             state._resume_generation()
         with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)
@@ -308,10 +308,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             try:
                 if resets:
-                    # One may join that did not wait yet when the ranks agreed.
+                    # A process may join that did not wait yet when the ranks agreed.
                     skip_sync = not _reconfigure() and skip_sync
-                    # Its callbacks may call collectives, as a newcomer does between
-                    # init() and here: Horovod's way to build an optimizer by a step.
+                    # Its callbacks may call collectives, as a new rank does between
+                    # init() and here: Horovod's way to build an optimizer is a step.
                     state.on_reset()
                     resets = False
                 if not skip_sync:
@@ -324,7 +324,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = interrupt.skip_sync
             except (PeerLost, tf.errors.AbortedError) as error:
                 if MIN_NP not in os.environ or not session.lost():
-                    # The core's own line, out of TensorFlow's many: before its HINT.
+                    # The core's own line, out of TensorFlow's many, up to its HINT.
                     why = str(error).partition("\nHINT:")[0].rpartition("\n")[2]
                     raise _lost(why) from error
                 state.restore()
@@ -335,7 +335,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reconfigure() -> bool:
-    """Forms a job of the ranks that are left and of newcomers; whether there are any."""
+    """Form a job of the ranks that are left and new ones; return if any are new."""
     if MIN_NP not in os.environ:
         basics.shutdown()
         basics.init()

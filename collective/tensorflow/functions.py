@@ -1,7 +1,7 @@
 """``horovod.tensorflow.functions``: objects and variables, the same on every rank.
 
-The bytes of objects go through the collectives on NumPy arrays, so no graph and no
-session is needed.
+The bytes of objects go through the collectives on NumPy arrays, so neither a graph nor
+a session is needed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives every rank the root's object.
+    """Give every rank the root's object.
 
     Args:
-        obj: The object; what the others pass does not matter.
+        obj: The object; its value on other ranks does not matter.
         root_rank: The root, counted in the whole job.
-        session: Not needed.
+        session: Not used.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part.
 
     Returns:
-        On the root the object itself, elsewhere a copy.
+        The object itself on the root, a copy elsewhere.
 
     Raises:
-        CollectiveError: If a rank died or called something else.
+        CollectiveError: If a rank died or made another call.
     """
     group = group_of(process_set)
     root = collective.rank() == root_rank
@@ -59,7 +59,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function of the object that does ``broadcast_object``."""
+    """Return a function of an object that calls ``broadcast_object``."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -69,16 +69,16 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The objects of all ranks, in their order.
+    """Return the objects of all ranks, in their order.
 
     Args:
-        obj: This rank's.
-        session: Not needed.
+        obj: This rank's object.
+        session: Not used.
         name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part.
 
     Raises:
-        CollectiveError: If a rank died or called something else.
+        CollectiveError: If a rank died or made another call.
     """
     group, name = group_of(process_set), name or "objects"
     data = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
@@ -87,18 +87,18 @@ def allgather_object(
     )
     everyone = collective.allgather(data, None, name, group)
     pieces = np.split(everyone, np.cumsum(lengths)[:-1])
-    # Ranks that have joined give none.
+    # Ranks that have joined contribute no object.
     return [cloudpickle.loads(piece.tobytes()) for piece in pieces if piece.size]
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """The TensorFlow variable behind a Keras one; any other as it is."""
+    """Return the TensorFlow variable of a Keras variable; any other unchanged."""
     inner = getattr(variable, "value", None)
     return inner if isinstance(inner, tf.Variable) else variable
 
 
 def tensor_of(value: Any) -> tf.Tensor:
-    """A tensor of what is one, or a variable, or an array."""
+    """Return a tensor, variable or array as a tensor."""
     return tf.convert_to_tensor(tf_variable(value))
 
 
@@ -109,16 +109,17 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Gives every rank the root's values of variables, all in one call.
+    """Give every rank the root's values of variables, all in one call.
 
     Args:
-        variables: Of TensorFlow or Keras, of equal shapes and dtypes on every rank.
+        variables: Variables of TensorFlow or Keras, of equal shapes and dtypes on every
+            rank.
         root_rank: The root, counted in the whole job.
         process_set: The ranks that take part.
-        inplace: Nothing: both ways need the same memory here.
+        inplace: Not used: both ways need the same memory here.
 
     Returns:
-        In a graph of TensorFlow 1, the operation to run; else None.
+        The operation to run in a graph of TensorFlow 1, else None.
 
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
@@ -137,7 +138,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As ``broadcast_variables``, returning the values."""
+    """Call ``broadcast_variables``, and return the values."""
     group = [tf_variable(variable) for variable in variables]
     assigned = _assign(group, root_rank, name, process_set)
     with tf.control_dependencies(assigned if not tf.executing_eagerly() else None):
@@ -159,10 +160,10 @@ def _assign(
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
-    """Gives every rank the root's variables, in a graph of TensorFlow 1.
+    """Give every rank the root's variables, in a graph of TensorFlow 1.
 
     Raises:
-        RuntimeError: In eager mode, where there is no list of all variables.
+        RuntimeError: In eager mode, which has no list of all variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -176,8 +177,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Broadcasts all variables when a session of TensorFlow 1 begins.
 
     Args:
-        root_rank: Whose values all ranks get.
-        device: Where the operation is placed; any by default.
+        root_rank: The rank whose values all ranks get.
+        device: The device of the operation; any by default.
     """
 
     def __init__(self, root_rank: int, device: str = ""):
@@ -187,12 +188,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self.bcast_op: tf.Operation | None = None
 
     def begin(self) -> None:
-        """Adds the operation to the graph."""
+        """Add the operation to the graph."""
         graph = tf.compat.v1.get_default_graph()
         if self.bcast_op is None or self.bcast_op.graph is not graph:
             with tf.device(self.device or None):
                 self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs the broadcast."""
+        """Run the broadcast."""
         session.run(self.bcast_op)

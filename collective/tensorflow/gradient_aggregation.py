@@ -1,7 +1,7 @@
 """``horovod.tensorflow.gradient_aggregation``: gradients of several passes, added up.
 
-For an optimizer of your own. ``DistributedOptimizer(backward_passes_per_step=)`` does it
-for you.
+It serves an optimizer of your own. ``DistributedOptimizer(backward_passes_per_step=)``
+does the same without it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collective.tensorflow.process_sets import ProcessSet, global_process_set
 def apply_op_to_not_none_tensors(
     tensor_op: Callable[..., Any], tensors: Sequence[Any], *args: Any
 ) -> list[Any]:
-    """``tensor_op(tensor, *args)`` of each tensor; None of None."""
+    """Return ``tensor_op(tensor, *args)`` of each tensor; None for None."""
     return [None if t is None else tensor_op(t, *args) for t in tensors]
 
 
 def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
-    """What is not None."""
+    """Return the elements that are not None."""
     return [t for t in tensor_list if t is not None]
 
 
 class Accumulation:
-    """Sums of gradients, and how many passes are in them.
+    """Sums of gradients, and the number of passes in them.
 
-    Its variables are its own: a saved optimizer is as without it.
+    Its variables are its own: a saved optimizer does not contain them.
 
     Args:
-        passes: How many make an update.
-        average: Whether their mean is applied, not their sum.
+        passes: The number of passes in an update.
+        average: Whether the mean of the passes is applied, not the sum.
     """
 
     def __init__(self, passes: int, average: bool):
@@ -44,17 +44,17 @@ class Accumulation:
         self.average = average
         self.count: Any = None  # a tf.Variable from the first pass on
         self.sums: list[tf.Variable] = []
-        # Of those variables that a gradient was ever seen for.
+        # For the variables that ever had a gradient.
         self.seen: list[bool] = []
 
     def add(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> None:
-        """Adds the gradients of one pass; sparse ones become dense.
+        """Add the gradients of one pass; sparse ones become dense.
 
         Raises:
-            ValueError: If these are not the variables of the passes before.
+            ValueError: If these are not the variables of the previous passes.
         """
         if self.count is None:
-            # Also when a function is traced, variables are made outside of it.
+            # Variables are made outside of a function that is being traced.
             with tf.init_scope():
                 self.count = tf.Variable(0, trainable=False, dtype=tf.int64)
                 self.sums = [
@@ -77,15 +77,15 @@ class Accumulation:
         self.count.assign_add(1)
 
     def full(self) -> tf.Tensor:
-        """Whether as many passes are in it as make an update."""
+        """Return whether it contains as many passes as an update needs."""
         return tf.equal(self.count, self.passes)
 
     def pending(self) -> bool:
-        """Whether passes are in it that no update has used; eager only."""
+        """Return whether it contains passes that no update has used; eager only."""
         return self.count is not None and int(self.count) > 0
 
     def take(self) -> list[tf.Tensor | None]:
-        """The sums or means, and empties it."""
+        """Return the sums or means, and empty the accumulation."""
         divisor = self.count.read_value() if self.average else tf.constant(1, tf.int64)
         taken = [
             total.read_value() / tf.cast(divisor, total.dtype) if seen else None
@@ -102,14 +102,14 @@ class LocalGradientAggregationHelper:
     """Adds up gradients, and reduces them when enough passes are in the sum.
 
     Args:
-        backward_passes_per_step: Passes that make an update.
+        backward_passes_per_step: The number of passes in an update.
         allreduce_func: Reduces ``(gradients, variables)`` over the ranks.
-        sparse_as_dense: Not needed: sums are dense.
+        sparse_as_dense: Not used: sums are dense.
         average_aggregated_gradients: Whether the mean over passes is reduced.
-        rank, optimizer_type, name: Not needed.
+        rank, optimizer_type, name: Not used.
         process_set: The ranks that take part.
         scale_local_gradients: Whether the gradient of a local variable is divided by
-            the number of ranks, as that of a mean loss over all of them would be.
+            the number of ranks, like the gradient of a mean loss over all of them.
     """
 
     def __init__(
@@ -133,21 +133,21 @@ class LocalGradientAggregationHelper:
         )
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable's gradient to this process alone."""
+        """Leave a variable's gradient to this process alone."""
         self._local.register_local(var)
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(
         self, grads: Sequence[Tensor | None], vars: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Adds one pass.
+        """Add one pass.
 
         Args:
-            grads: Of the pass; None where there is none.
+            grads: The gradients of the pass, or None.
             vars: Their variables, the same in each call.
 
         Returns:
-            With the last pass of an update the reduced sums; zeros before, which
+            The reduced sums, with the last pass of an update. Zeros before that, which
             ``apply_gradients`` does not apply.
         """
         accumulation = self._accumulation
@@ -172,12 +172,12 @@ class LocalGradientAggregationHelper:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Calls the closure after the last pass of an update, else only counts.
+        """Call the closure after the last pass of an update, else only count.
 
         Args:
-            apply_grads_closure: Applies what ``compute_gradients`` returned.
+            apply_grads_closure: Applies the result of ``compute_gradients``.
             optimizer: Its ``iterations`` count every pass.
-            *args, **kwargs: Not needed.
+            *args, **kwargs: Not used.
         """
 
         def apply() -> tf.Tensor:

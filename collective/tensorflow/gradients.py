@@ -1,4 +1,4 @@
-"""How gradients are summed: what every optimizer does with its list, and the tape."""
+"""The reduction of gradients, for every optimizer and for the tape."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ Groups = int | Sequence[Sequence[Any]]
 
 @dataclass
 class GradientReduction:
-    """Reduces gradients over the ranks; Horovod's options.
+    """Reduces gradients over the ranks, with Horovod's options.
 
     Attributes:
         op: Average, Sum or Adasum.
-        compression: What is sent.
-        sparse_as_dense: Turns ``tf.IndexedSlices`` into tensors before.
+        compression: How gradients are compressed on the way.
+        sparse_as_dense: Turns ``tf.IndexedSlices`` into tensors before the reduction.
         gradient_predivide_factor: Divides before, and multiplies after, the average.
-        groups: How many calls the gradients are reduced in, or lists of the variables
-            that share one; all in one by default.
+        groups: The number of calls that reduce the gradients, or lists of variables
+            that share one call; one call by default.
         process_set: The ranks that take part; others keep their own gradients.
         scale_local_gradients: Whether gradients of local variables are divided by the
-            number of ranks, as those of the others are by the average.
-        device_dense, device_sparse: Where results are wanted.
+            number of ranks, as the average divides the others.
+        device_dense, device_sparse: The device of the results.
         num_groups: The old name of ``groups``.
         local_layers: A layer or several, whose gradients stay this process' own.
 
     Raises:
-        ValueError: For options that do not go together; for what is not a layer, or has
+        ValueError: If options do not go together; if an object is not a layer, or has
             no variables yet.
     """
 
@@ -80,17 +80,17 @@ class GradientReduction:
             self.register_local(variable)
 
     def register_local(self, variable: Any) -> None:
-        """Leaves a variable's gradient to this process alone."""
+        """Leave a variable's gradient to this process alone."""
         self.local.add(id(tf_variable(variable)))
 
     def is_local(self, variable: Any) -> bool:
-        """Whether a variable's gradient is left to this process alone."""
+        """Return whether a variable's gradient is left to this process alone."""
         return id(tf_variable(variable)) in self.local
 
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Reduces the gradients of variables; None where it is None on every rank.
+        """Reduce the gradients of variables; None stays None if it is so everywhere.
 
         Raises:
             tf.errors.OpError: As for ``allreduce``.
@@ -98,9 +98,9 @@ class GradientReduction:
         """
         results = list(gradients)
         group_of(self.process_set)  # it must have been added, also on other ranks
-        # A single rank reduces, too: when the graph runs, there may be more.
+        # A single rank reduces, too: when the graph runs, there may be more ranks.
         if not self.process_set.included():
-            # A process by itself does the same to sparse gradients as many do.
+            # One process treats sparse gradients as several processes do.
             return [
                 self._sent(combined(gradient))
                 if isinstance(gradient, tf.IndexedSlices)
@@ -127,7 +127,7 @@ class GradientReduction:
     def scale_local(
         self, gradients: list[Tensor | None], variables: Sequence[Any]
     ) -> None:
-        """Divides the gradients of local variables, if they are to be, in place."""
+        """Divide the gradients of local variables in place, if the option is on."""
         local = [place for place, v in enumerate(variables) if self.is_local(v)]
         if self.scale_local_gradients and local:
             size = ranks.size(group_of(self.process_set))
@@ -142,7 +142,7 @@ class GradientReduction:
     def _groups(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
     ) -> list[list[int]]:
-        """Places of the gradients that are reduced together, call by call."""
+        """Return the indices of the gradients that are reduced together, by call."""
         places = [
             place
             for place, (gradient, variable) in enumerate(
@@ -192,12 +192,12 @@ def _variables_of(local_layers: Any) -> list[Any]:
 
 
 class _ReducingTape(tf.GradientTape):
-    """Mixed into the class of the tape that is wrapped; shares its recording."""
+    """Mixed into the class of the wrapped tape, whose recording it shares."""
 
     _reduction: GradientReduction
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves a source's gradient to this process alone."""
+        """Leave a source's gradient to this process alone."""
         self._reduction.register_local(source)
 
     @tf.autograph.experimental.do_not_convert
@@ -209,12 +209,12 @@ class _ReducingTape(tf.GradientTape):
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, reduced over the ranks.
+        """Return the result of ``tf.GradientTape.gradient``, reduced over the ranks.
 
         Args:
-            target, sources, output_gradients, unconnected_gradients: As there; sources
-                may be variables of Keras.
-            use_generic_names: Nothing: calls are always known by their order.
+            target, sources, output_gradients, unconnected_gradients: As in TensorFlow;
+                sources may be variables of Keras.
+            use_generic_names: Not used: calls are always matched by their order.
         """
         gradients = super().gradient(
             target, sources, output_gradients, unconnected_gradients
@@ -230,7 +230,7 @@ class _ReducingTape(tf.GradientTape):
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Pairs of source and gradient: the local sources', and the others'."""
+        """Return pairs of source and gradient: of local sources, and of others."""
         gradients = self.gradient(target, sources, output_gradients)
         pairs = list(
             zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True)
@@ -249,14 +249,14 @@ class _ReducingTape(tf.GradientTape):
 def DistributedGradientTape(
     gradtape: tf.GradientTape, **options: Any
 ) -> tf.GradientTape:
-    """Wraps a tape: its ``gradient`` is reduced over the ranks.
+    """Wrap a tape: its ``gradient`` is reduced over the ranks.
 
     Args:
         gradtape: The tape, before or after its ``with`` block.
         **options: As for ``GradientReduction``.
 
     Raises:
-        ValueError: For options that do not go together.
+        ValueError: If options do not go together.
     """
     reduction = GradientReduction(**options)
     kind = type(gradtape)
@@ -273,5 +273,5 @@ def DistributedGradientTape(
     DistributedGradientTape,
 )
 def PartialDistributedGradientTape(**options: Any) -> tf.GradientTape:
-    """As ``DistributedGradientTape``, but for the gradients of ``local_layers``."""
+    """Call ``DistributedGradientTape`` with layers whose gradients stay local."""
     return DistributedGradientTape(**options)

@@ -1,7 +1,7 @@
-"""Methods inside Keras that are others as long as a distributed optimizer lives.
+"""Methods of Keras that are replaced as long as a distributed optimizer exists.
 
-There is no way to ask Keras for another behaviour. All other optimizers are left alone
-meanwhile, and with the last distributed one the methods are Keras' own again.
+Keras has no public way to change this behaviour. Other optimizers behave as before, and
+Keras' own methods are restored with the end of the last distributed optimizer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: A class, the name of a method, and what makes the new method from Keras' own.
+#: A class, the name of a method, and a function from Keras' method to the new one.
 Replacement = tuple[type[Any], str, Callable[[Any], Any]]
 
 _living: set[int] = set()
@@ -18,7 +18,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def replace_for(optimizer: Any, replacements: Sequence[Replacement]) -> None:
-    """Replaces methods until neither this optimizer nor another such one lives."""
+    """Replace methods until neither this optimizer nor another such one exists."""
     if not _living:
         _undo.extend(_replace(*replacement) for replacement in replacements)
     _living.add(id(optimizer))
@@ -32,7 +32,7 @@ def _release(key: int) -> None:
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Returns what puts Keras' own method back, unless others have replaced ours."""
+    """Replace a method; return what restores it, unless others replaced ours."""
     inherits = name not in vars(owner)
     stock = getattr(owner, name)
     ours = make(stock)

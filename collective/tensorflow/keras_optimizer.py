@@ -1,9 +1,9 @@
 """A Keras 3 optimizer that reduces its gradients over the ranks before it uses them.
 
-Every way into a Keras optimizer, ``model.fit`` and a loop of your own, leads through
-``apply``. There the gradients are reduced; then Keras clips, decays and updates as ever.
-``update_step``, the innermost step, refuses to run on gradients that did not come that
-way: nothing trains without summing.
+Every call of a Keras optimizer, by ``model.fit`` or by a loop of your own, goes through
+``apply``. There the gradients are reduced; then Keras clips, decays and updates as
+always. ``update_step``, the innermost step, raises an error for gradients that did not
+go through it, so no training skips the reduction.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class CallableList(list[Any]):
     """The variables of an optimizer; older scripts call ``optimizer.variables()``."""
 
     def __call__(self) -> CallableList:
-        """The list itself."""
+        """Return the list itself."""
         return self
 
 
 class Distributed(keras.optimizers.Optimizer):
-    """Mixed into the class of the optimizer that is wrapped."""
+    """Mixed into the class of the wrapped optimizer."""
 
     _reduction: GradientReduction
     _accumulation: Accumulation | None = None
@@ -45,9 +45,9 @@ class Distributed(keras.optimizers.Optimizer):
     def apply(
         self, grads: Sequence[Tensor | None], trainable_variables: Any = None
     ) -> None:
-        """Reduces the gradients over the ranks, and applies them.
+        """Reduce the gradients over the ranks, and apply them.
 
-        With ``backward_passes_per_step``, most calls only add them up.
+        With ``backward_passes_per_step``, most calls only add the gradients up.
         """
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
@@ -83,7 +83,7 @@ class Distributed(keras.optimizers.Optimizer):
             self._summed = False
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
-        """The optimizer's own; a CollectiveError where gradients were not reduced."""
+        """Call the optimizer's own; raise a CollectiveError for unreduced gradients."""
         if not self._summed:
             raise CollectiveError(
                 f"{type(self).__name__} got gradients that were not summed over the "
@@ -94,11 +94,11 @@ class Distributed(keras.optimizers.Optimizer):
         super().update_step(gradient, variable, learning_rate)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable's gradient to this process alone."""
+        """Leave a variable's gradient to this process alone."""
         self._reduction.register_local(var)
 
     def flush(self) -> None:
-        """Applies what was added up for an update that did not become full.
+        """Apply the gradients that were added up for an update that is not complete.
 
         ``fit`` does so at its end; every rank must, after equally many passes.
         """
@@ -107,30 +107,30 @@ class Distributed(keras.optimizers.Optimizer):
             return
         self._apply_reduced(accumulation.take(), self._trainable_variables)
         if COUNTS_PASSES:
-            # On to the passes of the next update.
+            # Continue with the passes of the next update.
             passes, done = accumulation.passes, int(self._iterations.numpy())
             self._iterations.assign(-(-done // passes) * passes)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """What Keras calls at the end of ``fit``."""
+        """Also ``flush``; Keras calls this at the end of ``fit``."""
         self.flush()
         super().finalize_variable_values(var_list)
 
     @property
     def variables(self) -> CallableList:
-        """The variables, also where they are called."""
+        """The variables, in a list that can also be called."""
         return CallableList(super().variables)
 
 
-# Optimizers of Keras 3.15 distinguish passes, which learning-rate schedules see, from updates,
-# which the bias of Adam is corrected by. In Keras 3.3 both are updates.
+# Optimizers of Keras 3.15 distinguish passes, which learning-rate schedules count, from
+# updates, which the bias correction of Adam counts. In Keras 3.3 both are updates.
 COUNTS_PASSES = isinstance(
     getattr(keras.optimizers.Optimizer, "iterations", None), property
 )
 
 
 def _iterations(self: Any) -> Any:
-    """Number of updates; a learning-rate schedule sees the passes."""
+    """Return the number of updates; a learning-rate schedule gets the passes."""
     if self._accumulation is None:
         return keras.optimizers.Optimizer.iterations.fget(self)
     return keras.ops.floor_divide(self._iterations, self._accumulation.passes)
@@ -138,10 +138,10 @@ def _iterations(self: Any) -> Any:
 
 @functools.cache
 def _distributed(kind: Any) -> Any:
-    """The class of a wrapped optimizer.
+    """Return the class of a wrapped optimizer.
 
-    It has the name and module of the original: that is what a saved model names, so
-    that it can be loaded where nothing is distributed.
+    It has the name and module of the original, because a saved model contains these, so
+    the model can be loaded in a program that is not distributed.
     """
     members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     if COUNTS_PASSES:
@@ -149,12 +149,12 @@ def _distributed(kind: Any) -> Any:
     return type(kind.__name__, (Distributed, kind), members)
 
 
-# What exclude_from_weight_decay sets; Keras' configuration leaves it out.
+# exclude_from_weight_decay sets it; Keras' configuration leaves it out.
 _NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer, or the one that it scales the loss for, is wrapped."""
+    """Return whether an optimizer, or the one that it wraps, reduces gradients."""
     return isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed)
 
 
@@ -165,15 +165,15 @@ def distribute(
     average: bool = False,
     name: str | None = None,
 ) -> keras.optimizers.Optimizer:
-    """A new optimizer like the given one, with its state, that reduces gradients.
+    """Return a new optimizer like the given one, with its state, that reduces.
 
     Args:
-        optimizer: Of Keras 3. A LossScaleOptimizer stays outside: it skips an update on
-            all ranks when one has an overflow.
-        reduction: What is done with gradients.
-        passes: Backward passes that make an update.
-        average: Whether their mean is applied, not their sum.
-        name: Of the new one; the old one's by default.
+        optimizer: An optimizer of Keras 3. A LossScaleOptimizer stays outside: it skips
+            an update on all ranks when one rank has an overflow.
+        reduction: How gradients are reduced.
+        passes: The number of backward passes in an update.
+        average: Whether the mean of the passes is applied, not the sum.
+        name: The name of the new optimizer; the old one's by default.
 
     Raises:
         ValueError: If it is wrapped already, or is not an optimizer of Keras 3.
@@ -211,7 +211,7 @@ def distribute(
 
 
 def _agrees_on_overflow(check_finite: Any) -> Any:
-    """All ranks skip an update where one rank's gradients are not finite.
+    """Make all ranks skip an update if one rank's gradients are not finite.
 
     Under mixed precision Keras looks for overflows before it calls the optimizer: one
     rank would skip, and the others would wait for its gradients.
@@ -233,7 +233,7 @@ def _agrees_on_overflow(check_finite: Any) -> Any:
 
 
 def _compiles_around_sums(make_train_function: Any) -> Any:
-    """Has XLA compile a step around its sums over ranks, for which it has no kernel.
+    """Have XLA compile a step around its sums over ranks, for which it has no kernel.
 
     Keras' ``jit_compile``, its default on a GPU, compiles the whole step or fails.
     """

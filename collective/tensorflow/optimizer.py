@@ -29,22 +29,23 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     **options: Any,
 ) -> Any:
-    """An optimizer like the given one, whose gradients are those of all ranks.
+    """Return an optimizer like the given one that reduces gradients over all ranks.
 
     Args:
-        optimizer: Of Keras 3, or of ``tf.compat.v1.train``.
-        name: Of the new one.
+        optimizer: An optimizer of Keras 3, or of ``tf.compat.v1.train``.
+        name: The name of the new optimizer.
         use_locking: For an optimizer of TensorFlow 1.
         backward_passes_per_step: Calls whose gradients are added up for an update.
-        average_aggregated_gradients: Whether their mean is applied, not their sum.
+        average_aggregated_gradients: Whether the mean of the passes is applied, not the
+            sum.
         **options: As for ``GradientReduction``.
 
     Returns:
-        The new optimizer. With Keras its class derives from the given one's.
+        The new optimizer. For Keras its class derives from the given one's.
 
     Raises:
-        ValueError: For options that do not go together, or no optimizer.
-        NotImplementedError: For what an optimizer of TensorFlow 1 cannot do here.
+        ValueError: If options do not go together, or ``optimizer`` is none.
+        NotImplementedError: If an optimizer of TensorFlow 1 cannot do it here.
     """
     reduction = GradientReduction(**options)
     op = reduction.op
@@ -86,7 +87,7 @@ def DistributedOptimizer(
     DistributedOptimizer,
 )
 def PartialDistributedOptimizer(**options: Any) -> Any:
-    """As ``DistributedOptimizer``, but for the gradients of ``local_layers``."""
+    """Call ``DistributedOptimizer`` with layers whose gradients stay local."""
     return DistributedOptimizer(**options)
 
 
@@ -94,10 +95,10 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
     """Reduces in ``compute_gradients``; the rest is the wrapped optimizer's.
 
     Args:
-        optimizer: The one that is wrapped.
-        reduction: What is done with gradients.
+        optimizer: The wrapped optimizer.
+        reduction: How gradients are reduced.
         name: ``Distributed`` and the optimizer's class by default.
-        use_locking: As for it.
+        use_locking: As for the wrapped optimizer.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
         self.variables = optimizer.variables
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable's gradient to this process alone."""
+        """Leave a variable's gradient to this process alone."""
         self._reduction.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """The wrapped optimizer's, reduced over the ranks."""
+        """Return the wrapped optimizer's gradients, reduced over the ranks."""
         gradients, variables = zip(
             *self._optimizer.compute_gradients(*args, **kwargs), strict=True
         )
@@ -128,7 +129,7 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
         return list(zip(self._reduction(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's.
+        """Call the wrapped optimizer's method.
 
         Raises:
             CollectiveError: If ``compute_gradients`` was never called.

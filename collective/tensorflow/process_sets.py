@@ -1,8 +1,8 @@
 """Horovod's process sets: declared first, numbered by ``init`` or ``add_process_set``.
 
-Over ``collective.ProcessSet``, which exists from its creation and lives as long as
-the job. A removed set is forgotten by its number; the core's group is kept, and used
-again when a set of the same ranks is added.
+It uses ``collective.ProcessSet``, which exists from its creation and lives as long as
+the job. A removed set loses its number; the core's group is kept, and used again when a
+set of the same ranks is added.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class ProcessSet:
 
     Args:
         ranks_or_comm: Different ranks of the job, in any order; or a communicator of
-            mpi4py in a job that mpirun started, also another one on each rank, as
-            ``Split`` makes them.
+            mpi4py in a job that mpirun started. The communicator may be another one on
+            each rank, as ``Split`` makes them.
 
     Attributes:
         process_set_id: Its number; None before it is added and after it is removed.
-        mpi_comm: The communicator it was made of, if it was.
+        mpi_comm: The communicator that it was made from, if any.
         ranks: Its members in order.
 
     Raises:
-        ValueError: For what is neither.
+        ValueError: If the argument is neither.
     """
 
     process_set_id: int | None = None
@@ -52,11 +52,11 @@ class ProcessSet:
         self.group: core.ProcessSet | None = None
 
     def size(self) -> int | None:
-        """Number of members; None while it is not added."""
+        """Return the number of members; None while it is not added."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Number of this process within the set; None while it is not added.
+        """Return this process' number within the set; None while it is not added.
 
         Raises:
             ValueError: If this process is not in it.
@@ -68,7 +68,7 @@ class ProcessSet:
         return self.ranks.index(session.rank())
 
     def included(self) -> bool:
-        """Whether this process is a member.
+        """Return whether this process is a member.
 
         Raises:
             ValueError: Before ``init()``.
@@ -83,7 +83,7 @@ class ProcessSet:
 
 
 def _ranks_in_the_world(comm: Any) -> list[int]:
-    """The members of a communicator of mpi4py, as the job counts them."""
+    """Return the members of a communicator of mpi4py, as the job counts them."""
     from mpi4py import MPI
 
     return list(
@@ -101,7 +101,7 @@ class _Everyone(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]
-        """All of them; none before the job."""
+        """The ranks of all processes; empty before the job."""
         return list(range(session.size())) if session.is_initialized() else []
 
 
@@ -114,7 +114,7 @@ _groups: dict[tuple[int, ...], core.ProcessSet] = {}
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Makes a set usable; every rank of the job adds the same sets in the same order.
+    """Make a set usable; every rank of the job adds the same sets in the same order.
 
     Args:
         process_set: The set, or its ranks.
@@ -132,11 +132,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     mine = tuple(process_set.ranks)
     if any(tuple(other.ranks) == mine for other in _added.values()):
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-    # Every rank makes the sets of all ranks, which differ where they are Split.
+    # Every rank makes the sets of all ranks, which differ after a Split.
     for ranks in [mine] if process_set.mpi_comm is None else _of_all_ranks(mine):
         if ranks not in _groups:
             _groups[ranks] = core.ProcessSet(ranks)
-        # Not the core's number: ranks outside of the set do not get it.
+        # Not the core's number: ranks outside of the set do not get one.
         number = next(_numbers)
         if ranks == mine:
             process_set.process_set_id = number
@@ -147,7 +147,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def _of_all_ranks(mine: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The different sets of the ranks, each of which is in its own."""
+    """Return the different sets of the ranks; each rank belongs to its own."""
     first = np.array([mine[0]])
     leaders = np.unique(collective.allgather(first, name="process sets"))
     member = np.zeros((len(leaders), session.size()), np.int32)
@@ -157,10 +157,10 @@ def _of_all_ranks(mine: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Makes a set unusable; every rank of the job removes the same sets.
+    """Make a set unusable; every rank of the job removes the same sets.
 
     Returns:
-        Whether it was removed: not the global one, nor one that was not added.
+        Whether it was removed: not if it is the global set, or was not added.
     """
     number = process_set.process_set_id
     if not number or number not in _added:
@@ -172,7 +172,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def check_initialized() -> None:
-    """Raises ValueError if this process has not joined its job."""
+    """Raise a ValueError if this process has not joined its job."""
     if not session.is_initialized():
         raise ValueError(
             "collective.tensorflow has not been initialized; use hvd.init()."
@@ -180,14 +180,14 @@ def check_initialized() -> None:
 
 
 def by_id(number: int) -> ProcessSet:
-    """The set of a number; ValueError if there is none."""
+    """Return the set with a number; raise a ValueError if there is none."""
     if number not in _added:
         raise ValueError("Process set does not exist or has not been registered.")
     return _added[number]
 
 
 def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
-    """The core's group of a set, None for all ranks; ValueError unless it was added."""
+    """Return the core's group of a set that was added; None for all ranks."""
     number = process_set.process_set_id
     if number is None or _added.get(number) is not process_set:
         raise ValueError(
@@ -198,7 +198,7 @@ def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
 
 
 def forget_process_sets() -> None:
-    """Forgets all sets but the global one, as the job ends."""
+    """Forget all sets but the global one when the job ends."""
     for process_set in list(_added.values()):
         remove_process_set(process_set)
     _groups.clear()

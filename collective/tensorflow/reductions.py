@@ -1,9 +1,9 @@
-"""Which reduction a call asks for, and what the core does not reduce by itself.
+"""The reduction that a call asks for, and reductions that the core does not have.
 
-That is sparse tensors, tensors of other dtypes, and Adasum: a sum that shrinks where
-gradients point the same way. Of two gradients a and b it makes
-a (1 - a·b / 2|a|²) + b (1 - a·b / 2|b|²): their sum where they are orthogonal, their
-mean where they are equal. Of more, in pairs, as in a tournament. From Maleki et al.,
+The core does not reduce sparse tensors and some dtypes, and it has no Adasum: a sum
+that shrinks if gradients point the same way. For two gradients a and b it is a (1 - a·b
+/ 2|a|²) + b (1 - a·b / 2|b|²): their sum if they are orthogonal, their mean if they are
+equal. More gradients are combined in pairs, as in a tournament. From Maleki et al.,
 "Scaling Distributed Training with Adaptive Summation" (2020).
 """
 
@@ -42,10 +42,10 @@ class _Adasum:
 Adasum: Final = _Adasum()
 Reduction = Op | _Adasum
 
-# Horovod's numbers of its operations, which scripts pass as they are.
+# Horovod's numbers of its operations, which scripts pass without conversion.
 _BY_NUMBER: tuple[Reduction, ...] = (Average, Sum, Adasum, Min, Max, Product)
 
-# Reduced in a dtype that holds their sums, and cast back.
+# Reduced in a dtype that can hold their sums, and cast back.
 _WIDER = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
 
 ODD = (
@@ -55,11 +55,11 @@ ODD = (
 
 
 def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Reduction:
-    """The reduction of a call.
+    """Return the reduction of a call.
 
     Args:
         op: Average (also for None), Sum, Adasum, Min, Max or Product; or Horovod's
-            number of it.
+            number of the operation.
         average: The old way to say Average or Sum.
 
     Raises:
@@ -89,23 +89,23 @@ def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Re
 
 
 def reducible(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a dtype that the core can reduce, if there is one."""
+    """Return the tensor in a dtype that the core can reduce, if there is one."""
     return tf.cast(tensor, _WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def movable(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor; as bytes (``[..., n]``) where the core does not know its dtype."""
+    """Return the tensor, as bytes (``[..., n]``) if the core lacks its dtype."""
     known = tensor.dtype.base_dtype.name in DTYPES
     return tensor if known else tf.bitcast(tensor, tf.uint8)
 
 
 def restored(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The inverse of ``movable``, after a collective that does not look at values."""
+    """Undo ``movable``, after a collective that does not look at values."""
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
 def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """The tensor times a factor; whole numbers are rounded towards zero.
+    """Return the tensor times a factor; whole numbers are rounded towards zero.
 
     Half precision is multiplied in float32.
     """
@@ -126,12 +126,12 @@ def sparse_allreduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> tf.IndexedSlices:
-    """Sums or averages slices: all rows are gathered, and equal ones combined.
+    """Sum or average slices: gather all rows, and combine equal ones.
 
     Args:
         slices: ``values [rows, ...]`` and ``indices [rows]``; any number of rows.
-        op: Sum or Average; NotImplementedError for another.
-        factor: What the result is multiplied with.
+        op: Sum or Average; any other raises a NotImplementedError.
+        factor: Multiplied into the result.
         process_set, name: As for ``hvd.allreduce``.
 
     Returns:
@@ -148,7 +148,7 @@ def sparse_allreduce(
     indices = tensorflow_ops.allgather(
         slices.indices, name and f"{name} indices", group
     )
-    if op == Average:  # of integers: floats, as Horovod's, which TensorFlow's "/" makes
+    if op == Average:  # floats, as Horovod's "/" of integers
         values = values / tf.cast(ranks.size(group), values.dtype)
     total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
     values = scaled(total.values, factor)
@@ -156,10 +156,10 @@ def sparse_allreduce(
 
 
 def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same tensor with each row once.
+    """Return the same tensor with each row once.
 
-    Optimizers square the values of sparse gradients: of a row that comes twice, they
-    would make the sum of the squares and not the square of the sum.
+    Optimizers square the values of sparse gradients: for a row that occurs twice, they
+    would compute the sum of the squares and not the square of the sum.
     """
     rows, places = tf.unique(slices.indices)
     order = tf.argsort(rows, stable=True)
@@ -173,9 +173,9 @@ def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 def adasum(
     tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: str | None = None
 ) -> list[tf.Tensor]:
-    """Adasum of each tensor over the ranks; the same bits on every rank.
+    """Return the Adasum of each tensor over the ranks; the same bits on every rank.
 
-    Every rank gathers all tensors and plays the whole tournament, in N times the
+    Every rank gathers all tensors and computes the whole tournament, in N times the
     memory of the tensors.
 
     Args:
@@ -203,7 +203,7 @@ def adasum(
 
 
 def _tournament(left: tf.Tensor) -> tf.Tensor:
-    """``[ranks, n]`` becomes ``[1, n]``, in rounds that halve the number of rows."""
+    """Reduce ``[ranks, n]`` to ``[1, n]``, in rounds that halve the number of rows."""
     (winner,) = tf.while_loop(
         lambda left: tf.shape(left)[0] > 1,
         lambda left: (_pairs(left[::2], left[1::2]),),
@@ -214,7 +214,7 @@ def _tournament(left: tf.Tensor) -> tf.Tensor:
 
 
 def _pairs(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Combines two ``[pairs, n]`` into one; the products are summed in float64."""
+    """Combine two ``[pairs, n]`` into one; the products are summed in float64."""
 
     def product(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(x * y, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Horovod's orders of arguments, of which each of its modules has its own."""
+"""Horovod's orders of arguments, which differ between its modules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import tensorflow as tf
 def ordered(
     order: str, options: Callable[..., Any] | None = None, module: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Has a function take its arguments in another order; it gets them by name.
+    """Make a function take its arguments in another order; it gets them by name.
 
     Args:
-        order: The names, with the defaults that they have now. ``new=old`` is what
+        order: The names, with their new defaults. ``new=old`` names an argument that
             the function calls ``old``.
-        options: What the function hands its ``**options`` to: they have its defaults.
-        module: Where the result is, if not beside the function; pickle looks there.
+        options: The function that gets the ``**options``, whose defaults are used.
+        module: The module of the result, if it is not the function's; for pickle.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,14 +14,15 @@ from collective import session, tensorflow_ops
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """``keras.layers.BatchNormalization``, with the statistics of all ranks in training.
 
-    Ranks count by their rows, so batches may differ in size. Masked rows are left out.
+    Each rank has the weight of its rows, so batches may differ in size. Masked rows are
+    left out.
 
     Args:
-        fused: Only False.
+        fused: Only False is possible.
         **kwargs: As for ``keras.layers.BatchNormalization``.
 
     Raises:
-        ValueError: For another ``fused``.
+        ValueError: If ``fused`` is not False.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any):
@@ -39,14 +40,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             elements = tf.math.count_nonzero(
                 tf.broadcast_to(tf.cast(mask, tf.bool), tf.shape(inputs)[:-1])
             )
-        # [1, 3, channels]: no square of a mean is taken from a mean of squares.
+        # [1, 3, channels]: no square of a mean is subtracted from a mean of squares.
         shape = tf.shape(mean)
         flat, spread = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
         count = tf.fill(tf.shape(flat), tf.cast(elements, flat.dtype))
         everyone = tensorflow_ops.allgather(tf.stack([flat, spread, count])[None])
         means, variances, counts = tf.unstack(everyone, axis=1)
         share = counts / tf.reduce_sum(counts, axis=0)
-        # A rank without a row has statistics that are not numbers.
+        # A rank without a row has NaN in its statistics.
         means = tf.where(counts > 0, means, 0)
         variances = tf.where(counts > 0, variances, 0)
         mean_of_all = tf.reduce_sum(share * means, axis=0)

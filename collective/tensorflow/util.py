@@ -6,14 +6,14 @@ from typing import Any
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """A hashable reference to a variable; for a list, a tuple of references."""
+    """Return a hashable reference to a variable; for a list, a tuple of references."""
     if isinstance(vars, list):
         return tuple(vars_to_refs(variable) for variable in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The inverse of ``vars_to_refs``."""
+    """Undo ``vars_to_refs``."""
     if isinstance(refs, tuple):
         return [refs_to_vars(ref) for ref in refs]
     return refs.deref()

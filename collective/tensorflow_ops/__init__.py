@@ -3,10 +3,10 @@
 The kernels pass the tensors to the native core and return at once; no thread of
 TensorFlow waits for another rank. Inside a ``tf.function`` ranks may reach the ops in
 different orders: the core matches them by name and runs them in the order of the first
-rank. ``naming.py`` says what a collective's name is and which collectives TensorFlow
-runs in the order of the program; begin there. ``gradients.py`` has the gradients,
-``library.py`` the shared library and all imports from inside TensorFlow but one, that of
-``converted_source.py``.
+rank. Begin with ``naming.py``: it defines the name of a collective, and which
+collectives TensorFlow runs in the order of the program. ``gradients.py`` has the
+gradients, ``library.py`` the shared library and all imports from inside TensorFlow,
+except the one in ``converted_source.py``.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ def all_reduce(
     transport_dtype: str | None = None,
     bucket_bytes: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces a list of tensors over all ranks as one.
+    """Reduce a list of tensors over all ranks as one.
 
     The gradient of a sum (or mean) is the sum (or mean) of the ranks' gradients.
 
     Args:
-        tensors: Dense, of any shapes and dtypes, the same on every rank.
+        tensors: Dense tensors of any shapes and dtypes, the same on every rank.
         op: Sum, Average, Min, Max or Product.
-        name: The name by which ranks match the call; by default the innermost
-            function that is being traced and the number of the call in it. (Not the
-            number of traces: a rank with fewer rows traces more often than the others.)
+        name: The name by which ranks match the call; by default the innermost function
+            that is being traced and the number of the call in it. (The number of traces
+            is not part of it: a rank with fewer rows traces more often than the
+            others.)
         process_set: The ranks that take part; None for all.
         algorithm: As for ``collective.allreduce``.
         transport_dtype: As for ``collective.allreduce``.
-        bucket_bytes: Inside a ``tf.function``, reduces the list in buckets of about
-            so many bytes, from its end: the order in which back-propagation makes
-            gradients, so that the first buckets leave while it still runs. By
-            default all in one: where ranks share their cores with the computation,
-            there is little to gain.
+        bucket_bytes: Inside a ``tf.function``, reduces the list in buckets of about so
+            many bytes, from its end. Back-propagation makes gradients in that order, so
+            the first buckets leave while it still runs. By default one bucket: if ranks
+            share their cores with the computation, buckets gain little.
 
     Returns:
         The results in order, the same bits on every rank.
 
     Raises:
-        tf.errors.FailedPreconditionError: On every rank, if they do not agree.
+        tf.errors.FailedPreconditionError: On every rank, if the ranks' calls differ.
         tf.errors.AbortedError: If a rank died or left.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -98,14 +98,14 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
-    """Gives every rank the root's tensors.
+    """Give every rank the root's tensors.
 
-    Its gradient is, on the root, the sum of the ranks' gradients, elsewhere zero.
+    Its gradient is the sum of the ranks' gradients on the root, and zero elsewhere.
 
     Args:
         tensors: Dense, of the same shapes and dtypes on every rank.
         root_rank: The root, counted in the whole job.
-        name, process_set: As for ``all_reduce``, and so are errors.
+        name, process_set: As for ``all_reduce``, as are the errors.
 
     Returns:
         The root's tensors, in order.
@@ -121,14 +121,14 @@ def broadcast(
 def allgather(
     tensor: tf.Tensor, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tf.Tensor:
-    """Concatenates the tensors of all ranks along the first axis.
+    """Concatenate the tensors of all ranks along the first axis.
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
-        name, process_set: As for ``all_reduce``, and so are errors.
+        name, process_set: As for ``all_reduce``, as are the errors.
 
     Returns:
-        ``[sum of rows, ...]``. Its gradient is this rank's rows of the summed one.
+        ``[sum of rows, ...]``. Its gradient is this rank's rows of the summed gradient.
     """
     tensor = tf.convert_to_tensor(tensor)
     identity = _identity("allgather", name, process_set)
@@ -141,14 +141,15 @@ def reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks and gives each rank some of its rows.
+    """Reduce a tensor over all ranks and give each rank some of its rows.
 
     Args:
         tensor: ``[rows, ...]``, equal shape and dtype on every rank.
-        op, name, process_set: As for ``all_reduce``, and so are errors.
+        op, name, process_set: As for ``all_reduce``, as are the errors.
 
     Returns:
-        This rank's rows, as even as can be, the first ranks having one more.
+        This rank's rows; equal numbers, with one row more for the first ranks if
+        needed.
     """
     tensor = tf.convert_to_tensor(tensor)
     identity = _identity("reducescatter", name, process_set)
@@ -162,13 +163,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends rows to every rank and receives theirs.
+    """Send rows to every rank and receive theirs.
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
-        splits: Rows for each rank, int64, adding up to ``rows``; equal parts by
+        splits: Rows for each rank, int64, that add up to ``rows``; equally many by
             default.
-        name, process_set: As for ``all_reduce``, and so are errors.
+        name, process_set: As for ``all_reduce``, as are the errors.
 
     Returns:
         The received rows in the order of the ranks, and how many came from each.
@@ -193,7 +194,7 @@ def _identity(
 
 
 def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Sets the shape of a traced result, of which only the number of rows is unknown."""
+    """Set the shape of a traced result, in which only the number of rows is unknown."""
     if not tf.executing_eagerly() and like.shape.rank is not None:
         result.set_shape([None, *like.shape[1:]])
     return result

@@ -1,7 +1,7 @@
-"""The source that AutoGraph makes of functions: kept in memory, not in ``$TMPDIR``.
+"""The source that AutoGraph generates for functions: in memory, not in ``$TMPDIR``.
 
-TensorFlow writes a file for each function and removes it when Python ends, which a rank that
-is killed never does: each would leave its files to the next job.
+TensorFlow writes a file for each function and removes it when Python ends. A rank that
+is killed never removes its files, so they would remain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorflow.python.autograph.pyct import loader
 
 
 def keep_in_memory() -> None:
-    """From now on a file is gone as soon as it is imported; tracebacks show its lines."""
+    """Remove each file as soon as it is imported; tracebacks still show its lines."""
     stock = loader.load_source
     if hasattr(stock, "__wrapped__"):
         return

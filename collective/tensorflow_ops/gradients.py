@@ -1,4 +1,4 @@
-"""The gradients of the ops: collectives, too."""
+"""The gradients of the ops: they are collectives, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collective.tensorflow_ops import naming, ranks
 
 
 def _identity(op: tf.Operation, kind: str) -> dict[str, Any]:
-    """What identifies the gradient of an op: attributes and ticket."""
+    """Return the identity of an op's gradient: attributes and ticket."""
     name = naming.given_name(op)
     name = naming.name_of(f"gradient of {kind}", name and f"gradient of {name}")
     identity = naming.attributes(name, op.get_attr("process_set"))
@@ -51,7 +51,7 @@ def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tens
     sums = _reduced(op, gradients, **_identity(op, "broadcast"))
     # Within a set the root is counted among its members, as it is in the op.
     is_root = tf.equal(_rank_info(op).rank, op.get_attr("root"))
-    # The sums are used on every rank: a graph prunes an op whose result is not, and
+    # Every rank uses the sums: a graph prunes an op whose result is not used, and then
     # the other ranks would wait for it.
     kept = [
         None if total is None else tf.where(is_root, total, tf.zeros_like(total))
@@ -63,8 +63,8 @@ def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tens
 def _reduced(
     op: tf.Operation, gradients: tuple[tf.Tensor, ...], **attributes: Any
 ) -> list[tf.Tensor | None]:
-    """Reduces the gradients of a list; None for the tensors that have none."""
-    gradients = gradients[:-1]  # the ticket has none
+    """Reduce the gradients of a list; None for the tensors without one."""
+    gradients = gradients[:-1]  # the ticket has no gradient
     there = [i for i, gradient in enumerate(gradients) if gradient is not None]
     results: list[tf.Tensor | None] = [None] * len(gradients)
     reduced = naming.make("all_reduce", [gradients[i] for i in there], **attributes)
@@ -81,7 +81,7 @@ def _allgather_gradient(
     name = attributes.pop("tensor_name")
     rows = tf.shape(op.inputs[0], tf.int64)[0]
     me = tf.cast(_rank_info(op).rank, tf.int64)
-    # With the ranks: those that have joined give none.
+    # Gathered with the ranks: ranks that have joined contribute none.
     everyone = naming.make(
         "all_gather",
         tf.stack([[me, rows]]),
@@ -114,5 +114,5 @@ def _alltoall_gradient(
 
 
 def _rank_info(op: tf.Operation) -> ranks.RankInfo:
-    """This process' place among the ranks of an op, when the graph runs."""
+    """Return this process' place among the ranks of an op, when the graph runs."""
     return ranks.rank_info(op.get_attr("process_set"))

@@ -1,6 +1,6 @@
-"""The shared library of the ops, and what TensorFlow keeps to itself.
+"""The shared library of the ops, and names from inside TensorFlow.
 
-All that is taken from inside TensorFlow (2.16 to 2.21) is imported here.
+All private names of TensorFlow (2.16 to 2.21) are imported here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-# How gradients of an op are found.
+# The registry of the gradients of ops.
 from tensorflow.python.framework import ops as _ops
 
-# Control dependencies between ops, added when a function has been traced; no public
-# interface lets an op say what it must be ordered with.
+# The control dependencies between ops that are added after a function was traced; no
+# public interface lets an op say with which ops it must be ordered.
 from tensorflow.python.framework.auto_control_deps import (
     register_acd_resource_resolver as register_acd_resource_resolver,
 )
 
-# Which attributes of an op are functions.
+# The attributes of an op that are functions.
 from tensorflow.python.framework.op_def_registry import get as _op_definition
 
 # The bodies and branches of tf.cond, tf.while_loop, tf.switch_case, tf.map_fn.
@@ -38,7 +38,7 @@ CONTROL_FLOW = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 @functools.cache
 def load() -> Any:
-    """Loads the library of the ops, once; a CollectiveError where that fails."""
+    """Load the library of the ops, once; raise a CollectiveError if that fails."""
     library.load()
     path = library.path().with_name("libcollective_tensorflow.so")
     try:
@@ -51,7 +51,7 @@ def load() -> Any:
 
 
 def called_functions(op: tf.Operation) -> Iterator[str]:
-    """Names of the functions that an op of a graph calls."""
+    """Yield the names of the functions that an op of a graph calls."""
     for attribute in _function_attributes(op.type):
         value = op.get_attr(attribute)
         for function in value if isinstance(value, list) else [value]:
@@ -71,7 +71,7 @@ def _function_attributes(op_type: str) -> tuple[str, ...]:
 
 
 def gradient_of(op: tf.Operation) -> Callable[..., Any] | None:
-    """The function that adds an op's gradient to a graph; None if there is none."""
+    """Return the function that adds an op's gradient to a graph, or None."""
     try:
         return _ops.get_gradient_function(op)
     except LookupError:
@@ -79,7 +79,7 @@ def gradient_of(op: tf.Operation) -> Callable[..., Any] | None:
 
 
 def definition_of(function: str) -> Any:
-    """A function's ``FunctionDef``; None where TensorFlow does not know it."""
+    """Return a function's ``FunctionDef``; None if TensorFlow does not know it."""
     from tensorflow.python.eager import context
 
     try:

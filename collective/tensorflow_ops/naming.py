@@ -1,4 +1,4 @@
-"""What identifies a collective, and what orders it.
+"""The identity and the order of collectives.
 
 Ranks match the collectives of a ``tf.function`` by name. Two runs may share a name only
 if every rank runs them in the same order. Three rules give that:
@@ -48,32 +48,32 @@ _OPS = frozenset(
     f"Collective{kind}"
     for kind in ("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll")
 )
-_KEPT = ("reduction", "algorithm", "transport")  # of an op that is made again
+_KEPT = ("reduction", "algorithm", "transport")  # attributes of an op that is copied
 
 
 @dataclass
 class _Trace:
-    """A graph that was or is being traced."""
+    """A graph that is being traced, or was traced."""
 
-    plan: int  # number under which the core knows the names of its collectives
-    calls: int = 0  # collectives so far, with those of its branches and loop bodies
-    # The last op of a process set and name.
+    plan: int  # the number by which the core knows the names of its collectives
+    calls: int = 0  # collectives so far, also those of its branches and loop bodies
+    # The last op of each process set and name.
     last: dict[tuple[int, str], weakref.ref[tf.Operation]] = field(default_factory=dict)
     ordered: int = 0  # how many of its ops ``_order_backward`` has seen
-    # There, the name of the last op that calls a function with collectives.
+    # In these, the name of the last op that calls a function with collectives.
     write: list[str] = field(default_factory=list)
-    # There, the names of the collectives since.
+    # In these, the names of the collectives after that op.
     reads: list[str] = field(default_factory=list)
 
 
 _traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
-# Not from 1: the functions of a saved model still have the numbers of the process
-# that saved it.
+# Not from 1, because the functions of a saved model still have the numbers of the
+# process that saved it.
 _plans = itertools.count(random.SystemRandom().randrange(1, 1 << 30))
 
 
 def name_of(kind: str, name: str | None) -> str:
-    """The name by which ranks match a call; empty where they match by order."""
+    """Return the name by which ranks match a call; empty if they match by order."""
     if tf.executing_eagerly():
         return name or ""
     function, trace = _function()
@@ -82,10 +82,10 @@ def name_of(kind: str, name: str | None) -> str:
 
 
 def attributes(name: str, group: int) -> dict[str, Any]:
-    """The attributes of an op that identify it; adds it to its function's plan.
+    """Return the attributes that identify an op; add it to its function's plan.
 
     Args:
-        name: As returned by ``name_of``.
+        name: The result of ``name_of``.
         group: The core's number of the process set.
     """
     eager = tf.executing_eagerly()
@@ -93,7 +93,7 @@ def attributes(name: str, group: int) -> dict[str, Any]:
     if not eager:
         function, trace = _function()
         plan = trace.plan
-        # Threads may run functions of one name side by side.
+        # Threads may run functions of one name at the same time.
         function += f" in {threading.current_thread().name}"
         library.load().collective_plan(plan, group, function.encode(), name.encode())
     return {
@@ -107,13 +107,13 @@ def attributes(name: str, group: int) -> dict[str, Any]:
 def make(
     kind: str, *inputs: Any, ticket: tf.Tensor | None = None, **attributes: Any
 ) -> Any:
-    """Makes an op.
+    """Make an op.
 
     Args:
         kind: ``all_reduce``, ``broadcast``, ``all_gather``, ...
-        inputs: The op's inputs but for the ticket.
-        ticket: Of a gradient, the ticket of the forward op, int64 ``[]``.
-        attributes: The op's, with those of ``attributes``.
+        inputs: The op's inputs except the ticket.
+        ticket: For a gradient, the ticket of the forward op, int64 ``[]``.
+        attributes: The op's attributes, including those that ``attributes`` returned.
 
     Returns:
         The op's results without its own ticket: a list, a tensor, or several.
@@ -130,13 +130,13 @@ def make(
         ticket = tf.constant(0, tf.int64)
     with tf.control_dependencies([] if before is None else [before]):
         results = op(*inputs, ticket, **attributes)
-    last[key] = weakref.ref(results.issued.op)  # not the graph's owner
+    last[key] = weakref.ref(results.issued.op)  # does not own the graph
     _order_backward(graph)
     return _without_ticket(results)
 
 
 def made_again(op: tf.Operation, inputs: Any) -> tf.Operation:
-    """The collective of another graph in this one, under a name of its own.
+    """Copy the collective of another graph into this one, under a name of its own.
 
     Args:
         op: An all-reduce or all-gather.
@@ -153,10 +153,10 @@ def made_again(op: tf.Operation, inputs: Any) -> tf.Operation:
 
 @functools.lru_cache(1024)
 def _as_input(name: str) -> tf.Tensor:
-    """No ticket, and the bytes of an eager op's name: int64 ``[1 + words]``.
+    """Return an empty ticket, and an eager op's name as int64 ``[1 + words]``.
 
-    TensorFlow keeps an eager op's kernel for ever, one for each value of its attributes,
-    so a name that is new at every call must not be one.
+    TensorFlow keeps an eager op's kernel for ever, one for each value of its
+    attributes, so a name that is new at every call must not be an attribute.
     """
     encoded = name.encode()
     padded = encoded + bytes(-len(encoded) % 8)
@@ -165,7 +165,7 @@ def _as_input(name: str) -> tf.Tensor:
 
 
 def given_name(op: tf.Operation) -> str:
-    """The name of an op that has run or was traced; empty if it has none."""
+    """Return the name of an op that has run or was traced; empty if it has none."""
     ticket = op.inputs[-1]
     if isinstance(ticket, tf.__internal__.EagerTensor):
         return ticket.numpy()[1:].tobytes().rstrip(b"\0").decode()
@@ -178,11 +178,11 @@ def _without_ticket(results: Any) -> Any:
 
 
 def _function() -> tuple[str, _Trace]:
-    """The innermost function that is being traced: its name and trace."""
+    """Return name and trace of the innermost function that is being traced."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, CONTROL_FLOW):
         graph = graph.outer_graph
-    # A graph of TensorFlow 1 has no name. Those that TensorFlow gives to generated
+    # A graph of TensorFlow 1 has no name. The names that TensorFlow gives to generated
     # functions end with a number that differs between processes.
     name = re.sub(r"^__(\w+?)_(.*)_\d+$", r"\1 of \2", getattr(graph, "name", "graph"))
     return name, _trace(graph)
@@ -194,24 +194,24 @@ def _trace(graph: Any) -> _Trace:
     return _traces[graph]
 
 
-# What collectives read and calls of functions with collectives write. TensorFlow only
-# compares it; it is not an input of any op, so nothing is captured and saved models need
-# not restore it.
+# Collectives read this, and calls of functions with collectives write it. TensorFlow
+# only compares it; it is not an input of any op, so nothing is captured and saved
+# models need not restore it.
 with tf.Graph().as_default():
     _ORDER = tf.compat.v1.placeholder(tf.resource, [], "collective_order")
 
 
 @register_acd_resource_resolver
 def collective_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
-    """Adds to what an op reads and writes; whether it did.
+    """Extend the reads and writes of an op; return whether that was necessary.
 
     TensorFlow calls it for each op of a traced function.
     """
     if _ORDER in reads or _ORDER in writes:
         return False
     use = _use(op)
-    # Also where only the gradient has collectives: tf.custom_gradient's ops are
-    # IdentityN.
+    # This includes functions of which only the gradient has collectives:
+    # tf.custom_gradient's ops are IdentityN.
     if op.type == "IdentityN" or any(True for _ in called_functions(op)):
         _order_gradients_of(op)
     if use:
@@ -220,10 +220,10 @@ def collective_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
 
 
 def _use(op: tf.Operation) -> str:
-    """``read`` for a collective, ``write`` for a call of a function with collectives.
+    """Return ``read`` for a collective, ``write`` for a call of such a function.
 
-    Nothing may wait for ops in control flow of TensorFlow 1: in a branch that is not
-    taken, no op runs.
+    Nothing may wait for ops in control flow of TensorFlow 1: no op runs in a branch
+    that is not taken.
     """
     if op._control_flow_context is not None:
         return ""
@@ -234,7 +234,7 @@ def _use(op: tf.Operation) -> str:
 
 
 def _order_gradients_of(op: tf.Operation) -> None:
-    """Has what is added to a graph as the gradient of this op put in order."""
+    """Have the ops put in order that are added as the gradient of this op."""
     if getattr(op._gradient_function, "orders", False):
         return
     gradient = gradient_of(op)
@@ -252,9 +252,9 @@ def _order_gradients_of(op: tf.Operation) -> None:
 
 
 def _order_backward(graph: Any) -> None:
-    """Orders the new ops of a function that TensorFlow generates for a tape.
+    """Order the new ops of a function that TensorFlow generates for a tape.
 
-    It does there what TensorFlow does in traced functions.
+    It adds there the dependencies that TensorFlow adds in traced functions.
     """
     generated = getattr(graph, "name", "").startswith("__backward_")
     if not generated or graph.experimental_acd_manager is not None:
@@ -273,13 +273,13 @@ def _order_backward(graph: Any) -> None:
             before = trace.write + trace.reads
             trace.write, trace.reads = [op.name], []
         op._add_control_inputs([graph.get_operation_by_name(name) for name in before])
-        # A call of this function has not ended before.
+        # The previous call of this function has not ended.
         graph.control_outputs.append(op)
 
 
 @functools.cache
 def _has_collectives(function: str) -> bool:
-    """Whether a function, or one that it calls, contains collectives."""
+    """Return whether a function, or one that it calls, contains collectives."""
     definition = definition_of(function)
     if definition is None:
         return False

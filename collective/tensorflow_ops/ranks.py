@@ -1,8 +1,8 @@
 """This process' rank and the number of ranks, as TensorFlow ops.
 
-They are read when the graph runs. A number that Python reads while a function is
-traced stays in the graph: where ranks leave or join, the function would compute
-with the old one.
+They are read when the graph runs. A number that Python reads while a function is traced
+stays in the graph: if ranks leave or join, the function would compute with the old
+number.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collective.tensorflow_ops import library
 
 
 class RankInfo(NamedTuple):
-    """Places of this process among some ranks."""
+    """The numbers of this process among some ranks."""
 
-    rank: tf.Tensor  # int32, ``[]``: its number among them; -1 if it is not one of them
-    size: tf.Tensor  # int32, ``[]``: how many they are
-    local_rank: tf.Tensor  # int32, ``[]``: how many of them on this host are before it
-    local_size: tf.Tensor  # int32, ``[]``: how many of them are on this host
+    rank: tf.Tensor  # int32, ``[]``: its number among them, or -1
+    size: tf.Tensor  # int32, ``[]``: the number of these ranks
+    local_rank: tf.Tensor  # int32, ``[]``: how many on this host come before it
+    local_size: tf.Tensor  # int32, ``[]``: how many are on this host
 
 
 def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
-    """This process' places among the ranks of the job or of a process set.
+    """Return this process' places among the ranks of the job or of a process set.
 
     Args:
         process_set: The set, or its number in the core; None or 0 for all ranks.
@@ -34,7 +34,7 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
         Values in eager mode; in a graph, tensors that each run computes.
 
     Raises:
-        tf.errors.InvalidArgumentError: If the set is of a former job, when it runs.
+        tf.errors.InvalidArgumentError: When it runs, if the set is of a former job.
         CollectiveError: If the native core was not built.
     """
     group = process_set.number if isinstance(process_set, ProcessSet) else process_set
@@ -44,7 +44,7 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
 
 
 def run_independently(tensor: tf.Tensor) -> None:
-    """In a function, has an op without effects not wait for ops that have, nor they for it.
+    """Order an op without effects neither before nor after other ops of a function.
 
     Args:
         tensor: An output of the op, or a value in eager mode.
@@ -58,5 +58,5 @@ def run_independently(tensor: tf.Tensor) -> None:
 
 
 def size(process_set: ProcessSet | int | None = None) -> tf.Tensor:
-    """The number of ranks: int32, ``[]``."""
+    """Return the number of ranks: int32, ``[]``."""
     return rank_info(process_set).size

@@ -1,8 +1,8 @@
-"""Rows that are given several times, added up with the same bits on every rank.
+"""Adds up rows that occur several times, with the same bits on every rank.
 
-A GPU adds up the repeated rows of ``tf.IndexedSlices`` by atomic operations, in whatever
-order. Ranks that update a table by the same slices would part by rounding, so these sums
-are made on the host; all else stays where it is.
+A GPU adds up the repeated rows of ``tf.IndexedSlices`` by atomic operations, in any
+order. Ranks that update a table by the same slices would differ by rounding, so these
+sums are computed on the host; everything else stays on its device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collective.tensorflow_ops.xla import not_compiled
 
 @contextlib.contextmanager
 def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
-    """Inside, ``tf.IndexedSlices`` become dense on the host, where there is a GPU.
+    """Make ``tf.IndexedSlices`` dense on the host inside, if there is a GPU.
 
     Args:
-        tensors: What is computed with: nothing changes where none has rows. Outside of a
-            graph, all that is computed inside runs on the host.
+        tensors: The inputs of the computation: nothing changes if none has rows.
+            Outside of a graph, all operations inside run on the host.
     """
     if not parts_ranks(tensors):
         yield
@@ -30,13 +30,13 @@ def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
         with tf.device("CPU:0"):
             yield
     else:
-        # XLA would take the sums into a cluster of the GPU.
+        # XLA would move the sums into a cluster on the GPU.
         with tf.compat.v1.device(_host_for_sums), not_compiled():
             yield
 
 
 def parts_ranks(tensors: Sequence[Any]) -> bool:
-    """Whether adding up the rows of a tensor may give each rank other bits."""
+    """Return whether adding up the rows of a tensor may give each rank other bits."""
     has_rows = any(isinstance(t, tf.IndexedSlices) for t in tensors)
     return has_rows and bool(tf.config.list_logical_devices("GPU"))
 
@@ -47,10 +47,10 @@ def _host_for_sums(operation: Any) -> str:
 
 
 def added_once(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows and their numbers, where those that are given several times are added up.
+    """Return rows and their numbers, with repeated rows added up.
 
-    Whoever adds them to a table then does it in no order: a GPU, and the threads of a
-    processor, add up rows that come twice in another order each time.
+    Then no order is needed to add them to a table: a GPU, and the threads of a
+    processor, would add up repeated rows in another order each time.
     """
     with tf.device("/device:CPU:0"):
         rows, places = tf.unique(tf.reshape(indices, [-1]))

@@ -1,4 +1,4 @@
-"""Text over ranks: it travels as numbers, for no backend sums or gathers strings."""
+"""Text over ranks: it travels as numbers, because no backend gathers strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 def gather_strings(
     strings: tf.Tensor, gather: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Strings ``[n, ...]`` of all ranks, by their lengths and their bytes.
+    """Return the strings ``[n, ...]`` of all ranks, by their lengths and bytes.
 
     Args:
         gather: Gathers numbers ``[n]`` along the first axis; called twice, in order.

@@ -1,4 +1,4 @@
-"""XLA for what contains collectives, which XLA cannot compile."""
+"""XLA for functions with collectives, which XLA cannot compile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tensorflow as tf
 
 
 def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; what it traces is compiled in clusters between its collectives.
+    """Have XLA compile a function in clusters between its collectives.
 
-    ``tf.function(jit_compile=True)`` compiles everything or fails. Here TensorFlow cuts
-    the graph into clusters of what XLA knows, forward and backward, and runs the rest
-    as it is. Called eagerly, nothing is compiled.
+    ``tf.function(jit_compile=True)`` compiles everything or fails. With this,
+    TensorFlow cuts the graph into clusters of operations that XLA knows, forward and
+    backward, and runs the rest without XLA. In an eager call, nothing is compiled.
     """
 
     @functools.wraps(function)
@@ -30,10 +30,10 @@ def compiled_around_collectives(function: Callable[..., Any]) -> Callable[..., A
 
 @contextlib.contextmanager
 def not_compiled() -> Iterator[None]:
-    """Inside, nothing is compiled: for shapes that only the values of a step decide.
+    """Compile nothing inside, because only the values of a step decide the shapes.
 
-    XLA would compile each of them again, and on GPUs it cannot at all where they come
-    out of a collective.
+    XLA would compile for each of them again, and on GPUs it cannot compile for shapes
+    that come out of a collective.
     """
     if tf.executing_eagerly():
         yield

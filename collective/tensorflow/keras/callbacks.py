@@ -20,9 +20,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Seeds of random layers stay each rank's own.
 
     Args:
-        root_rank: Whose variables all ranks get.
-        device: Where it happens; any by default.
-        local_variables: What is left as it is.
+        root_rank: The rank whose variables all ranks get.
+        device: The device of the operation; any by default.
+        local_variables: Variables that are not broadcast.
     """
 
     def __init__(
@@ -38,28 +38,28 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable as it is.
+        """Leave a variable out of the broadcast.
 
         Raises:
-            ValueError: If it is not a variable.
+            ValueError: If ``var`` is not a variable.
         """
         if not isinstance(tf_variable(var), tf.Variable):
             raise ValueError("All local variables must be of tf.Variable type.")
         self._local.add(id(tf_variable(var)))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts, the first time; the model is built before, if it is not.
+        """Broadcast, the first time; build the model first if it is not built.
 
         Raises:
-            ValueError: If there are no variables yet, nor data to build them for.
+            ValueError: If there are no variables yet, and no data to build them for.
         """
         if self.broadcast_done:
             return
         if self.model.built:
             self._broadcast()
             return
-        # Without a shape of its input, a model has its variables when the first step
-        # is traced, which then runs at once. So it is built for the shapes of the data
+        # Without an input shape, a model has its variables only when the first step is
+        # traced, which then runs at once. So it is built for the shapes of the data
         # when the step is called.
         model = self.model
         step = model.train_function
@@ -90,7 +90,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 def _build(model: keras.Model, batch: Any) -> None:
-    """Makes the variables of a model for batches of these shapes and dtypes."""
+    """Make the variables of a model for batches of these shapes and dtypes."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     model(
         tf.nest.map_structure(
@@ -100,10 +100,10 @@ def _build(model: keras.Model, batch: Any) -> None:
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over the ranks, for the callbacks behind it.
+    """Averages the metrics of an epoch over the ranks, for the callbacks after it.
 
     Args:
-        device: Nothing: numbers are averaged in host memory.
+        device: Not used: numbers are averaged in host memory.
     """
 
     def __init__(self, device: str = ""):
@@ -111,7 +111,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages into ``logs``."""
+        """Put the averages into ``logs``."""
         if not logs:
             return
         names = sorted(logs)
@@ -128,18 +128,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     Args:
         initial_lr: The learning rate at the start.
-        multiplier: A function of the epoch; or a number, which is taken to the power of
-            the epochs since ``start_epoch``.
+        multiplier: A function of the epoch; or a number, which is raised to the power
+            of the epochs since ``start_epoch``.
         start_epoch: The first epoch.
-        end_epoch: The first epoch no more; None for no end.
-        staircase: Whether it is set once an epoch. Else for each batch, with an epoch
-            that is not a whole number.
-        momentum_correction: Whether an optimizer with momentum has its velocity scaled
-            with the learning rate.
-        steps_per_epoch: Batches in an epoch; what ``fit`` knows by default.
+        end_epoch: The epoch at which this ends, exclusive; None for no end.
+        staircase: Whether the rate is set once an epoch. If not, it is set for each
+            batch, with an epoch that is not a whole number.
+        momentum_correction: Whether the velocity of an optimizer with momentum is
+            scaled with the learning rate.
+        steps_per_epoch: Batches in an epoch; by default the number that ``fit`` knows.
 
     Raises:
-        ValueError: Without ``initial_lr``, or if the steps are not known.
+        ValueError: If ``initial_lr`` is missing, or the steps are not known.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the number of steps."""
+        """Find the number of steps."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -178,13 +178,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the epoch."""
+        """Store the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Sets the learning rate, if it is time."""
+        """Set the learning rate, if it is time."""
         ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or ended:
             return
@@ -194,7 +194,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._adjust(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the learning rate to the logs of later callbacks."""
+        """Add the learning rate to the logs of later callbacks."""
         if logs is not None:
             logs["lr"] = self._learning_rate()
 
@@ -210,10 +210,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """What an optimizer with momentum moves by; the learning rate is in it.
+    """Return the velocities of an optimizer with momentum, which include the rate.
 
-    Horovod scales the momentum for one batch, which moves SGD the same way; in Keras 3
-    it is a constant of the compiled step.
+    Horovod scales the momentum for one batch, which moves SGD in the same way; in Keras
+    3 the momentum is a constant of the compiled step.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     momentum = getattr(optimizer, "momentum", None)
@@ -230,7 +230,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: The learning rate after the warm-up.
-        warmup_epochs: How long it takes.
+        warmup_epochs: The length of the warm-up.
         momentum_correction, steps_per_epoch: As for ``LearningRateScheduleCallback``.
         verbose: 1 to print the end of the warm-up on rank 0.
     """
@@ -244,7 +244,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ):
         def multiplier(epoch: float) -> float:
-            # As if the batch was over: so epochs end on round numbers.
+            # As if the batch had ended, so that epochs end on round numbers.
             epoch += 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / size() * (epoch * (size() - 1) / warmup_epochs + 1)
 
@@ -260,7 +260,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the learning rate to the logs; prints the end of the warm-up."""
+        """Add the learning rate to the logs; print the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0 and rank() == 0:
             print(
@@ -273,8 +273,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """``keras.callbacks.ModelCheckpoint`` that keeps the best model only.
 
     Args:
-        monitor, verbose, save_weights_only, mode, save_freq: As there.
-        filepath: Where to. Horovod's estimators set it later, as an attribute.
+        monitor, verbose, save_weights_only, mode, save_freq: As in Keras.
+        filepath: The file. Horovod's estimators set it later, as an attribute.
     """
 
     def __init__(
@@ -299,10 +299,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self.filepath = filepath
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins.
+        """Begin.
 
         Raises:
-            ValueError: If there is no file name by now.
+            ValueError: If there is no file name yet.
         """
         if not self.filepath:
             raise ValueError(

@@ -14,8 +14,8 @@ class KerasState(TensorFlowKerasState):
     """A Keras model with its optimizer, and Python objects.
 
     Args:
-        model: Built.
-        optimizer: The compiled one by default.
+        model: A built model.
+        optimizer: By default the one that the model was compiled with.
         **kwargs: Attributes and their values, as ``batch=0, epoch=0``.
     """
 
@@ -30,7 +30,7 @@ class CommitStateCallback(_StateCallback):
     """Commits a state after some batches, and after each epoch.
 
     Args:
-        state: What is committed.
+        state: The state to commit.
         batches_per_commit: Batches between two commits.
     """
 
@@ -40,20 +40,20 @@ class CommitStateCallback(_StateCallback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Counts from zero, as on every rank."""
+        """Count from zero, as every rank does."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Commits, if it is time."""
+        """Commit, if it is time."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.state.commit()
             self.batches_remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits."""
+        """Commit."""
         self.state.commit()
 
 
@@ -64,17 +64,17 @@ class UpdateBatchStateCallback(_StateCallback):
     does not read. Say it yourself: ``fit(steps_per_epoch=steps - state.batch)``.
 
     Args:
-        state: What is updated.
+        state: The state to update.
     """
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Sets the batch."""
+        """Set the number of the batch."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets it to 0."""
+        """Set the number of the batch to 0."""
         self.state.batch = 0
 
 
@@ -82,7 +82,7 @@ class UpdateEpochStateCallback(_StateCallback):
     """Sets ``state.epoch`` to the number of epochs that are over, over restarts too.
 
     Args:
-        state: What is updated.
+        state: The state to update.
     """
 
     def __init__(self, state: Any):
@@ -90,9 +90,9 @@ class UpdateEpochStateCallback(_StateCallback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes what the state has."""
+        """Copy epoch and batch from the state."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the epoch."""
+        """Set the number of epochs."""
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -13,7 +13,7 @@ from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.keras_optimizer import is_distributed
 from collective.tensorflow.signatures import ordered
 
-# Of anything that is like a tensor: numbers, lists, arrays.
+# Anything that is like a tensor: numbers, lists, arrays.
 allgather = ordered("value=tensor name", module=__name__)(collectives.allgather)
 allreduce = ordered(
     "value=tensor name average prescale_factor postscale_factor op compression",
@@ -40,17 +40,17 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> keras.Model:
-    """Loads a model; its optimizer becomes a ``DistributedOptimizer`` with its state.
+    """Load a model; its optimizer becomes a ``DistributedOptimizer`` with its state.
 
     Args:
         filepath: As for ``keras.models.load_model``.
-        custom_optimizers: Classes of optimizers that are not Keras' own.
+        custom_optimizers: Classes of optimizers that are not part of Keras.
         custom_objects: As for ``keras.models.load_model``.
-        compression: What is sent.
-        legacy_opts: Only False.
+        compression: How gradients are compressed on the way.
+        legacy_opts: Only False is possible.
 
     Raises:
-        NotImplementedError: With ``legacy_opts``.
+        NotImplementedError: If ``legacy_opts`` is true.
     """
     if legacy_opts:
         raise NotImplementedError(
