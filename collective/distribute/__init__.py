@@ -1,8 +1,8 @@
 """Programs written for ``tf.distribute``, over any backend.
 
 ``collective.distribute.Strategy("mpi")`` is a ``tf.distribute.Strategy`` whose replicas
-are the devices of all ranks. ``python -m collective.distribute script.py`` runs a script
-on every rank, not edited: ``collective.distribute.command``.
+are the devices of all ranks. ``python -m collective.distribute script.py`` runs a
+script on every rank without edits: ``collective.distribute.command``.
 """
 
 from __future__ import annotations

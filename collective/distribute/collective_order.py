@@ -1,9 +1,9 @@
 """The collectives of a job in one order, for backends that need one.
 
-TensorFlow runs two stateful ops of a graph in any order if they share no resource. Where a
+TensorFlow runs two stateful ops of a graph in any order if they share no resource. If a
 backend needs an order, each collective reads and then writes one variable, which orders
-them also in branches and loops; and under one that matches them by it, as MPI, the ranks
-compare before each one what they are about to call.
+them also in branches and loops. If a backend matches collectives by their order, as MPI
+does, the ranks compare the next call before each collective.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Order:
     """Runs collectives in the order of the program, and checks that ranks agree.
 
     Args:
-        backend: Of which collectives are run; unless ``InTurn``, nothing is added to a
+        backend: Runs the collectives; unless it is ``InTurn``, nothing is added to a
             collective.
     """
 
@@ -37,7 +37,7 @@ class Order:
         self._matching = backend if isinstance(backend, MatchedByOrder) else None
         with tf.init_scope(), tf.device("CPU:0"):
             self._token = tf.Variable(0, trainable=False, name="collective_order")
-        # Of each graph: its number of collectives and the op that ends the last one.
+        # For each graph: its number of collectives and the op that ends the last one.
         self._graphs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -50,10 +50,10 @@ class Order:
         tensors: Sequence[tf.Tensor],
         collective: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """The results of a collective of tensors, in its turn.
+        """Run a collective of tensors in its turn; return its results.
 
         Args:
-            what: What it is, for an error of ranks that do not agree.
+            what: Name of the collective, for an error of ranks that do not agree.
         """
         if not self._in_turn:
             return collective(list(tensors))
@@ -74,8 +74,8 @@ class Order:
             return 0
 
         before = self._token.read_value()
-        # Once all tensors are computed: a thread that waits for other ranks earlier
-        # could be the one that computes them.
+        # After all tensors are computed: a thread that waits for other ranks earlier
+        # could be the one that must compute them.
         waited = [before, *tensors, *([] if last is None else [last()])]
         waited = [w for w in waited if w is not None]
         if backend is not None:
@@ -90,7 +90,7 @@ class Order:
 
 
 def _end(backend: weakref.ref[MatchedByOrder]) -> None:
-    """Lets a rank that still waits in a collective know that this process ends."""
+    """Report to a rank that still waits in a collective that this process ends."""
     found = backend()
     if found is not None:
         found.match(END)

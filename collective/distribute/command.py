@@ -1,4 +1,4 @@
-"""Runs a Keras script, not edited, on every rank of a job.
+"""Runs an unedited Keras script on every rank of a job.
 
 collectiverun -np 4 --keras script.py
 mpirun -np 4 python -m collective.distribute script.py
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 PROGRAM = "python -m collective.distribute"
 EXAMPLE = f"{PROGRAM} script.py"
 _HASH_SEED = "PYTHONHASHSEED"
-_OWN_ERROR_SECONDS = 5.0  # after which a rank other than 0 prints its error, too
+_OWN_ERROR_SECONDS = 5.0  # after these, a rank other than 0 prints its error, too
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; what follows the script is the script's."""
+    """Return the parser; arguments after the script belong to the script."""
     p = Parser(
         PROGRAM,
         usage="%(prog)s [options] script.py [argument ...]",
@@ -65,10 +65,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code.
+    """Run the command line; return the exit code.
 
-    It is the script's: what it gave to ``sys.exit``, 1 after an exception; 2 for wrong
-    use; 130 where it was interrupted.
+    It is the script's exit code: the argument of ``sys.exit``, or 1 after an exception;
+    2 for wrong use; 130 after an interruption.
     """
     open_streams()
     try:
@@ -97,21 +97,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _rank() -> int:
-    """This process' rank, 0 where the launcher's variables are wrong."""
+    """Return this process' rank, or 0 if the launcher's variables are wrong."""
     with contextlib.suppress(CollectiveError):
         return detect().rank
     return 0
 
 
 def _same_hashes(place: Environment) -> None:
-    """Starts this process again where sets of strings had another order on each rank."""
+    """Start this process again if sets of strings would differ between ranks."""
     if place.size > 1 and _HASH_SEED not in os.environ:
         os.environ[_HASH_SEED] = "0"
         os.execv(sys.executable, sys.orig_argv)
 
 
 def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """Path, module, and arguments of the script."""
+    """Return path, module, and arguments of the script."""
     if args.module:
         _check_module(args.module[0])
         return "", args.module[0], args.module[1:]
@@ -126,7 +126,7 @@ def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
 
 
 def _check_module(module: str) -> None:
-    """Refuses a module of which not even the first package is there."""
+    """Refuse a module whose first package does not exist."""
     first = module.split(".")[0]
     path = [os.getcwd(), *sys.path]
     if first in sys.modules or first in sys.builtin_module_names:
@@ -149,7 +149,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
 
 
 def _run(script: Script, distribution: Distribution) -> int:
-    """Runs the script; a rank that fails ends the job."""
+    """Run the script; a rank that fails ends the job."""
     from collective.training.unedited.script import print_failure
     from collective.training.unedited.script_job import REMOVE, SAVE
 
@@ -172,7 +172,7 @@ def _run(script: Script, distribution: Distribution) -> int:
         recorder.close()
         if backend.rank == 0:
             print_failure(error)
-        if backend.size > 1:  # what TensorFlow still computes must not outlive Python
+        if backend.size > 1:  # TensorFlow's threads must not outlive Python
             backend.abort(130)
         return 130
     except BaseException as error:
@@ -199,7 +199,7 @@ def _run_to_end(script: Script, distribution: Distribution) -> None:
 
 
 def _failed(error: BaseException, distribution: Distribution) -> int:
-    """Prints an error of the script, once if all ranks have it, and ends the job."""
+    """Print an error of the script, once if all ranks have it, and end the job."""
     from collective.training.unedited.script import print_failure
 
     code = error.exit_code if isinstance(error, CollectiveError) else 1
@@ -213,18 +213,18 @@ def _failed(error: BaseException, distribution: Distribution) -> int:
 
 
 def _print_exit(error: SystemExit) -> None:
-    """What Python prints of ``sys.exit("text")``."""
+    """Print what Python prints for ``sys.exit("text")``."""
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr, flush=True)
 
 
 def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int:
-    """Ends the job from this rank: others may be in the middle of the script.
+    """End the job from this rank: other ranks may be in the middle of the script.
 
-    Where they are not, they come here, too, and rank 0 ends the job meanwhile.
+    If they are not, they come here, too, and rank 0 ends the job in the meantime.
     """
     backend = distribution.job.backend
-    recorder.close()  # the end of a script that failed needs no dump
+    recorder.close()  # a script error needs no dump
     _wait_for_rank_zero(backend.rank)
     show()
     if backend.size > 1:
@@ -233,7 +233,7 @@ def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int
 
 
 def _wait_for_rank_zero(rank: int) -> None:
-    """Gives rank 0 time to print the error: the job ends then, and this rank with it."""
+    """Give rank 0 time to print the error: the job ends then, and this rank with it."""
     if rank:
         sys.stderr.flush()
         time.sleep(_OWN_ERROR_SECONDS)

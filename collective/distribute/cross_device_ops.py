@@ -1,7 +1,8 @@
-"""What crosses processes: sums, gathers and first values, over any backend.
+"""Collectives across processes: sums, gathers and first values, over any backend.
 
-A ``tf.distribute.CrossDeviceOps``, which is TensorFlow's public interface for it: values
-of this process' devices are summed by TensorFlow, and those sums by the backend.
+It is a ``tf.distribute.CrossDeviceOps``, TensorFlow's public interface for this
+purpose. TensorFlow sums the values of this process' devices, and the backend those
+sums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
     """Collectives over the local devices of all processes.
 
     Args:
-        backend: With processes: native, mpi, horovod; or one process.
+        backend: A backend with processes (native, mpi, horovod), or of one process.
     """
 
     def __init__(self, backend: Backend):
@@ -41,14 +42,14 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
     ) -> Any:
-        """Reduces one value as TensorFlow's method does."""
+        """Reduce one value as TensorFlow's method does."""
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> list[Any]:
-        """Reduces dense values in one all-reduce, then each ``IndexedSlices`` by gathers."""
+        """Reduce dense values in one all-reduce, and ``IndexedSlices`` by gathers."""
         pairs = list(value_destination_pairs)
         replicas = self.backend.size * len(pairs[0][0].values)
         values = [_local_sum(value) for value, _ in pairs]
@@ -79,7 +80,7 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
     # The collectives have no gradients: ``ReplicaContext`` adds those.
 
     def sum(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
-        """The sum of each tensor over the processes."""
+        """Return the sum of each tensor over the processes."""
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tensors or self.backend.size == 1:
             return tensors
@@ -90,7 +91,7 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
         )
 
     def from_rank_zero(self, value: tf.Tensor) -> tf.Tensor:
-        """Rank 0's value, on every process; shapes and dtypes agree."""
+        """Return rank 0's value on every process; shapes and dtypes agree."""
         if self.backend.size == 1:
             return value
         if value.dtype == tf.string:
@@ -111,7 +112,7 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return tf.cast(total, value.dtype)
 
     def gather(self, tensor: Any, axis: int) -> tf.Tensor:
-        """Concatenates along an axis; lengths may differ between processes."""
+        """Concatenate along an axis; lengths may differ between processes."""
         tensor = tf.convert_to_tensor(tensor)
         if self.backend.size == 1:
             return tensor
@@ -146,7 +147,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _local_sum(value: Any) -> Any:
-    """The sum over the devices of this process."""
+    """Return the sum over the devices of this process."""
     values = value.values
     if len(values) == 1:
         return values[0]
@@ -158,7 +159,7 @@ def _divided(value: Any, by: int) -> Any:
         return tf.IndexedSlices(
             _divided(value.values, by), value.indices, value.dense_shape
         )
-    return value / tf.cast(by, value.dtype)  # of integers: float64, as TensorFlow's
+    return value / tf.cast(by, value.dtype)  # of integers: float64, as in TensorFlow
 
 
 def _axis_first(tensor: tf.Tensor, axis: int) -> tf.Tensor:

@@ -1,12 +1,12 @@
-"""Which rows of a data set's batches the devices of a process read.
+"""The rows of a data set's batches that the devices of a process read.
 
-TensorFlow's own rule: of a batch of n rows each of N replicas has ceil(n / N), in order;
-the last ones fewer, or none. A replica without rows still has an (empty) batch, so all
-take the same number of steps.
+TensorFlow's own rule: each of N replicas gets ceil(n / N) of the n rows of a batch, in
+order; the last replicas get fewer, or none. A replica without rows still gets an
+(empty) batch, so all replicas take the same number of steps.
 
-A process skips the rows of others before they are processed, where the rows of a batch
-can be known before that: below the batch, under functions that draw no random numbers.
-Otherwise it makes whole batches and keeps its part, and says so.
+A process skips the rows of others before they are processed, if the rows of a batch can
+be known before that: below the batch, under functions that draw no random numbers.
+Otherwise it makes whole batches, keeps its rows, and logs that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ONE_FOR_ONE = ("Map", "Prefetch", "Options")
 def own_rows(
     dataset: tf.data.Dataset, rank: int, size: int, devices: int
 ) -> tf.data.Dataset:
-    """A process' rows: for each batch, successive elements for its devices.
+    """Return a process' rows: for each batch, successive elements for its devices.
 
     Args:
-        dataset: Of batches of all replicas.
-        rank, size: This process, and how many there are.
-        devices: Of each process.
+        dataset: Yields batches of all replicas.
+        rank, size: This process, and the number of processes.
+        devices: The number of devices of each process.
 
     Raises:
         UsageError: The elements are not batches, or each process would shuffle them in
@@ -52,7 +52,7 @@ def own_rows(
 def dealt_out(
     dataset: tf.data.Dataset, rank: int, size: int, devices: int
 ) -> tf.data.Dataset:
-    """Keeps the batches of one process of a pipeline that gives all replicas' in turn."""
+    """Keep one process' batches of a pipeline that yields all replicas' in turn."""
     if size == 1:
         return dataset
     group = size * devices
@@ -64,7 +64,7 @@ def dealt_out(
 
 
 def check(dataset: tf.data.Dataset, replicas: int) -> None:
-    """Refuses single rows, and shuffles that differ between processes."""
+    """Refuse single rows, and shuffles that differ between processes."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if getattr(spec, "shape", None) is not None and spec.shape.rank == 0:
             raise UsageError(
@@ -85,7 +85,7 @@ def check(dataset: tf.data.Dataset, replicas: int) -> None:
 
 
 def _share(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
-    """Begin and end of a replica's rows."""
+    """Return begin and end of a replica's rows."""
     each = -(-rows // replicas)
     low = tf.minimum(each * replica, rows)
     return low, tf.minimum(low + each, rows)
@@ -126,7 +126,7 @@ def _cut_batches(
 
 
 def _open(*batch: Any) -> Any:
-    """A batch whose number of rows is not known: pieces of a flat_map must agree."""
+    """Return a batch of unknown length: the pieces of a flat_map must agree."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor):
@@ -138,7 +138,7 @@ def _open(*batch: Any) -> Any:
 
 
 def _count(batch: Any) -> tuple[Any, int | None]:
-    """The rows of a batch, as a tensor and, where known, as a number."""
+    """Return the rows of a batch, as a tensor and, if known, as a number."""
     leaf = tf.nest.flatten(batch)[0]
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(tf.int64), leaf.shape[0]
@@ -163,7 +163,7 @@ def _slice(leaf: Any, low: Any, high: Any, known: int | None) -> Any:
 
 
 def _processes(dataset: tf.data.Dataset) -> bool:
-    """Whether a pipeline computes something, so that skipping rows would save work."""
+    """Return whether a pipeline computes something that skipping rows would save."""
     kind = tf_internal.kind_of(dataset)
     return "Map" in kind or any(map(_processes, tf_internal.inputs_of(dataset)))
 
@@ -187,10 +187,10 @@ def _first_obstacle(dataset: tf.data.Dataset) -> str:
 def _skip_before_batch(
     dataset: tf.data.Dataset, first: int, devices: int, replicas: int
 ) -> tf.data.Dataset | None:
-    """The process' rows, of a pipeline that ends with maps of rows and a ``batch``.
+    """Return the process' rows of a pipeline that ends with maps and a ``batch``.
 
-    None if it does not, if a map has effects, or if the batches have a rest of unknown
-    size: of those, the rows of a replica depend on all that follow.
+    Returns None if it does not, if a map has effects, or if the size of the last batch
+    is unknown: then the rows of a replica depend on all rows that follow.
     """
     found = dataset
     while tf_internal.kind_of(found) in ("Prefetch", "Options"):
@@ -214,7 +214,7 @@ def _skip_before_batch(
 
 
 def _length(rows: tf.data.Dataset) -> int | None:
-    """How many rows there are; None if it is not known, or without an end."""
+    """Return the number of rows; None if it is unknown or infinite."""
     if not tf.executing_eagerly():
         return None
     total = int(rows.cardinality())
@@ -230,7 +230,7 @@ def _skipped(
     replica: int,
     replicas: int,
 ) -> tf.data.Dataset | None:
-    """Rows of one replica, mapped and batched; empty batches where it has none."""
+    """Return rows of one replica, mapped and batched; empty batches if it has none."""
     if total == 0:
         return None
     full, rest = divmod(total, batch_size)

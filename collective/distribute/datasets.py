@@ -12,17 +12,17 @@ from collective.distribute import dataset_rows, tf_internal
 from collective.errors import UsageError
 
 _Policy = tf.data.experimental.AutoShardPolicy
-# Of each distributed data set, the one of whole batches that it was made from.
+# For each distributed data set, the data set of whole batches from which it was made.
 _originals: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def original(data: Any) -> Any:
-    """Returns the whole batches behind a distributed data set of ours; else the data.
+    """Return the whole batches of a distributed data set of ours; else the data.
 
     Raises:
-        UsageError: It was made by a function: each rank has batches of its own.
+        UsageError: A function made it: each rank has batches of its own.
     """
     if not isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -37,7 +37,7 @@ def original(data: Any) -> Any:
 
 
 def distribute(extended: Any, dataset: Any, options: Any) -> Any:
-    """``strategy.experimental_distribute_dataset``."""
+    """Do ``strategy.experimental_distribute_dataset``."""
     _refuse_per_replica(options)
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
@@ -61,10 +61,10 @@ def distribute(extended: Any, dataset: Any, options: Any) -> Any:
 
 
 def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any:
-    """OFF: each rank reads all of its own data. FILE: the files are dealt out.
+    """Distribute by OFF (each rank reads all of its data) or FILE (ranks divide files).
 
-    Batches have a replica's size; ranks may end at different steps, and those that have
-    no rows left get empty batches.
+    Batches have a replica's size; ranks may end at different steps, and those without
+    rows get empty batches.
     """
     dataset_rows.check(dataset, 1)
     return tf_internal.get_distributed_dataset(
@@ -80,11 +80,12 @@ def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any
 def from_function(
     extended: Any, make: Callable[..., Any], options: Any, one_host: bool
 ) -> Any:
-    """``strategy.distribute_datasets_from_function``.
+    """Do ``strategy.distribute_datasets_from_function``.
 
     Args:
         one_host: The function is written for one pipeline, whose elements the replicas
-            of one host share: the ranks deal them out. Else each rank has a pipeline.
+            of one host share: the ranks divide them. Otherwise each rank has a
+            pipeline.
     """
     _refuse_per_replica(options)
     backend, devices = extended.backend, len(extended.worker_devices)

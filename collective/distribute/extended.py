@@ -1,4 +1,4 @@
-"""``strategy.extended``: TensorFlow's for local devices, with the other processes added."""
+"""``strategy.extended``: TensorFlow's for local devices, extended to all processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from collective.training.object_collectives import broadcast_object
 class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
     """The ranks as workers. No server listens at their addresses, which are names."""
 
-    task_type: Any = None  # plain attributes in the place of the base's properties
+    task_type: Any = None  # plain attributes in place of the base's properties
     task_id: Any = None
 
     def __init__(self, backend: Backend):
@@ -30,30 +30,30 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         self._size = backend.size
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Names all ranks: ``rank0:0``, ..."""
+        """Return the names of all ranks: ``rank0:0``, ..."""
         names = [f"rank{rank}:0" for rank in range(self._size)]
         return tf.train.ClusterSpec({"worker": names})
 
     def master(self, *_: Any, **__: Any) -> str:
-        """Returns the empty string: there is no session."""
+        """Return the empty string: there is no session."""
         return ""
 
     @property
     def environment(self) -> str:
-        """Returns the empty string: TensorFlow has no name for this environment."""
+        """The empty string: TensorFlow has no name for this environment."""
         return ""
 
     def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
-        """The GPUs of this process."""
+        """Return the number of GPUs of this process."""
         gpus = len(tf.config.list_logical_devices("GPU"))
         return {"GPU": gpus} if gpus else {}
 
 
 class Extended(tf_internal.MirroredExtended):
-    """One replica on each of this process' devices, and on those of all other ones.
+    """One replica on each device of this process, and on those of the other processes.
 
     Args:
-        backend: What crosses processes.
+        backend: Runs the collectives across processes.
         one_host: Whether the program was written for the devices of one host.
     """
 
@@ -63,7 +63,7 @@ class Extended(tf_internal.MirroredExtended):
         self.backend = backend
         self.exchange = BackendCrossDeviceOps(backend)
         # Whether a variable whose replicas differ is read without the other processes,
-        # which have no part in what runs.
+        # because they do not take part in the present call.
         self.reads_locally = False
         self._is_one_replica = False
         self._one_host = one_host
@@ -72,7 +72,7 @@ class Extended(tf_internal.MirroredExtended):
         )
         self._cluster_resolver = Resolver(backend)
         self._one_replica = OneReplica(self)
-        # By name, shape and number among these, in the order of their making.
+        # By name, shape and number among these, in the order of their creation.
         self._written: dict[tuple[Any, ...], weakref.ref[Any]] = {}
         self._made: Counter[tuple[Any, ...]] = Counter()
 
@@ -117,7 +117,7 @@ class Extended(tf_internal.MirroredExtended):
         return variable
 
     def keep_written(self, variable: Any) -> None:
-        """Adds a variable that replicas write; every process makes it at its turn."""
+        """Add a variable that replicas write; all processes do so in one order."""
         kind = variable.name, tuple(variable.shape)
         self._made[kind] += 1
         key = *kind, self._made[kind]
@@ -126,7 +126,7 @@ class Extended(tf_internal.MirroredExtended):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Any:
-        """Rank 0's first value; other devices of a process copy that of its first."""
+        """Return rank 0's first value; a process' other devices copy its first's."""
         stock = super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )
@@ -142,29 +142,30 @@ class Extended(tf_internal.MirroredExtended):
         return first_value
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """ONLY_FIRST_REPLICA: the first replica of the job, not that of each process.
+        """Broadcast ONLY_FIRST_REPLICA from the first replica of the job.
 
-        Except for the count of an optimizer's steps: it goes up by one everywhere, and
-        a collective for it at each step would have no effect.
+        TensorFlow takes the first of each process. The count of an optimizer's steps is
+        not sent: it goes up by one everywhere, and a collective for it at each step
+        would have no effect.
         """
         if self.backend.size > 1 and not _counts_steps(destinations):
-            # The dtype of a number is that of the variable.
+            # The dtype of a number is the variable's.
             dtype = getattr(destinations, "dtype", None)
             value = tf.convert_to_tensor(tensor, dtype)
             tensor = self.exchange.from_rank_zero(value)
         return super()._broadcast_to(tensor, destinations)
 
     def read_var(self, replica_local_var: Any) -> Any:
-        """The value outside of replicas, as checkpoints keep it."""
+        """Return the value outside of replicas, as checkpoints keep it."""
         if isinstance(replica_local_var, replica_variables.WrittenByReplicas):
             return replica_local_var._get_cross_replica()
         return super().read_var(replica_local_var)
 
     def _live(self, kind: type[Any]) -> list[Any]:
-        """Variables of a kind that replicas write, in the order of their making.
+        """Return live variables of a kind that replicas write, in order of creation.
 
-        Every process calls it, and has the same ones: those that are left on all. Python
-        may have collected a model that is used no more on some of them only, and a program
+        Every process calls it, and gets the same variables: those that exist on all.
+        Python may have collected an unused model on some processes only, and a program
         may copy one on rank 0.
         """
         alive = {
@@ -186,15 +187,15 @@ class Extended(tf_internal.MirroredExtended):
         return [variable for variable in of_all if isinstance(variable, kind)]
 
     def average_written(self) -> None:
-        """Makes variables that replicas write the same on all; every process calls it."""
+        """Make variables that replicas write equal on all; every process calls it."""
         for variable in self._live(replica_variables.WrittenByReplicas):
             variable.average()
 
     @contextlib.contextmanager
     def as_one_replica(self) -> Iterator[None]:
-        """Inside, each process runs what is written for one process; all enter it.
+        """Let each process run code for one process inside; all processes enter it.
 
-        There is one replica, and its part of a variable is the value over all.
+        There is one replica, and its component of a variable is the value over all.
         """
         together = self._live(replica_variables.ReadTogether)
         for variable in together:
@@ -209,7 +210,7 @@ class Extended(tf_internal.MirroredExtended):
 
     @contextlib.contextmanager
     def reading_locally(self) -> Iterator[None]:
-        """Lets rank 0 alone read variables, after ``average_written``."""
+        """Let rank 0 alone read variables, after ``average_written``."""
         before, self.reads_locally = self.reads_locally, True
         try:
             yield
@@ -263,7 +264,7 @@ class Extended(tf_internal.MirroredExtended):
         )
 
     def _named(self, destinations: Any) -> Any:
-        """An argument of a tf.function has the device "", which is not an destination."""
+        """Name the device of a destination; an argument of a tf.function has none."""
         if isinstance(destinations, str) and not destinations:
             return self._devices[0]
         return destinations
@@ -298,7 +299,7 @@ class Extended(tf_internal.MirroredExtended):
 
 
 def _counts_steps(variable: Any) -> bool:
-    """Whether a variable is ``iterations`` of a Keras optimizer."""
+    """Return whether a variable is ``iterations`` of a Keras optimizer."""
     shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
     if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:
         return False
@@ -307,11 +308,11 @@ def _counts_steps(variable: Any) -> bool:
 
 @functools.cache
 def look_on_all_replicas() -> None:
-    """Has Keras' ``LossScaleOptimizer`` look for overflows on all replicas at once.
+    """Make Keras' ``LossScaleOptimizer`` look for overflows on all replicas at once.
 
-    Keras asks each process whether the gradients of its first replica are finite. Where
-    they are not on one rank only, that rank would leave the step out, and the others wait
-    for its gradients. A second call does nothing.
+    Keras asks each process whether the gradients of its first replica are finite. If
+    they are not finite on one rank only, that rank would skip the step, and the others
+    would wait for its gradients. A second call does nothing.
     """
     kind = keras.optimizers.LossScaleOptimizer
     stock = kind.check_finite

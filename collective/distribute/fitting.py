@@ -1,6 +1,6 @@
 """``collective.fit`` of a model that was made in a strategy's scope.
 
-The step of ``collective.fit`` sums by the backend itself; here it runs inside of the
+The step of ``collective.fit`` sums by the backend itself; here it runs inside the
 strategy, so that it finds the model's variables on each device.
 """
 
@@ -28,7 +28,7 @@ class _InStrategy(LocalDevices):
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
-        """Variables are read without the other ranks: the step has made them the same."""
+        """Read variables without the other ranks: the step has made them equal."""
         inner = self.strategy.extended.backend
         reading = self.strategy.extended.reading_locally()
         with super().only_rank_zero(what), inner.only_rank_zero(what), reading:
@@ -39,7 +39,7 @@ class _OnDevices(_InStrategy):
     """Methods of a backend with a replica on each of several devices of a process."""
 
     def replica(self) -> Any:
-        """Returns the number as ``StrategyBackend`` does, or as ``LocalDevices`` does."""
+        """Return the number as ``StrategyBackend`` or ``LocalDevices`` does."""
         if self._current is not None:
             return self._current
         return StrategyBackend.replica(self)  # type: ignore[arg-type]
@@ -47,13 +47,13 @@ class _OnDevices(_InStrategy):
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
     ) -> list[Any]:
-        """Over the devices by TensorFlow, then over the processes."""
+        """Sum over the devices by TensorFlow, then over the processes."""
         self.require_all_ranks()
         context = tf.distribute.get_replica_context()
         return list(context.all_reduce(SUM, [tf.identity(t) for t in tensors]))
 
     def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Over the devices alone: the strategy's own would be over the processes, too."""
+        """Sum over the devices alone; the strategy would include all processes."""
         return [[tf.add_n(parts)] for parts in zip(*columns, strict=True)]
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -67,7 +67,7 @@ class _OnDevices(_InStrategy):
 
 
 def backend_of(strategy: Any) -> Backend:
-    """The backend by which ``collective.fit`` trains models of a strategy's scope."""
+    """Return the backend by which ``collective.fit`` trains a strategy's models."""
     extended = strategy.extended
     backend, devices = extended.backend, len(extended.worker_devices)
     several = devices > 1

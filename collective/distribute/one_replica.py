@@ -20,14 +20,14 @@ class OneReplica:
 
     def __init__(self, extended: Any):
         self._extended = extended
-        # Of each tf.function, the one that is traced inside the replica: a trace from
-        # outside of it has no collectives.
+        # For each tf.function, the one that is traced inside the replica: a trace from
+        # outside contains no collectives.
         self._traced_inside: weakref.WeakKeyDictionary[Any, Any] = (
             weakref.WeakKeyDictionary()
         )
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What ``strategy.run`` returns: the results as values of replicas."""
+        """Call the function; return the results as values of replicas."""
         if isinstance(function, tf_internal.Function):
             inside = self._traced_inside.get(function)
             if inside is None:
@@ -57,7 +57,7 @@ class OneReplica:
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
-    """``tf.distribute.get_replica_context()`` inside of it."""
+    """``tf.distribute.get_replica_context()`` inside the replica."""
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args = tf_internal.regroup((tuple(args),))

@@ -26,7 +26,7 @@ from collective.errors import CollectiveError
 MEAN = tf.distribute.ReduceOp.MEAN
 NONE = tf.VariableAggregation.NONE
 FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
-# Asked for before there are replicas, as by a copy and by Keras.
+# Read before there are replicas, for example by a copy and by Keras.
 _NOT_OF_REPLICAS = {
     "_values",
     "_primary",
@@ -38,11 +38,11 @@ _READS = {"sparse_read", "gather_nd"}
 
 
 class _Kept:
-    """How ``tf.train.Checkpoint`` keeps a variable: as its value outside of replicas.
+    """How ``tf.train.Checkpoint`` keeps a variable: by its value outside of replicas.
 
-    Without the last two, a variable that a Keras variable holds would be kept as the value
-    of the first replica of the process that writes: they are looked up on that replica's
-    own variable where this class has none.
+    The last two methods are needed because ``Checkpoint`` looks them up on the variable
+    of the process' first replica if this class does not have them. A variable inside a
+    Keras variable would then be kept as the value of that replica.
     """
 
     written = False  # by a replica, in a function that was traced or has run
@@ -80,7 +80,7 @@ class ReadTogether(_Kept, tf_internal.SyncOnReadVariable):
             return super()._get_cross_replica()
 
     def value(self) -> Any:
-        """Reads as TensorFlow does; ONLY_FIRST_REPLICA is the first replica of the job."""
+        """Read as TensorFlow does; ONLY_FIRST_REPLICA is the job's first replica."""
         if self._aggregation == FIRST and tf.distribute.in_cross_replica_context():
             return self._get_cross_replica()
         return super().value()
@@ -103,10 +103,10 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
             return self._distribute_strategy.reduce(MEAN, parts, axis=None)
 
     def _get(self) -> Any:
-        """Reads as TensorFlow's ``ON_READ``, in its strategy's scope where there is none.
+        """Read as ``ON_READ``; outside of a scope, in the strategy's own scope.
 
-        Otherwise what reads a variable outside of the scope, as Keras' files and
-        ``model(x)`` do, would take the first replica of this process for the value.
+        Otherwise code that reads a variable outside of the scope, as Keras' files and
+        ``model(x)`` do, would take the value of this process' first replica.
         """
         inside = tf.distribute.has_strategy()
         strategy = self._distribute_strategy
@@ -114,11 +114,11 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
             return super()._get()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The value outside of replicas, as ``numpy``."""
+        """Return the value outside of replicas, as ``numpy``."""
         return np.array(self.numpy(), dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """What this class has not, of this replica's own variable: no value is read."""
+        """Get other attributes from this replica's own variable, without its value."""
         if name.startswith("_self_") or name in _NOT_OF_REPLICAS:
             raise AttributeError(name)
         if name in _READS and not _in_replica():
@@ -126,17 +126,17 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
         return getattr(self._get_on_device_or_primary(), name)
 
     def value(self) -> Any:
-        """This replica's; outside of replicas the mean."""
+        """Return this replica's value; outside of replicas, the mean."""
         return super().value() if _in_replica() else self._get()
 
     def average(self) -> None:
-        """Gives every replica the mean; every process calls it."""
+        """Give every replica the mean; every process calls it."""
         if self.written:
             self.assign(self._get_cross_replica())
 
 
 def adapted(strategy: Any, variable: Any) -> Any:
-    """A new variable of TensorFlow's, as one of this module's where it needs to be."""
+    """Return a new variable of TensorFlow, as a class of this module if needed."""
     if isinstance(variable, tf_internal.SyncOnReadVariable):
         return ReadTogether(strategy, variable.values, variable.aggregation)
     mirrored = isinstance(variable, tf_internal.MirroredVariable)
@@ -147,13 +147,13 @@ def adapted(strategy: Any, variable: Any) -> Any:
 
 
 def _in_replica() -> bool:
-    """Whether a replica of a strategy runs; none does outside of a scope."""
+    """Return whether a replica of a strategy runs; none does outside of a scope."""
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 @contextlib.contextmanager
 def _named(extended: Any, what: str) -> Iterator[None]:
-    """Adds to the error of a collective what it was to read."""
+    """Add to an error of a collective which value it was to read."""
     try:
         yield
     except (tf.errors.OpError, CollectiveError) as error:

@@ -1,7 +1,7 @@
 """Keras' ``fit``, ``evaluate`` and ``predict`` of models made in a strategy's scope.
 
 Stock Keras trains other models under a strategy: it clips before the sum, averages
-uneven shards as even ones, and fails on an uneven first batch. So these calls run
+uneven shards like even ones, and fails on an uneven first batch. So these calls run
 ``collective.fit``, ``evaluate`` and ``predict``.
 """
 
@@ -18,9 +18,10 @@ _jobs: list[ScriptJob] = []  # as long as the process
 
 
 def route(backend: Backend) -> None:
-    """Replaces the calls, for models of our strategies alone; a second call does nothing.
+    """Replace the calls for models of our strategies; a second call does nothing.
 
-    ``tf.train.Checkpoint`` and Keras' ``save`` also: all ranks write to the same path.
+    It also replaces ``tf.train.Checkpoint`` and Keras' ``save``, because all ranks
+    write to the same path.
     """
     if _jobs or are_replaced():
         return

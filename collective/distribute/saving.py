@@ -1,8 +1,9 @@
 """Keras' files that all ranks of a program write to one path, and exported models.
 
-With one path, ranks would write into each other's file. Each writes beside it under a name
-of its own, and renames that, as checkpoints do: a file is always whole, and those of all
-ranks are alike. No rank waits for another, so a program may write on rank 0 alone.
+With one path, ranks would write into each other's file. So each rank writes a file with
+a name of its own and renames it, as checkpoints do: a file is always whole, and the
+files of all ranks are equal. No rank waits for another, so a program may write on rank
+0 alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FILES = (".keras", ".h5")
 
 
 def replace_savers(job: ScriptJob) -> None:
-    """Has ``save`` and ``save_weights`` write side by side, and ``export`` trace values."""
+    """Make ``save`` write by renaming, and ``export`` trace equal values."""
     prefix = f".rank{job.backend.rank}_"
 
     def side_by_side(path: str, save: Save, arguments: Arguments) -> Any:
@@ -45,7 +46,7 @@ def replace_savers(job: ScriptJob) -> None:
 
 
 def _of_equal_replicas(export: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a file keeps has no collectives: it reads what is made the same."""
+    """Wrap an export: its functions read equal values, without collectives."""
 
     @functools.wraps(export)
     def export_together(self: Any, *args: Any, **kwargs: Any) -> Any:

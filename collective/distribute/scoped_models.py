@@ -13,16 +13,16 @@ from collective.training import keras_compat
 
 
 def strategy_of(model: Any) -> Any:
-    """The strategy of ours in whose scope a model was made; None if there is none."""
+    """Return our strategy in whose scope a model was made; None if there is none."""
     strategy = getattr(model, "distribute_strategy", None)
     ours = isinstance(model, keras.Model) and hasattr(strategy, "fit_backend")
     return strategy if ours else None
 
 
 def backend_for(model: Any, backend: str | Backend) -> str | Backend:
-    """The backend that trains a model: that of its strategy, else the one given.
+    """Return the backend that trains a model: its strategy's, else the given one.
 
-    Makes variables that replicas have written the same on all; every rank calls it.
+    Makes variables that replicas have written equal on all ranks; every rank calls it.
     """
     strategy = strategy_of(model)
     if strategy is None:
@@ -34,7 +34,7 @@ def backend_for(model: Any, backend: str | Backend) -> str | Backend:
 
 
 def _runs_as_one_process(model: keras.Model, strategy: Any) -> bool:
-    """Whether a model has a step of its own, and this process one replica of it."""
+    """Return whether a model has its own step, and the process one replica of it."""
     own = any(
         keras_compat.model.overrides(model, m) for m in ("train_step", "test_step")
     )
@@ -43,12 +43,12 @@ def _runs_as_one_process(model: keras.Model, strategy: Any) -> bool:
 
 @contextlib.contextmanager
 def as_one_process(model: Any) -> Iterator[None]:
-    """Around ``fit`` and ``evaluate`` by a step of the model's own; every rank enters it.
+    """Enter this on every rank around ``fit`` and ``evaluate`` by a model's own step.
 
-    Such a step is written for one process, and its sums over replicas are made where it
-    uses them. Inside, the strategy has one replica and the model's variables are plain:
+    Such a step is written for one process, and its sums over replicas are made when it
+    uses them. Inside, the strategy has one replica and the model's variables are plain,
     so a step that divides by the number of replicas, or calls ``all_reduce`` in its
-    replica context, computes what it computes in one process.
+    replica context, computes the same as in one process.
     """
     strategy = strategy_of(model)
     if strategy is None or not _runs_as_one_process(model, strategy):

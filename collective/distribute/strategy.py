@@ -1,8 +1,8 @@
 """``collective.distribute.Strategy``: a ``tf.distribute.Strategy`` over any backend.
 
-TensorFlow's own mirrored variables, distributed data sets and replica contexts do their
-work. What crosses processes is ours: sums and gathers, a variable's first value, which
-rows a rank reads, and how many replicas there are. Begin with ``extended``.
+TensorFlow's own mirrored variables, distributed data sets and replica contexts are
+used. Ours is the work across processes: sums and gathers, the first value of a
+variable, the rows of a rank, and the number of replicas. Begin with ``extended``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Strategy(tf.distribute.MirroredStrategy):
     ...     model = ...
 
     Args:
-        backend: A name (``python -m collective.backends`` lists them) or a backend. One
-            that is made of a strategy of TensorFlow's, as ``tf-mirrored``, gives that
+        backend: A name (``python -m collective.backends`` lists them) or a backend. A
+            backend made from a strategy of TensorFlow, as ``tf-mirrored``, returns that
             strategy itself; so does ``tf-multiworker`` by its name.
-        devices: Of this process: their names, or how many; by default one, the first
-            GPU if there is any. More than one must be asked for before TensorFlow's
-            first operation.
+        devices: The devices of this process: their names, or their number; by default
+            one, the first GPU if there is any. Ask for more than one before
+            TensorFlow's first operation.
         one_host: Whether the program was written for the devices of one host, as with
             ``tf.distribute.MirroredStrategy``: one input pipeline, whose batches all
             replicas share.
@@ -56,7 +56,7 @@ class Strategy(tf.distribute.MirroredStrategy):
         *,
         one_host: bool = False,
     ) -> Any:
-        """The strategy; of a backend that has one of TensorFlow's, that one."""
+        """Return the strategy, or TensorFlow's if the backend is made from one."""
         named = backend if isinstance(backend, str) else ""
         if isinstance(backend, str):
             several = devices if isinstance(devices, int) else None
@@ -73,12 +73,12 @@ class Strategy(tf.distribute.MirroredStrategy):
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Does nothing: ``__new__`` has made it."""
+        """Do nothing: ``__new__`` has made it."""
 
     def open(
         self, backend: Backend, devices: int | Sequence[str] | None, one_host: bool
     ) -> None:
-        """Makes it, of the arguments of the class; called once."""
+        """Initialize it with the arguments of the class; called once."""
         _check(backend)
         names = _names(backend, devices)
         _share_seed(backend)
@@ -88,7 +88,7 @@ class Strategy(tf.distribute.MirroredStrategy):
 
     @property
     def backend(self) -> Backend:
-        """What crosses processes."""
+        """The backend that sums across processes."""
         return self.extended.backend
 
     @property
@@ -123,7 +123,7 @@ def _check(backend: Backend) -> None:
 
 
 def _names(backend: Backend, devices: int | Sequence[str] | None) -> list[str]:
-    """The names of this process' devices."""
+    """Return the names of this process' devices."""
     if isinstance(devices, int):
         if devices < 1:
             raise UsageError(f"devices={devices}", hint="devices=1 or more")
@@ -136,10 +136,10 @@ def _names(backend: Backend, devices: int | Sequence[str] | None) -> list[str]:
 
 
 def _share_seed(backend: Backend) -> None:
-    """Gives all ranks one seed, where the program has set none.
+    """Give all ranks one seed, if the program has set none.
 
-    Shuffles without a seed of their own must have one order on all ranks, which each
-    read a part of it.
+    Shuffles without a seed of their own must have the same order on all ranks, of which
+    each reads some rows.
     """
     if backend.size == 1 or tf_internal.global_seed() is not None:
         return

@@ -1,7 +1,7 @@
-"""Everything that this room takes from inside TensorFlow.
+"""All names that this folder takes from inside TensorFlow.
 
-``tf.distribute`` documents no way to add a strategy. These names are those that a
-subclass of ``MirroredExtended`` needs; they are the same in TensorFlow 2.16 to 2.21.
+``tf.distribute`` documents no way to add a strategy. A subclass of ``MirroredExtended``
+needs these names; they are the same in TensorFlow 2.16 to 2.21.
 ``collective_all_reduce_strategy`` is left out on purpose: it changes with each release.
 """
 
@@ -77,29 +77,29 @@ __all__ = [
 
 
 def global_seed() -> int | None:
-    """The seed that ``tf.random.set_seed`` has set; None if it was not called."""
+    """Return the seed of ``tf.random.set_seed``; None if it was not called."""
     return _global_seed()
 
 
 def is_compiled_by_xla() -> bool:
-    """Whether the graph that is being traced is inside ``jit_compile=True``."""
+    """Return whether the graph that is being traced is inside ``jit_compile=True``."""
     return not tf.executing_eagerly() and GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
 
 
 def copy_function(function: Function, python_function: object) -> Function:
-    """A ``tf.function`` with the same options around another Python function."""
+    """Return a ``tf.function`` with the same options for another Python function."""
     return function._clone(python_function=python_function)
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """The data sets that a data set reads."""
+    """Return the data sets that a data set reads."""
     return list(dataset._inputs())
 
 
 def kind_of(dataset: tf.data.Dataset) -> str:
-    """What makes a data set: ``Map``, ``Batch``, ``TensorSlice``, ...
+    """Return the kind of a data set: ``Map``, ``Batch``, ``TensorSlice``, ...
 
     Parallel variants have the name of the plain one.
     """
@@ -110,7 +110,7 @@ def kind_of(dataset: tf.data.Dataset) -> str:
 
 
 def is_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
-    """Whether a data set shuffles in another order in each process."""
+    """Return whether a data set shuffles in another order in each process."""
     if kind_of(dataset) != "Shuffle":
         return False
     seeds = (tf.get_static_value(s) for s in (dataset._seed, dataset._seed2))
@@ -118,7 +118,7 @@ def is_unseeded_shuffle(dataset: tf.data.Dataset) -> bool:
 
 
 def map_function(dataset: tf.data.Dataset) -> tuple[object, object, object]:
-    """Returns a ``Map``'s Python function, number of parallel calls, and order."""
+    """Return a ``Map``'s Python function, number of parallel calls, and order."""
     parallel = getattr(dataset, "_num_parallel_calls", None)
     order = getattr(dataset, "_deterministic", "default")
     return (
@@ -129,6 +129,6 @@ def map_function(dataset: tf.data.Dataset) -> tuple[object, object, object]:
 
 
 def is_stateless_map(dataset: tf.data.Dataset) -> bool:
-    """Whether the function of a ``Map`` draws no random numbers and has no effects."""
+    """Return whether a ``Map``'s function is free of random numbers and effects."""
     graph = dataset._map_func.function.graph
     return not any(op._is_stateful for op in graph.get_operations())
