@@ -83,7 +83,7 @@ class Backend(ABC):
     Attributes:
         name: The word that the user types after ``--backend``.
         summary: One line for ``--list-backends``.
-        takes: Names of the options that this class adds to those of its bases.
+        takes: Names of the options that this class adds to its bases' options.
         launcher: The program that starts its ranks; empty for one process.
         extra_ranks: Ranks that hold no replica.
         one_replica: Whether there is never more than one replica.

@@ -1,4 +1,4 @@
-"""What some backends can do and others cannot: one class each, with its own options.
+"""Abilities that only some backends have: one class each, with its own options.
 
 A backend inherits from the classes of its abilities, and callers ask
 ``isinstance(backend, Elastic)``, or read the attribute that the class sets
@@ -214,7 +214,7 @@ class TensorParallel(Backend):
 
     @abstractmethod
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sum over all processes, also over those of one replica."""
+        """Sum over all processes, also over the processes of one replica."""
 
 
 class ModelParallel(Backend):
@@ -411,8 +411,8 @@ class SummedInGraph(Backend):
 class InTurn(Backend):
     """A backend whose collectives in a graph must run one after the other.
 
-    Otherwise TensorFlow would begin those of a loop's next iteration before the last
-    one of this iteration has ended.
+    Otherwise TensorFlow would begin a loop's next iteration before the last collective
+    of this one has ended.
     """
 
 
@@ -421,7 +421,7 @@ class MatchedByOrder(InTurn):
 
     @abstractmethod
     def match(self, what: str) -> None:
-        """Compare what the ranks are about to call; every rank calls it.
+        """Compare the next calls of the ranks; every rank calls this.
 
         Raises:
             CollectiveError: On every rank, if the calls differ; it names each rank's

@@ -48,7 +48,7 @@ def configure(
     """Share out cores and GPUs. Must run before TensorFlow's first operation.
 
     A process among n on a host gets its share of the cores and, if there are GPUs,
-    those of its local rank. GPU memory is allocated as it is needed, not all at once.
+    the GPUs of its local rank. GPU memory is allocated when it is needed.
 
     Args:
         options: ``threads`` is read from them.

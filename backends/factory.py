@@ -68,7 +68,7 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
 
 
 def with_launcher_options(options: Options) -> Options:
-    """Return the options, with those of ``collectiverun`` that the user did not set."""
+    """Return the options; ``collectiverun``'s fill all that the user did not set."""
     given: dict[str, Any] = {
         name: int(os.environ[variable])
         for name, variable in (("min_np", MIN_NP), ("max_np", MAX_NP))

@@ -1,7 +1,7 @@
 """MPI through mpi4py: one ``MPI_Allreduce`` on one flat buffer for each dtype.
 
 Sums: the MPI that mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
-these messages never meet those of the user's own MPI calls. With ``bucket_bytes``
+these messages never meet messages of the user's own MPI calls. With ``bucket_bytes``
 gradients travel in buckets, each as soon as back-propagation has made it.
 
 Sharp bits: TensorFlow's tensors pass through NumPy, on the CPU. Calls block a thread of

@@ -227,7 +227,7 @@ class NativeBackend(
         super().abort(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
-        """Use an all-reduce matched by its name, whatever else the rank does."""
+        """Use an all-reduce matched by its name: others may be in other calls."""
         if self.elastic:
             return False
         both, most = np.array([mark, -mark]), np.empty(2, np.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose about a backend: the options of all backends.
+    """The options of all backends.
 
     An option that the chosen backend does not take is an error.
 

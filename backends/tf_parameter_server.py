@@ -231,7 +231,7 @@ class _Task:
 
     cluster: dict[str, list[str]]  # ``host:port`` of every task, by job
     job: str  # ``worker`` or ``ps``
-    index: int  # number of the task among those of that job
+    index: int  # number of the task in that job
     threads: int
     environment: Environment
 

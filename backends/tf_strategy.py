@@ -1,4 +1,4 @@
-"""Backends made from a ``tf.distribute.Strategy``; those of one process in full.
+"""Backends made from a ``tf.distribute.Strategy``: the base, and one-process ones.
 
 Sums: TensorFlow, between the devices of a process.
 

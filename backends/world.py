@@ -106,7 +106,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
     membership_file.write(membership_file.JOINED)
-    return world.Dup()  # messages of ours never match those of the user's own calls
+    return world.Dup()  # our messages never match the user's own
 
 
 def can_serve(environment: Environment) -> bool:
@@ -185,7 +185,7 @@ def exchange_addresses(environment: Environment, world: Any) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-        # One host: loopback, whatever interfaces it has.
+        # One host: loopback, with any interfaces.
         alone = environment.size == environment.local_size
         mine = [] if alone else interfaces.interfaces()
         ranks = world.allgather((mine, port))

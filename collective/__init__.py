@@ -78,7 +78,7 @@ _HOMES = {
 }
 _MODULES = ("backends", "distribute", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Literal, so that type checkers know what is public.
+# Literal, so that type checkers know the public names.
 # fmt: off
 __all__ = [
     "Average", "Checkpoint", "CollectiveError", "Disagreement", "Max", "Min",

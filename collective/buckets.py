@@ -75,7 +75,7 @@ def reduce_flat(
     """Reduce dense tensors of TensorFlow as one flat vector for each bucket and dtype.
 
     Args:
-        tensors: Their shapes must be static if ``alone`` or ``bytes_each`` is given.
+        tensors: Their shapes must be static if ``alone`` or ``bytes_each`` is set.
         reduce: Maps a vector to a vector of the same shape.
         alone: As for ``by_dtype``.
         bytes_each: As for ``in_buckets``; one bucket if None.

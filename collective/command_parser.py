@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 _COLUMNS = 80
 _UNKNOWN = "unrecognized arguments: "
-# Commands that are installed beside Python, each for ``python -m`` of a module.
+# Commands that are installed with Python, each for ``python -m`` of a module.
 _INSTALLED = ("collectiverun", "horovodrun")
 
 
 def program(otherwise: str) -> str:
-    """Return the name that the user typed, if it is that of an installed command."""
+    """Return the name that the user typed, if an installed command has it."""
     typed = Path(sys.argv[0]).name
     return typed if typed in _INSTALLED else otherwise
 
@@ -25,7 +25,7 @@ def program(otherwise: str) -> str:
 class Parser(argparse.ArgumentParser):
     """Python's parser; it keeps the lines of descriptions and wraps long options."""
 
-    whose = "error"  # what an error begins with
+    whose = "error"  # the first word of an error
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **{"formatter_class": _Lines, **named})
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Lines(argparse.RawDescriptionHelpFormatter):
-    """Lines stay as they are written, and those of options end before column 80."""
+    """Keeps lines as they are written; lines of options end before column 80."""
 
     def __init__(self, prog: str):
         columns = min(_COLUMNS, shutil.get_terminal_size().columns)

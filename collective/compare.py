@@ -20,7 +20,7 @@ from collective.streams import open_streams, outlive_readers
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; options that it does not know are those of ``train.py``."""
+    """Return the parser; options that it does not know are passed to ``train.py``."""
     p = Parser("compare.py", description=__doc__, allow_abbrev=False,
         epilog="All other options are those of train.py (python train.py "
                 "--help).")  # fmt: skip

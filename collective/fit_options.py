@@ -164,7 +164,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def settings(given: Iterable[str]) -> dict[str, Any]:
-    """Read the values that ``--set NAME=VALUE`` was given.
+    """Read the options that ``--set NAME=VALUE`` sets.
 
     Raises:
         UsageError: There is no such option, or the value is not a Python literal.

@@ -114,7 +114,7 @@ def install() -> str:
 
 
 def remove() -> str:
-    """Remove the package that ``install`` has installed; return what is left."""
+    """Remove the package that ``install`` has installed; return the new status."""
     if _version(NAME):
         _pip("uninstall", "--yes", NAME)
     return status()

@@ -3,7 +3,7 @@
 The native core speaks three binary interfaces: that of Open MPI 4 and 5, that of MPICH
 (and of Intel MPI, MVAPICH, Cray MPICH), and the standard one of MPI 5. It asks the
 library that is loaded here which of them it has, so the core is built without any MPI.
-``python -m collective.mpi_library`` prints what a job would load.
+``python -m collective.mpi_library`` prints the library that a job would load.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _loaded() -> Iterator[str]:
 def _folders() -> Iterator[Path]:
     """Yield folders with libraries that the loader does not find by itself.
 
-    The folder beside the program that started this process comes first, then those
+    The folder next to the program that started this process comes first, then folders
     that PyPI's wheels of Open MPI and MPICH install into.
     """
     prefixes = [Path(sys.prefix), Path(site.getuserbase())]

@@ -37,7 +37,7 @@ class Subject:
     # reduce-scatter and all-to-all, of the shards of all ranks together).
     bytes: int
     in_place: bool  # whether input and output are one (all-reduce and broadcast)
-    offset: int = 0  # bytes from the beginning of a page to that of each array
+    offset: int = 0  # bytes of each array from the beginning of a page
 
 
 @dataclass
@@ -177,5 +177,5 @@ def measure(
 
 
 def slowest(seconds: np.ndarray) -> np.ndarray:
-    """Return the time of each repetition on the rank where it took longest."""
+    """Return the time of each repetition on the rank on which it took longest."""
     return collective.allreduce(seconds, collective.Max)

@@ -1,4 +1,4 @@
-"""Whether two trainings are equal, and where they first differ."""
+"""Whether two trainings are equal, and the first step at which they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of a comparison, one after the other, and what is recorded of each."""
+"""The runs of a comparison, one after the other, and their records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collective.errors import UsageError
 
 REFERENCE = "single"
 SHARE = "one share"
-# Runs of one replica, whatever number of replicas the other runs have.
+# Runs of one replica, for any number of replicas in the other runs.
 ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
@@ -184,7 +184,7 @@ class Comparison:
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
     ) -> None:
-        """Compare every trace with that of one replica."""
+        """Compare every trace with the trace of one replica."""
         alone = traces.get(REFERENCE)
         if alone is None:
             return

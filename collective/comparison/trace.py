@@ -2,10 +2,10 @@
 
 ``python -m collective.comparison.trace FILE [--summary FILE] [--orders N,N] OPTIONS``
 
-OPTIONS are those of ``train.py``. ``--orders`` trains again, in as many micro-batches,
-and writes ``FILE-N.npz``. ``--summary`` trains again without recording, in float32, for
-``TIMED_STEPS``, and writes the file that ``train.py --json`` writes. Rank 0 writes, as
-``.npz``:
+OPTIONS are options of ``train.py``. ``--orders`` trains again, in as many
+micro-batches, and writes ``FILE-N.npz``. ``--summary`` trains again without recording,
+in float32, for ``TIMED_STEPS``, and writes the file that ``train.py --json`` writes.
+Rank 0 writes, as ``.npz``:
 
     losses       [steps]           of the global batches
     names        [tensors]         paths of all weights

@@ -50,7 +50,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
 
 class Extended(tf_internal.MirroredExtended):
-    """One replica on each device of this process, and on those of the other processes.
+    """One replica on each device of this process, and of the other processes.
 
     Args:
         backend: Runs the collectives across processes.

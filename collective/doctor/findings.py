@@ -1,4 +1,4 @@
-"""The faults of a machine: each finding says what is wrong, and what to type."""
+"""The faults of a machine: each finding is a sentence with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generations of a job whose hosts change: what the launcher and its ranks share.
+"""The generations of a job whose hosts change, for the launcher and its ranks.
 
 Ranks cannot join a running job on several hosts, because MPI cannot add processes. Such
 a job restarts on the present hosts, as its next generation. All ranks are asked to end

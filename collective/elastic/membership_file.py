@@ -1,4 +1,4 @@
-"""What the launcher and the ranks of a job on one host report to each other.
+"""Reports between the launcher and the ranks of a job on one host.
 
 It has a byte for each rank that was ever started. It lies in memory of the launcher,
 which ranks open through ``/proc``: it has no name of its own, and ends with the

@@ -15,7 +15,7 @@ class Launcher:
     """A kind of launcher."""
 
     name: ClassVar[str]  # as in ``Environment.launcher``
-    # Variables that it always sets; those of rank and size come first.
+    # Variables that it always sets; rank and size come first.
     needs: ClassVar[tuple[str, ...]]
     local: ClassVar[tuple[str, str]]  # variables of local rank and size
     # Variables of cross rank and size; empty if it sets none.

@@ -10,7 +10,7 @@ from collective.errors import UsageError
 
 
 class Op(enum.IntEnum):
-    """What a reduction does with the values of the ranks.
+    """The reduction of the values of the ranks.
 
     The average of integers is rounded towards zero. For bool, Sum and Max mean
     "or", Min and Product "and".

@@ -133,7 +133,7 @@ def close() -> None:
 
 
 def request_dump(reason: str) -> None:
-    """Say what is wrong, and wait until all ranks of this host are dumped."""
+    """Report a fault, and wait until all ranks of this host are dumped."""
     if _opened is not None:
         library.load().collective_recorder_request_dump(reason.encode())
 

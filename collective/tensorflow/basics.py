@@ -206,7 +206,7 @@ def process_set_included_op(
     return tf.cast(_info(process_set_id).rank >= 0, tf.int32, name)
 
 
-# --- what is built and enabled ------------------------------------------------------
+# --- features of this build ----------------------------------------------------------
 
 
 def mpi_enabled() -> bool:

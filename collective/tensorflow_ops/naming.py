@@ -12,8 +12,8 @@ if every rank runs them in the same order. Three rules give that:
 *   A call of a function that contains collectives (also a ``tf.cond`` or a loop) keeps
     its order with all other such calls and with the collectives of the calling graph.
     TensorFlow adds these control dependencies, as if each collective read a variable
-    that such a call writes; in the functions that it generates for a gradient tape,
-    where it adds none, ``_order_backward`` does.
+    that such a call writes. It adds none to the functions that it generates for a
+    gradient tape; ``_order_backward`` does.
 
 The name of a collective's gradient is completed, when it runs, by the ticket of the
 forward run: a number that all ranks agree on (``queue.h``). So gradients of different
@@ -56,7 +56,7 @@ class _Trace:
     """A graph that is being traced, or was traced."""
 
     plan: int  # the number by which the core knows the names of its collectives
-    calls: int = 0  # collectives so far, also those of its branches and loop bodies
+    calls: int = 0  # collectives so far, also in its branches and loop bodies
     # The last op of each process set and name.
     last: dict[tuple[int, str], weakref.ref[tf.Operation]] = field(default_factory=dict)
     ordered: int = 0  # how many of its ops ``_order_backward`` has seen
