@@ -45,11 +45,11 @@ class ProcessSet:
         return self._rank is not None
 
     def rank(self) -> int | None:
-        """The number of this process within the set; None if it is not a member."""
+        """Return this process' number within the set; None if it is not a member."""
         return self._rank
 
     def size(self) -> int:
-        """The number of members."""
+        """Return the number of members."""
         return len(self.ranks)
 
     def __repr__(self) -> str:

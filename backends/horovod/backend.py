@@ -71,7 +71,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable under horovodrun or mpirun, with a Horovod for this TensorFlow."""
+        """Return whether a launcher and a Horovod for this TensorFlow are there."""
         misfit = installed.misfit()
         if misfit:
             return Availability(False, misfit, BUILD)

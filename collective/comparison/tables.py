@@ -22,13 +22,13 @@ class Table:
     sentences: list[str] = field(default_factory=list)  # below it
 
     def add(self, mark: str, *cells: str) -> None:
-        """Adds a row."""
+        """Add a row."""
         self.rows.append(list(cells))
         self.marks.append(mark)
 
 
 def tables(results: Results) -> list[Table]:
-    """Returns every table of a comparison, in order of presentation."""
+    """Return every table of a comparison, in order of presentation."""
     found = [_equal(precision, proof) for precision, proof in results.equal.items()]
     for replicas in sorted(map(int, results.fast)):
         found += [_fast(results, replicas), _parts(results, replicas)]

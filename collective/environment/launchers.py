@@ -21,7 +21,7 @@ class CollectiveRun(Launcher):
     local = ("COLLECTIVE_LOCAL_RANK", "COLLECTIVE_LOCAL_SIZE")
 
     def environment(self) -> Environment:
-        """Also recognize a process that joins later, by ``COLLECTIVE_JOINS``."""
+        """Return ranks and sizes; ``COLLECTIVE_JOINS`` marks a process that joins."""
         joining = JOINS in self.variables
         return dataclasses.replace(super().environment(), joining=joining)
 

@@ -112,7 +112,7 @@ class Distributed(keras.optimizers.Optimizer):
             self._iterations.assign(-(-done // passes) * passes)
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Also ``flush``; Keras calls this at the end of ``fit``."""
+        """Flush, and do what Keras does at the end of ``fit``."""
         self.flush()
         super().finalize_variable_values(var_list)
 
