@@ -278,7 +278,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
 
     def leave(self) -> None:
         """Leave; the other ranks call ``regroup`` and do not wait for this one."""
-        membership_file.write(membership_file.LEFT)
+        membership_file.write_state(membership_file.LEFT)
         self._split(stays=False)
         atexit.unregister(self._mpi.Finalize)
 

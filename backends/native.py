@@ -185,7 +185,7 @@ class NativeBackend(
 
     def record(self, on: bool) -> None:
         """Start or stop recording the collectives that the core runs."""
-        timeline.keep(on)
+        timeline.record_in_memory(on)
 
     def recorded(self) -> list[Collective]:
         """Return the collectives that the core has run since the last call."""
@@ -260,7 +260,7 @@ def _between_hosts(environment: Environment) -> Availability:
     by_mpi |= environment.launcher in ("srun", "PMIx") and slurm.serves_mpi(os.environ)
     if by_mpi:
         try:
-            mpi_library.load()
+            mpi_library.load_mpi()
         except CollectiveError as error:
             return Availability(False, f"{spread}, and {error.message}", error.hint)
         return Availability(True, f"{spread}, joined by MPI")

@@ -105,7 +105,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             f"({mpirun}), or reinstall mpi4py for yours: "
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
-    membership_file.write(membership_file.JOINED)
+    membership_file.write_state(membership_file.JOINED)
     return world.Dup()  # our messages never match the user's own
 
 

@@ -27,7 +27,7 @@ def check_writable(option: str, path: str) -> None:
         )
 
 
-def write(path: str, content: Any) -> None:
+def write_json(path: str, content: Any) -> None:
     """Write a JSON file; floats are exact, or null if they are not finite.
 
     Raises:

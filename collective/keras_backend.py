@@ -15,7 +15,7 @@ from pathlib import Path
 from collective.errors import UsageError
 
 
-def named() -> tuple[str, str]:
+def configured_backend() -> tuple[str, str]:
     """Return Keras' backend, now or once it is imported, and what sets it."""
     if keras := sys.modules.get("keras"):
         with contextlib.suppress(AttributeError):  # Keras is being imported
@@ -31,7 +31,7 @@ def named() -> tuple[str, str]:
     return "tensorflow", "default"
 
 
-name, _by = named()
+name, _by = configured_backend()
 if name != "tensorflow":
     raise UsageError(
         f"Keras' backend is {name!r}, by {_by}: only Keras on TensorFlow can be "

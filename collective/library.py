@@ -150,7 +150,7 @@ def _raise(code: int, text: str) -> NoReturn:
     raise kind(message, hint=hint or "see the message", everywhere=everywhere)
 
 
-def check(code: int) -> None:
+def check_code(code: int) -> None:
     """Raise the core's error of this thread's last call, unless the code is 0."""
     if code:
         _raise(code, load().collective_error().decode(errors="replace"))

@@ -18,7 +18,7 @@ OVERSUBSCRIBE = "rmaps_default_mapping_policy = :oversubscribe"
 AS_ROOT = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 
-def write(prefix: Path) -> bool:
+def write_defaults(prefix: Path) -> bool:
     """Write the defaults into a virtual environment; return whether they are set now.
 
     They are not set if the environment has no Open MPI 5 of its own: the MPI of a
@@ -41,7 +41,7 @@ def _append(file: Path, line: str) -> None:
 
 
 if __name__ == "__main__":
-    done = write(Path(sys.prefix))
+    done = write_defaults(Path(sys.prefix))
     print(
         "mpirun may start more ranks than cores" if done else "mpirun stays unchanged"
     )

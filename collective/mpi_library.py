@@ -31,7 +31,7 @@ SRUN_HINT = (
 _STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
 
 
-def load() -> str:
+def load_mpi() -> str:
     """Load the library of the MPI that started this process; return its path or name.
 
     A library that the program has already loaded, as ``import mpi4py.MPI`` does, is
@@ -62,7 +62,7 @@ def load() -> str:
 
 
 def load_between_hosts(place: Environment) -> str:
-    """Load MPI as ``load`` does, for a rank with ranks on other hosts.
+    """Load MPI as ``load_mpi`` does, for a rank with ranks on other hosts.
 
     Raises:
         UsageError: srun started the ranks and told MPI nothing of them.
@@ -73,11 +73,11 @@ def load_between_hosts(place: Environment) -> str:
             "connect them (neither PMIx nor PMI2)",
             hint=f"srun --mpi=pmix ... {SRUN_HINT}",
         )
-    return load()
+    return load_mpi()
 
 
 def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
-    """Return the libraries that ``load`` tries, in this order."""
+    """Return the libraries that ``load_mpi`` tries, in this order."""
     env = os.environ if variables is None else variables
     if env.get(LIBMPI):
         return [env[LIBMPI]]
@@ -91,11 +91,11 @@ def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
     return [*_loaded(), *(str(file) for file in files if file.exists()), *names]
 
 
-def version() -> str:
+def mpi_version() -> str:
     """Load the library, and return the first line of its version text."""
     text = ctypes.create_string_buffer(8192)  # the longest text of the three
     length = ctypes.c_int()
-    ctypes.CDLL(load()).MPI_Get_library_version(text, ctypes.byref(length))
+    ctypes.CDLL(load_mpi()).MPI_Get_library_version(text, ctypes.byref(length))
     return text.value.decode(errors="replace").splitlines()[0].split(", ")[0]
 
 
@@ -131,6 +131,6 @@ def _folders() -> Iterator[Path]:
 
 if __name__ == "__main__":
     try:
-        print(version())
+        print(mpi_version())
     except CollectiveError as error:
         sys.exit(str(error))

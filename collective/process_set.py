@@ -33,7 +33,7 @@ class ProcessSet:
         me = session.rank()
         group = ctypes.c_int32(-1)
         array = (ctypes.c_int32 * len(self.ranks))(*self.ranks)
-        library.check(
+        library.check_code(
             library.load().collective_group(array, len(self.ranks), ctypes.byref(group))
         )
         self._rank = self.ranks.index(me) if me in self.ranks else None

@@ -14,7 +14,7 @@ _INSTALL = {
 
 
 @contextlib.contextmanager
-def named() -> Iterator[None]:
+def explain_missing() -> Iterator[None]:
     """Replace the ImportError of a missing TensorFlow or Keras by advice.
 
     Raises:

@@ -48,10 +48,10 @@ def init(environment: Environment | None = None) -> None:
     launched = environment or detect_rank()
     place, _launch_info = launched.current, launched if launched.joining else None
     if _launch_info is None:
-        membership_file.write(membership_file.JOINING)
+        membership_file.write_state(membership_file.JOINING)
     if place.size > place.local_size:
         mpi_library.load_between_hosts(place)
-    library.check(
+    library.check_code(
         library.load().collective_init(
             place.rank,
             place.size,
@@ -61,12 +61,12 @@ def init(environment: Environment | None = None) -> None:
         )
     )
     info = (ctypes.c_int32 * 4)()  # collective_ranks of native/c_api.h
-    library.check(library.load().collective_rank_info(0, info))
+    library.check_code(library.load().collective_rank_info(0, info))
     if info[1] < place.size:  # others had exited before
         place = place_on(place.launcher, info[0], [0] * info[1])
     _place, _process = place, os.getpid()
     if _launch_info is None:
-        membership_file.write(membership_file.JOINED)
+        membership_file.write_state(membership_file.JOINED)
     recorder.start(place, job_name(place), launched.rank)
     atexit.register(shutdown)
 
@@ -82,7 +82,7 @@ def shutdown() -> None:
         return
     _place = None
     atexit.unregister(shutdown)
-    library.check(library.load().collective_shutdown())
+    library.check_code(library.load().collective_shutdown())
     recorder.close()
 
 
@@ -134,15 +134,15 @@ def enter() -> list[int]:
     if ends_at_once:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
     _launch_info = None
-    membership_file.write(membership_file.JOINED)
+    membership_file.write_state(membership_file.JOINED)
     return former
 
 
 def leave() -> None:
     """Leave a job that continues without this rank: the others call ``regroup``."""
-    membership_file.write(membership_file.LEFT)
+    membership_file.write_state(membership_file.LEFT)
     if place().size > place().local_size:
-        library.check(library.load().collective_depart())
+        library.check_code(library.load().collective_depart())
     shutdown()
 
 
@@ -150,9 +150,9 @@ def _meet(how: Callable[..., int]) -> list[int]:
     global _place
     launcher = place().launcher
     rank, size = ctypes.c_int32(), ctypes.c_int32()
-    library.check(how(ctypes.byref(rank), ctypes.byref(size)))
+    library.check_code(how(ctypes.byref(rank), ctypes.byref(size)))
     hosts, former = (ctypes.c_int32 * size.value)(), (ctypes.c_int32 * size.value)()
-    library.check(library.load().collective_hosts(hosts, former))
+    library.check_code(library.load().collective_hosts(hosts, former))
     _place = place_on(launcher, rank.value, list(hosts))
     recorder.reopen(_place, _launch_info)
     return list(former)

@@ -25,7 +25,7 @@ def start(path: str | os.PathLike[str], limit_bytes: int = LIMIT_BYTES) -> None:
     Raises:
         UsageError: If the file cannot be written.
     """
-    library.check(
+    library.check_code(
         library.load().collective_timeline_start(
             os.fsencode(path), ctypes.c_int64(limit_bytes), os.getpid()
         )
@@ -37,7 +37,7 @@ def stop() -> None:
     library.load().collective_timeline_stop()
 
 
-def keep(on: bool) -> None:
+def record_in_memory(on: bool) -> None:
     """Begin or end to record collectives in memory, until ``take``."""
     library.load().collective_timeline_keep(on)
 

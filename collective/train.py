@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         _wait_for_rank_zero(rank if end.code else 0)
         raise
     try:
-        with requirements.named():
+        with requirements.explain_missing():
             return _run(args, rank)
     except CollectiveError as error:
         rank = rank if error.rank is None else error.rank

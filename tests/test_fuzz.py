@@ -168,7 +168,7 @@ def test_ledgers(tmp_path, content):
     )
 )
 def test_dumps_of_the_flight_recorder(content):
-    understood(dump.parse, content, "file")
+    understood(dump.parse_dump, content, "file")
 
 
 @pytest.mark.trains

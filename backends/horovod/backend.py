@@ -33,9 +33,9 @@ from collective.backends.options import Options
 from collective.buckets import by_dtype, in_buckets
 from collective.environment import Environment
 from collective.errors import UsageError
-from collective.installation import make
+from collective.installation import make_command
 
-BUILD = make("horovod", "python -m collective.backends.horovod.build")
+BUILD = make_command("horovod", "python -m collective.backends.horovod.build")
 # The errors of Horovod and its Gloo on the ranks that are left.
 LOST = re.compile("Horovod has been shut down|gloo/transport")
 # Launchers end all ranks when one has failed, so the ranks that are left wait quietly.

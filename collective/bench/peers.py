@@ -45,7 +45,7 @@ def float32() -> tuple[str, Timer]:
 def mpi() -> tuple[str, Timer]:
     """Return a timer of ``MPI_Allreduce`` of mpi4py's MPI, called from C."""
     MPI = _mpi4py()
-    libmpi = ctypes.CDLL(mpi_library.load())
+    libmpi = ctypes.CDLL(mpi_library.load_mpi())
     function = ctypes.cast(libmpi.MPI_Allreduce, ctypes.c_void_p)
     datatype, op, world = (
         ctypes.c_void_p(MPI._handleof(handle))
@@ -89,7 +89,7 @@ def mpi4py() -> tuple[str, Timer]:
 def horovod() -> tuple[str, Timer]:
     """Return a timer of Horovod's ``allreduce`` on TensorFlow tensors, eager."""
     build = "python -m collective.backends.horovod.build"
-    _require("horovod", installation.make("horovod", build))
+    _require("horovod", installation.make_command("horovod", build))
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

@@ -92,4 +92,4 @@ def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> Non
         "limits_by_state": by_state,
         "rows": [row.json() for row in rows],
     }
-    json_file.write(path, content)
+    json_file.write_json(path, content)

@@ -77,7 +77,7 @@ class Results:
 
     def write(self, path: str) -> None:
         """Write the file; raise a CollectiveError if that fails."""
-        json_file.write(path, {"schema": SCHEMA, **dataclasses.asdict(self)})
+        json_file.write_json(path, {"schema": SCHEMA, **dataclasses.asdict(self)})
 
 
 def _machine() -> dict[str, Any]:

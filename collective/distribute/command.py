@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         place = detect_rank()
         _same_hashes(place)
-        os.environ.update(gpus.share(place))  # the script may take "the first GPU"
+        os.environ.update(
+            gpus.gpu_variables(place)
+        )  # the script may take "the first GPU"
         args = parser().parse_args(argv)
         if args.explain:
             os.environ["COLLECTIVE_EXPLAIN"] = "1"
@@ -82,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         what = _what(args)
         check_name(args.backend)
         settings(args.set)
-        with requirements.named(), quiet():
+        with requirements.explain_missing(), quiet():
             from collective.training.unedited.script import Script
 
             script = Script(*what)

@@ -67,25 +67,25 @@ def wait_for_previous(prepare: Callable[[], None] = lambda: None) -> None:
         return
     if overlaps():
         prepare()
-        membership_file.write(membership_file.READY)
-        while (state := membership_file.read()) == membership_file.READY:
+        membership_file.write_state(membership_file.READY)
+        while (state := membership_file.read_state()) == membership_file.READY:
             time.sleep(_POLL_SECONDS)
         if not state:
             raise CollectiveError(
                 "the launcher has ended", hint="start the job again", everywhere=False
             )
         del os.environ[OVERLAPS]
-    membership_file.write(membership_file.TRAINS)
+    membership_file.write_state(membership_file.TRAINS)
 
 
 def report_handed_over() -> None:
     """Report that this rank has closed all its files: the next generation may begin."""
-    membership_file.write(membership_file.HANDED_OVER)
+    membership_file.write_state(membership_file.HANDED_OVER)
 
 
 def restart_requested() -> bool:
     """Return whether this rank is asked to end for the next generation."""
-    return may_restart() and membership_file.read() == membership_file.RESTART
+    return may_restart() and membership_file.read_state() == membership_file.RESTART
 
 
 def state_folder(job: str | None = None) -> Path:

@@ -54,7 +54,7 @@ class MembershipFile:
     """
 
     def __init__(self, size: int, first: int = 0) -> None:
-        self._file, self.path = memory("collective membership", size)
+        self._file, self.path = new_memory("collective membership", size)
         self._begin = len(HEADER) - first
 
     def read(self, rank: int) -> bytes:
@@ -79,7 +79,7 @@ class MembershipFile:
         os.pwrite(self._file, EXITED, self._begin + rank)
 
 
-def memory(name: str, size: int) -> tuple[int, str]:
+def new_memory(name: str, size: int) -> tuple[int, str]:
     """Return a descriptor of new memory, and the value by which ranks open it.
 
     ``size`` bytes follow the header.
@@ -113,7 +113,7 @@ def _check_inode(found: os.stat_result, inode: str) -> None:
         raise FileNotFoundError("the launcher has ended, and another file has its path")
 
 
-def write(state: bytes) -> None:
+def write_state(state: bytes) -> None:
     """Write the state of this rank; do nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _position())
@@ -121,7 +121,7 @@ def write(state: bytes) -> None:
             _note_end(os.getpid())
 
 
-def read() -> bytes:
+def read_state() -> bytes:
     """Return the state of this rank, as it or the launcher wrote it; or ``b""``."""
     with contextlib.suppress(OSError):
         file = _open(os.environ.get(VARIABLE, ""))
@@ -132,8 +132,8 @@ def read() -> bytes:
 @functools.cache  # once
 def _note_end(process: int) -> None:
     def note() -> None:
-        if os.getpid() == process and read() in IN_JOB:  # not in a fork
-            write(EXITING)
+        if os.getpid() == process and read_state() in IN_JOB:  # not in a fork
+            write_state(EXITING)
 
     atexit.register(note)
 

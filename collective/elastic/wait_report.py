@@ -32,7 +32,7 @@ class WaitReport:
     """
 
     def __init__(self) -> None:
-        file, self.path = membership_file.memory("collective waits", _LAYOUT.size)
+        file, self.path = membership_file.new_memory("collective waits", _LAYOUT.size)
         self._memory = mmap.mmap(file, _AT + _LAYOUT.size)
         _LAYOUT.pack_into(self._memory, _AT, 0, time.monotonic_ns())
 

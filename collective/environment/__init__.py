@@ -19,7 +19,7 @@ from collective.log import log
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
     """Return the launcher that started this process, or None."""
-    return launchers.find(os.environ if variables is None else variables)
+    return launchers.find_launcher(os.environ if variables is None else variables)
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
@@ -44,7 +44,7 @@ def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
     env = os.environ if variables is None else variables
     found = detect(env)
     if not found.launched:
-        lone.check(env)
+        lone.check_alone(env)
     if variables is None:
         lone.check_spawned()
         _warn(found.rank)

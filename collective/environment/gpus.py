@@ -51,7 +51,7 @@ def are_shared(environment: Environment) -> bool:
     return 0 < of_host() < environment.local_size
 
 
-def share(
+def gpu_variables(
     environment: Environment, variables: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables that show one rank its own GPUs and no other rank's.

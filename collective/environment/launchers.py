@@ -129,6 +129,6 @@ LAUNCHERS: tuple[type[Launcher], ...] = (
 )
 
 
-def find(variables: Mapping[str, str]) -> Launcher | None:
+def find_launcher(variables: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that started a process with this environment, or None."""
     return next((k(variables) for k in LAUNCHERS if k(variables).started_us()), None)

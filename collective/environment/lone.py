@@ -31,7 +31,7 @@ def check_launcher(variables: Mapping[str, str]) -> None:
     """Refuse to start a job if a cluster has started the launcher several times."""
     if "COLLECTIVE_AGENT_SOCKET" in variables:
         return  # agents have started one launcher for all
-    found = launchers.find(variables)
+    found = launchers.find_launcher(variables)
     if found is None and POD in variables:
         raise _pod(variables)
     if isinstance(found, Slurm) and found.size() > 1:
@@ -63,7 +63,7 @@ def check_spawned() -> None:
         os._exit(2)
 
 
-def check(variables: Mapping[str, str]) -> None:
+def check_alone(variables: Mapping[str, str]) -> None:
     """Refuse to continue alone if a cluster has started, or was asked for, several.
 
     Args:

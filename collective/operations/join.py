@@ -27,7 +27,7 @@ def join() -> int:
         Timeout: If no other rank has called anything for ``COLLECTIVE_TIMEOUT``.
     """
     served = ctypes.c_int64()
-    library.check(library.load().collective_join(ctypes.byref(served)))
+    library.check_code(library.load().collective_join(ctypes.byref(served)))
     calls = allgather(np.array([served.value]), name="calls since join()")
     (last,) = np.flatnonzero(calls == calls.min())[-1:]
     return int(last)

@@ -101,7 +101,7 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     from collective.recorder import watch
 
     try:
-        library.check(code)
+        library.check_code(code)
     except CollectiveError:
         return
     _opened = os.getpid(), environment, job
@@ -115,7 +115,7 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     if not folder:
         with contextlib.suppress(FileNotFoundError):  # the working directory is gone
             folder = os.getcwd()
-    watch.begin(environment, folder or tempfile.gettempdir())
+    watch.start_watching(environment, folder or tempfile.gettempdir())
     atexit.register(close)
 
 
@@ -129,7 +129,7 @@ def close() -> None:
     _opened, _position = None, _nowhere
     atexit.unregister(close)
     library.load().collective_recorder_close()
-    watch.end()
+    watch.stop_watching()
 
 
 def request_dump(reason: str) -> None:

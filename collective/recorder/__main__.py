@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.errors import UsageError, exit_code
-from collective.recorder.dump import Dump, merge, parse
+from collective.recorder.dump import Dump, merge, parse_dump
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read(file: str) -> Dump:
     try:
-        return parse(Path(file).read_text(errors="replace"), file)
+        return parse_dump(Path(file).read_text(errors="replace"), file)
     except OSError as error:
         raise UsageError(
             f"cannot read {file}: {error.strerror}", hint="give files that exist"

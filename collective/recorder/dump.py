@@ -52,7 +52,7 @@ class Dump:
         return printable("\n".join(lines))
 
     def text(self) -> str:
-        """Return the file's content: text, and a last line of JSON for ``parse``."""
+        """Return the file's content: text, and a last line of JSON for ``parse_dump``."""
         hosts = ", ".join(dict.fromkeys(rank.host for rank in self.ranks))
         when = datetime.fromtimestamp(self.at).astimezone().isoformat(" ", "seconds")
         lines = [
@@ -147,7 +147,7 @@ class Dump:
         ]
 
 
-def parse(text: str, name: str) -> Dump:
+def parse_dump(text: str, name: str) -> Dump:
     """Read the text that ``Dump.text`` has made; ``name`` is for the error.
 
     Raises:

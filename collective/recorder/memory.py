@@ -79,7 +79,7 @@ class Rank:
         return f"rank {self.rank}" + " (joined)" * self.joined
 
 
-def read(local_rank: int, host: str, now: int) -> Rank:
+def read_rank(local_rank: int, host: str, now: int) -> Rank:
     """Read the entries and the state of a rank of this host.
 
     Args:

@@ -32,7 +32,7 @@ advice: Callable[[], str] = str
 _thread: threading.Thread | None = None
 
 
-def begin(environment: Environment, folder: str) -> None:
+def start_watching(environment: Environment, folder: str) -> None:
     """Start the thread, which writes dumps into a folder."""
     global rank_info, _thread
     rank_info = environment
@@ -43,7 +43,7 @@ def begin(environment: Environment, folder: str) -> None:
     _thread.start()
 
 
-def end() -> None:
+def stop_watching() -> None:
     """Join the thread, after the recorder was closed."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(5)
@@ -68,7 +68,7 @@ def _dump(folder: str) -> None:
     core.collective_recorder_request_samples(_ANSWER_MILLISECONDS)
     host = socket.gethostname()
     local = range(core.collective_recorder_local_size())
-    ranks = [rank for i in local if (rank := memory.read(i, host, now)).rank >= 0]
+    ranks = [rank for i in local if (rank := memory.read_rank(i, host, now)).rank >= 0]
     ranks.sort(key=lambda rank: rank.rank)
     size = len(ranks) if rank_info.size == rank_info.local_size else rank_info.size
     for rank in ranks:

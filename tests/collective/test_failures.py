@@ -223,7 +223,7 @@ def test_unfinished_handles_end_at_shutdown(tmp_path):
 
         handle = collective.allreduce_async(np.ones(3), name="first")
         later = collective.allreduce_async(np.ones(3))
-        while not any(map(runs, memory.read(0, "", time.monotonic_ns()).entries)):
+        while not any(map(runs, memory.read_rank(0, "", time.monotonic_ns()).entries)):
             time.sleep(0.01)
         collective.shutdown()
         post("shutdown")

@@ -34,7 +34,7 @@ def test_no_gpu_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "_NVIDIA", tmp_path / "none")
     monkeypatch.setattr(gpus, "_AMD", tmp_path / "none")
     assert gpus.granted({"CUDA_VISIBLE_DEVICES": "0,1"}) == []
-    assert gpus.share(place(1, 2), {}) == {}
+    assert gpus.gpu_variables(place(1, 2), {}) == {}
 
 
 def test_what_the_job_was_granted(four):
@@ -54,14 +54,14 @@ def test_what_the_job_was_granted(four):
 def test_ranks_of_a_host_divide_its_gpus(four, ranks, shares):
     of_all = {"COLLECTIVE_HOST_GPUS": "4"}
     wanted = [{"CUDA_VISIBLE_DEVICES": s} | of_all if s else s for s in shares]
-    found = [gpus.share(place(rank, ranks), {}) for rank in range(ranks)]
+    found = [gpus.gpu_variables(place(rank, ranks), {}) for rank in range(ranks)]
     assert found == wanted
     assert [gpus.of_host(own) for own in found] == [4] * ranks
 
 
 def test_a_share_is_of_what_was_granted(four):
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    own = gpus.share(place(1, 2), given)
+    own = gpus.gpu_variables(place(1, 2), given)
     assert own == {"CUDA_VISIBLE_DEVICES": "GPU-b", "COLLECTIVE_HOST_GPUS": "2"}
 
 
@@ -74,6 +74,6 @@ def test_slurm_shows_each_rank_its_own(four):
 def test_amd(two_of_amd):
     assert gpus.granted({}) == ["0", "1"]
     assert gpus.granted({"HIP_VISIBLE_DEVICES": "1"}) == ["1"]
-    found = gpus.share(place(1, 2), {})
+    found = gpus.gpu_variables(place(1, 2), {})
     assert found.pop("COLLECTIVE_HOST_GPUS") == "2"
     assert found == {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}

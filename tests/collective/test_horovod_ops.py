@@ -44,10 +44,11 @@ def test_place(hvd, rank, size):
 def test_timeline_of_rank_0(hvd, rank, tmp_path):
     file = tmp_path / f"{rank}.json"
     hvd.start_timeline(str(file))
-    timeline.keep(True)  # as a training's own timeline does; the file continues
+    # As a training's own timeline does; the file continues.
+    timeline.record_in_memory(True)
     hvd.allreduce(tf.fill([3], float(rank)), name="recorded")
     kept = [size for _, _, size in timeline.take()]
-    timeline.keep(False)
+    timeline.record_in_memory(False)
     hvd.stop_timeline()
     assert kept == [12]
     assert file.exists() == (rank == 0)

@@ -29,10 +29,10 @@ def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
     board = MembershipFile(3)
     monkeypatch.setenv(membership_file.VARIABLE, board.path)
     monkeypatch.setenv("COLLECTIVE_RANK", "2")
-    membership_file.write(JOINED)
+    membership_file.write_state(JOINED)
     assert [board.read(rank) for rank in range(3)] == [b"", b"", JOINED]
     board.ask_to_restart(2)
-    assert membership_file.read() == membership_file.RESTART
+    assert membership_file.read_state() == membership_file.RESTART
     report = wait_report.WaitReport()
     monkeypatch.setenv(wait_report.VARIABLE, report.path)
     assert not report.waits() and report.works()
@@ -44,8 +44,8 @@ def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
 def test_a_stale_variable_changes_no_file_of_another_program(inode, stale, monkeypatch):
     monkeypatch.setenv("COLLECTIVE_RANK", "3")
     file = stale(membership_file.VARIABLE, inode)
-    membership_file.write(JOINED)
-    assert membership_file.read() == b""
+    membership_file.write_state(JOINED)
+    assert membership_file.read_state() == b""
     stale(wait_report.VARIABLE, inode)
     with wait_report.waiting():
         pass

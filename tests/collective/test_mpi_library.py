@@ -62,8 +62,8 @@ def test_no_library_is_said_with_what_was_tried(monkeypatch, tmp_path):
     with pytest.raises(
         CollectiveError, match=r"no MPI library loads on .*too short"
     ) as e:
-        mpi_library.load()
+        mpi_library.load_mpi()
     assert "COLLECTIVE_LIBMPI=" in e.value.hint
     monkeypatch.setenv("COLLECTIVE_LIBMPI", "libc.so.6")
     with pytest.raises(CollectiveError, match=r"libc.so.6 is no MPI library"):
-        mpi_library.load()
+        mpi_library.load_mpi()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from collective.recorder import __main__ as reader
-from collective.recorder.dump import Dump, parse, user_line
+from collective.recorder.dump import Dump, parse_dump, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
 from tests.collective.unlaunched_ranks import PRELUDE, Ranks
@@ -26,7 +26,7 @@ from collective import recorder
 from collective.errors import UsageError
 from collective.launch import processes
 from collective.recorder import memory
-from collective.recorder.dump import parse, user_line
+from collective.recorder.dump import parse_dump, user_line
 
 collective.init()
 rank = collective.rank()
@@ -41,10 +41,10 @@ def wait_for_the_dump():
 def dumps():
     texts = (f.read_text() for f in Path(os.environ[recorder.VARIABLE]).iterdir())
     with contextlib.suppress(UsageError):  # it is being written
-        return [parse(text, "") for text in texts]
+        return [parse_dump(text, "") for text in texts]
 
 def recorded(rank):
-    return memory.read(rank, "", time.monotonic_ns())
+    return memory.read_rank(rank, "", time.monotonic_ns())
 
 def line(rank):
     return user_line(recorded(rank).stack)
@@ -101,7 +101,7 @@ def incident(tmp_path, how, **variables):
     )
     assert files, done.stderr
     text = files[0].read_text()
-    return done, text, parse(text, files[0].name), files
+    return done, text, parse_dump(text, files[0].name), files
 
 
 def test_a_killed_rank_is_reported_by_those_it_leaves(tmp_path):
@@ -195,7 +195,7 @@ COMES_AND_GOES = (
 
     def others_wait(name):
         local = range(library.load().collective_recorder_local_size())
-        ranks = [memory.read(number, "", time.monotonic_ns()) for number in local]
+        ranks = [memory.read_rank(number, "", time.monotonic_ns()) for number in local]
         others = [r for r in ranks if r.state == "alive" and r.pid != os.getpid()]
         lasts = [other.entries[-1] for other in others]
         return all(last.what == name and last.started for last in lasts)
@@ -231,7 +231,7 @@ def test_those_who_joined_are_reported_by_their_present_number(late, tmp_path):
     ended = ranks.finish()
     assert [code for code, _, _ in ended] == [0, -signal.SIGKILL, -signal.SIGKILL]
     files = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    first, second = (parse(file.read_text(), file.name) for file in files)
+    first, second = (parse_dump(file.read_text(), file.name) for file in files)
     assert [rank.name for rank in first.ranks] == [
         "rank 0", "rank 1", "rank 2 (joined as 7)"
     ]  # fmt: skip
@@ -267,7 +267,7 @@ def test_dumps_of_two_hosts_become_one(tmp_path, capsys):
     merged = capsys.readouterr().out
     assert "2 of 2 ranks, on a, b" in merged and "nothing here of" not in merged
     assert "waits in all-reduce 'w' 4 B since 2.0 s; for rank 1" in merged
-    assert parse(merged, "it").ranks[1].entries[0].ended == 0.5  # 1.5 s later
+    assert parse_dump(merged, "it").ranks[1].entries[0].ended == 0.5  # 1.5 s later
 
 
 @pytest.mark.parametrize("text", ["", "something else\n", '{"collective": 1}\n'])

@@ -100,7 +100,7 @@ class Summary:
         Raises:
             CollectiveError: It cannot be written; no partial file remains.
         """
-        json_file.write(path, dataclasses.asdict(self))
+        json_file.write_json(path, dataclasses.asdict(self))
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table."""

@@ -207,6 +207,6 @@ def test_without_mpirun_no_backend_is_usable_that_needs_it(monkeypatch):
 
 
 def test_a_wheel_has_no_make(monkeypatch):
-    assert installation.make("core", "pip") == "make core"
+    assert installation.make_command("core", "pip") == "make core"
     monkeypatch.setattr(installation, "CHECKOUT", False)
-    assert installation.make("core", "pip") == "pip"
+    assert installation.make_command("core", "pip") == "pip"

@@ -121,7 +121,7 @@ def test_each_rank_under_mpirun_that_has_finished_and_does_not_end_is_killed(
     watch = rank.RankWatch(LaunchOptions(["true"]), Environment("mpirun", 1, 2, 1, 2))
     monkeypatch.setattr(endings.membership_file, "_open", membership_file.open_memory)
     monkeypatch.setenv(membership_file.VARIABLE, watch.membership.path)
-    membership_file.write(membership_file.EXITING)  # the rank does this
+    membership_file.write_state(membership_file.EXITING)  # the rank does this
     killed = []
     job = watch.supervisor
     monkeypatch.setattr(job, "signal_all", lambda *which: killed.append(which))

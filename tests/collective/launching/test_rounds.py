@@ -314,7 +314,7 @@ def test_a_job_that_has_ended_since_a_rank_waited_is_not_restarted(
 FORGOTTEN = """
 import os, signal, time
 from collective.elastic import generations, membership_file, wait_report
-membership_file.write(membership_file.JOINED)
+membership_file.write_state(membership_file.JOINED)
 if generations.number() == 0:
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         time.sleep(1.0)

@@ -259,7 +259,7 @@ class Checkpoint(Observer):
         """
         if self.failed is None:
             return
-        membership_file.write(membership_file.DONE)
+        membership_file.write_state(membership_file.DONE)
         raise CollectiveError(
             f"the last checkpoint was not written: {self.failed}",
             hint="the model is trained: save it elsewhere; or see the warning above, "
