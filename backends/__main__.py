@@ -29,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.check:
         sys.exit(_check(options.check, options.launcher, options.size))
-    print(json.dumps(registry.describe()))
+    print(json.dumps(registry.describe_backends()))
 
 
 def _check(name: str, launcher: str, size: int) -> int:

@@ -25,7 +25,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.running_time import Deadline
 
 
-def python() -> str:
+def script_command() -> str:
     """Return ``python script.py``, for hints, with the name of the script that runs.
 
     Without a script, as in a notebook or with ``python -m``, the name is script.py. An
@@ -320,7 +320,7 @@ class Backend(ABC):
             self._rank_zero_code = what
 
 
-class OneProcess(Backend):
+class OneProcessBackend(Backend):
     """A backend whose replicas are all in one process, the only one that is started."""
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -329,7 +329,7 @@ class OneProcess(Backend):
             raise UsageError(
                 f"backend {self.name!r} is one process, but {self.size} were started: "
                 "each would train a model of its own",
-                hint=f"another backend, or one process: {python()}",
+                hint=f"another backend, or one process: {script_command()}",
             )
 
     @classmethod
@@ -337,7 +337,7 @@ class OneProcess(Backend):
         """Return whether it is usable: if no launcher started several processes."""
         if environment.size > 1:
             return Availability(
-                False, f"{environment.size} processes were started", python()
+                False, f"{environment.size} processes were started", script_command()
             )
         return Availability(True, cls._found())
 

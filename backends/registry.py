@@ -56,7 +56,7 @@ def ranks(backend: str, replicas: int) -> int:
 def can_start(backend: str, replicas: int) -> Availability:
     """Return whether a job of so many replicas of a backend can be started here.
 
-    ``collective.comparison.launching.line`` gives the command that starts it.
+    ``collective.comparison.launching.command_line`` gives the command that starts it.
     """
     kind = BACKENDS[backend]
     launcher = kind.launcher
@@ -69,7 +69,7 @@ def can_start(backend: str, replicas: int) -> Availability:
     return kind.availability(Environment(launcher, 0, size, 0, size))
 
 
-def describe() -> dict[str, dict[str, Any]]:
+def describe_backends() -> dict[str, dict[str, Any]]:
     """Describe every backend, in types that JSON has; start nothing.
 
     Returns:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective.backends.base import OneProcess
+from collective.backends.base import OneProcessBackend
 from collective.backends.capabilities import ModelParallel, ShardCollectives
 from collective.backends.options import Options
 from collective.environment import Environment
 
 
-class SingleBackend(OneProcess, ModelParallel, ShardCollectives):
+class SingleBackend(OneProcessBackend, ModelParallel, ShardCollectives):
     """One replica; ``all_reduce`` returns its tensors."""
 
     name = "single"

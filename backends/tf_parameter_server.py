@@ -30,7 +30,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from collective.backends import world
-from collective.backends.base import Availability, Backend, python
+from collective.backends.base import Availability, Backend, script_command
 from collective.backends.capabilities import Serving
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
@@ -69,14 +69,14 @@ class ParameterServerBackend(StrategyBackend, Serving):
             raise UsageError(
                 f"{self.size} ranks are a chief, {servers} parameter "
                 f"server{'s' * (servers > 1)} and no worker",
-                hint=f"mpirun -np {servers + 2} {python()}, with {servers} of "
+                hint=f"mpirun -np {servers + 2} {script_command()}, with {servers} of "
                 "parameter_servers",
             )
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
         ranks = world.connect(environment)
         tasks = world.exchange_addresses(environment, ranks)
         chief = world.exchange_addresses(environment, ranks)[0]
-        world.leave(ranks)
+        world.end_world(ranks)
         cluster = {
             "chief": tasks[:1],
             "worker": tasks[1 : 1 + workers],
@@ -118,11 +118,11 @@ class ParameterServerBackend(StrategyBackend, Serving):
             return Availability(
                 False,
                 f"{environment.size} ranks are not a chief, worker and server",
-                f"mpirun -np 3 {python()}",
+                f"mpirun -np 3 {script_command()}",
             )
         found = world.availability(environment)
         if not found.usable and not environment.launched:
-            hint = f"mpirun -np 5 {python()}"
+            hint = f"mpirun -np 5 {script_command()}"
             return Availability(False, found.reason, hint)
         return found
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from collective.backends.base import Availability, Backend, OneProcess
+from collective.backends.base import Availability, Backend, OneProcessBackend
 from collective.backends.capabilities import LocalDevices
 from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
@@ -98,7 +98,7 @@ class StrategyBackend(Backend):
         context.merge_call(write, args=(values,))
 
 
-class LocalStrategyBackend(LocalDevices, OneProcess, StrategyBackend):
+class LocalStrategyBackend(LocalDevices, OneProcessBackend, StrategyBackend):
     """A strategy of one process over its own devices. Subclasses make it."""
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -18,7 +18,7 @@ import numpy as np
 
 import collective
 from collective import library
-from collective.backends.base import Availability, end_process, python
+from collective.backends.base import Availability, end_process, script_command
 from collective.elastic import membership_file, wait_report
 from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import UsageError
@@ -38,10 +38,12 @@ def mpi_availability(environment: Environment) -> Availability:
         return Availability(False, "mpi4py is not installed", HINT_INSTALL)
     if not environment.launched:
         return Availability(
-            False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
+            False,
+            "one process, started without mpirun",
+            f"mpirun -np 4 {script_command()}",
         )
     if environment.launcher not in START_MPI or HorovodGloo(os.environ).started_us():
-        hint = f"mpirun -np {environment.size} {python()}"
+        hint = f"mpirun -np {environment.size} {script_command()}"
         if environment.launcher == "collectiverun":
             hint = "collectiverun --mpi ... has mpirun start the ranks"
         return Availability(False, f"{environment.launcher} starts no MPI", hint)
@@ -164,7 +166,7 @@ def connect(environment: Environment) -> Any:
     return CoreWorld(environment)
 
 
-def leave(world: Any) -> None:
+def end_world(world: Any) -> None:
     """End MPI, or the core, on all ranks; each rank calls it.
 
     MPI lets no rank end before all ranks do, but servers end when the chief has ended.

@@ -172,10 +172,10 @@ def _wait_for_rank_zero(rank: int) -> None:
 def _run(args: argparse.Namespace, rank: int) -> int:
     if args.list_backends:
         from collective.backends import registry
-        from collective.doctor.report import backends
+        from collective.doctor.report import backends_text
 
         if rank == 0:
-            print(backends(registry.describe()))
+            print(backends_text(registry.describe_backends()))
         return 0
     with quiet():
         from collective.training import command

@@ -12,7 +12,7 @@ PAGE = ROOT / "docs/explanation/replaced-attributes.md"
 _CALLS = {"replacing", "job.replace", "replace_for"}
 # Attributes of objects that the code itself makes, or of the project's own classes.
 OWN = {
-    ("collective/distribute/datasets.py", "distribute"),
+    ("collective/distribute/datasets.py", "distribute_dataset"),
     ("collective/training/parallel/tensor_parallel_variables.py", "without_group"),
     ("collective/training/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from collective import deadline
-from collective.backends.base import Availability, python
+from collective.backends.base import Availability, script_command
 from collective.backends.call_names import CallNames
 from collective.backends.capabilities import (
     InTurn,
@@ -80,7 +80,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
             return Availability(True, started)
         if not environment.launched:
             started = "one process, started without horovodrun"
-        return Availability(False, started, f"horovodrun -np 4 {python()}")
+        return Availability(False, started, f"horovodrun -np 4 {script_command()}")
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:

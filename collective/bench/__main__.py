@@ -19,8 +19,8 @@ import collective
 from collective import json_file
 from collective.bench import limits as host
 from collective.bench import table
-from collective.bench.limits import Limits
-from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
+from collective.bench.limits import MachineLimits
+from collective.bench.measure import COLLECTIVES, Bench, Subject, time_subject
 from collective.bench.peers import PEERS, Timer
 from collective.command_parser import Parser
 from collective.errors import CollectiveError
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         # Not earlier: threads that a peer starts would be held on the same core.
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
-    limits: dict[str, Limits] = {}
+    limits: dict[str, MachineLimits] = {}
     first = _calibrate_state(limits, cores)
     if speaks:
         print(table.heading(first, options.peers), flush=True)
@@ -64,26 +64,26 @@ def _run(options: argparse.Namespace) -> int:
     for subject in _subjects(options):
         reduces = subject.collective == "allreduce"
         cached = first.in_cache(subject.bytes, subject.in_place)
-        wrong, samples = measure(
+        wrong, samples = time_subject(
             Bench(subject),
             peers if reduces else {},
             options.seconds,
-            partial(host.memory, cores) if reduces and not cached else None,
+            partial(host.memory_rates, cores) if reduces and not cached else None,
         )
         if not set(samples) - {"mixed"} <= set(limits):
             _calibrate_state(limits, cores)
         for row in table.rows(subject, limits, wrong, samples):
             rows.append(row)
             if speaks:
-                print(table.line(row), flush=True)
+                print(table.row_text(row), flush=True)
     if speaks and options.json:
-        table.write_json(options.json, limits, rows)
+        table.write_results(options.json, limits, rows)
     failed = any(row.wrong for row in rows)
     collective.shutdown()
     return int(failed)
 
 
-def _calibrate_state(limits: dict[str, Limits], cores: int) -> Limits:
+def _calibrate_state(limits: dict[str, MachineLimits], cores: int) -> MachineLimits:
     """Add the limits for the present state of the machine."""
     for _ in range(3):
         before = host.probe()

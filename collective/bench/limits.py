@@ -23,7 +23,7 @@ SLOTS = 2 << 20  # bytes, for each rank and for the result
 
 
 @dataclass
-class Limits:
+class MachineLimits:
     """Limits of the host with all ranks at work; rates are bytes/s."""
 
     ranks: int
@@ -71,7 +71,7 @@ def state_of(before: float, after: float) -> str:
     return "mixed" if near[0] != near[1] else "near" if near[0] else "far"
 
 
-def calibrate(cores: int) -> Limits:
+def calibrate(cores: int) -> MachineLimits:
     """Measure the limits in about half a second; all ranks take part.
 
     Reports the median of several tries: other programs make one try worse, and if they
@@ -82,7 +82,7 @@ def calibrate(cores: int) -> Limits:
         tries = sorted((_rates(kernel, size, cores) for _ in range(TRIES)), key=np.sum)
         return tries[TRIES // 2]
 
-    return Limits(
+    return MachineLimits(
         ranks=collective.size(),
         cores=cores,
         latency_s=probe(),
@@ -94,7 +94,7 @@ def calibrate(cores: int) -> Limits:
     )
 
 
-def memory(cores: int) -> tuple[float, float]:
+def memory_rates(cores: int) -> tuple[float, float]:
     """Measure ``read_write`` and ``write`` of this moment, in a fifth of a second."""
     read_write, write = (_rates(kernel, OUT_OF_CACHE, cores).sum() for kernel in (0, 1))
     return float(read_write), float(write)

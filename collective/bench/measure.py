@@ -136,7 +136,7 @@ class Bench:
         return (np.arange(count) % 7 + rank + 1).astype(np.float32)
 
 
-def measure(
+def time_subject(
     bench: Bench,
     peers: Mapping[str, Timer],
     seconds: float,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from collective import json_file
-from collective.bench.limits import Limits
+from collective.bench.limits import MachineLimits
 from collective.bench.measure import Samples, Subject
 
 
@@ -31,7 +31,10 @@ class Row:
 
 
 def rows(
-    subject: Subject, limits: dict[str, Limits], wrong: int, samples: dict[str, Samples]
+    subject: Subject,
+    limits: dict[str, MachineLimits],
+    wrong: int,
+    samples: dict[str, Samples],
 ) -> list[Row]:
     """Return one row for each state of the machine in which the core was timed."""
     pure = [state for state in samples if state != "mixed" and samples[state].native]
@@ -52,7 +55,7 @@ def rows(
     return result
 
 
-def heading(limits: Limits, peers: Sequence[str]) -> str:
+def heading(limits: MachineLimits, peers: Sequence[str]) -> str:
     """Return the limits and the names of the columns, as text."""
     lines = [
         f"# {limits.ranks} ranks on {limits.cores} cores, {limits.kernels} kernels",
@@ -66,7 +69,7 @@ def heading(limits: Limits, peers: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def line(row: Row) -> str:
+def row_text(row: Row) -> str:
     """Return one row as text; bandwidths in GB/s, as nccl-tests defines them."""
     size, seconds, ranks = row.subject.bytes, row.median_s, row.ranks
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}
@@ -84,7 +87,9 @@ def line(row: Row) -> str:
     return text
 
 
-def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> None:
+def write_results(
+    path: str, limits: dict[str, MachineLimits], rows: Sequence[Row]
+) -> None:
     """Write the limits of the first state, the limits by state, and the rows."""
     by_state = {state: asdict(limit) for state, limit in limits.items()}
     content = {

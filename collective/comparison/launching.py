@@ -22,7 +22,7 @@ TAIL = 30  # lines of a failed run that are kept
 ROOT = Path(collective.__file__).resolve().parent.parent
 
 
-def line(backend: str, replicas: int, program: Sequence[str]) -> list[str]:
+def command_line(backend: str, replicas: int, program: Sequence[str]) -> list[str]:
     """Return the command that starts a Python program on a backend.
 
     Args:

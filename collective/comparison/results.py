@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 @dataclass
-class Proof:
+class EqualityProof:
     """The equality test in one precision; results by backend."""
 
     reference: str  # the backend with which every other is compared
@@ -41,7 +41,7 @@ class Results:
 
     options: dict[str, Any]  # of compare.py, and those passed on to train.py
     left_out: dict[str, str] = field(default_factory=dict)  # the reason, by backend
-    equal: dict[str, Proof] = field(default_factory=dict)  # by precision
+    equal: dict[str, EqualityProof] = field(default_factory=dict)  # by precision
     # By number of replicas, then by backend. "one share" is one process with the cores
     # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from collective.backends.registry import BACKENDS, can_start
 from collective.comparison import launching
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.launching import CompletedRun, run
-from collective.comparison.results import Proof, Results
+from collective.comparison.results import EqualityProof, Results
 from collective.comparison.speed import Timed
 from collective.errors import UsageError
 
@@ -111,7 +111,7 @@ class Comparison:
         self.results.finished = True
 
     def _test_equality(self, precision: str) -> Iterator[Run]:
-        plan, proof = self.plan, Proof(REFERENCE)
+        plan, proof = self.plan, EqualityProof(REFERENCE)
         traces: dict[str, Recorded] = {}
         other_orders: list[Recorded] = []
         # Uneven shares are part of the test, so the batch is divisible by no number of
@@ -166,7 +166,7 @@ class Comparison:
         timed = self.results.fast.setdefault(str(processes), {})
         timed[name] = Timed.of([summary])
 
-    def _figures(self, name: str, processes: int, proof: Proof) -> str:
+    def _figures(self, name: str, processes: int, proof: EqualityProof) -> str:
         """Return the figures of a backend so far, in one line; empty if few."""
         found = []
         if verdict := proof.verdicts.get(name):
@@ -180,7 +180,7 @@ class Comparison:
     def _judge(
         self,
         tolerance: float,
-        proof: Proof,
+        proof: EqualityProof,
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
     ) -> None:
@@ -201,7 +201,7 @@ class Comparison:
         if summary is None:
             return f"{SHARE}: {ended.failure}"
         self._add_speed(SHARE, self.plan.most, summary)
-        return self._figures(SHARE, self.plan.most, Proof(REFERENCE))
+        return self._figures(SHARE, self.plan.most, EqualityProof(REFERENCE))
 
     def _time(self, processes: int) -> Iterator[Run]:
         share = max(1, len(os.sched_getaffinity(0)) // processes)
@@ -224,7 +224,7 @@ class Comparison:
                 timed[name] = dataclasses.replace(
                     timed[name], failure=ended.failure, tail=ended.tail
                 )
-            return self._figures(name, processes, Proof(REFERENCE))
+            return self._figures(name, processes, EqualityProof(REFERENCE))
 
         for number in range(self.plan.rounds):
             for name, (backend, more) in contestants.items():
@@ -252,7 +252,7 @@ class Comparison:
     ) -> CompletedRun:
         """Run a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
-        command = launching.line(backend, processes, program)
+        command = launching.command_line(backend, processes, program)
         return run(command, self.plan.seconds)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collective.comparison.equality import ROUNDING, TOLERANCE
-from collective.comparison.results import Proof, Results
+from collective.comparison.results import EqualityProof, Results
 from collective.comparison.runs import ALONE, REFERENCE, SHARE
 from collective.comparison.speed import Fastest, Timed, bottleneck, by_rate, fastest
 
@@ -40,7 +40,7 @@ def tables(results: Results) -> list[Table]:
     return found
 
 
-def _equal(precision: str, proof: Proof) -> Table:
+def _equal(precision: str, proof: EqualityProof) -> Table:
     of = f"Equal? {precision}, against {proof.reference}"
     columns = ["backend", "verdict", "loss", "parameters", "first difference"]
     bits = any(verdict.sha256 for verdict in proof.verdicts.values())

@@ -37,7 +37,7 @@ def own_rows(
         UsageError: The elements are not batches, or each process would shuffle them in
             another order.
     """
-    check(dataset, size * devices)
+    check_batches(dataset, size * devices)
     if size * devices == 1:
         return dataset
     first, replicas = rank * devices, size * devices
@@ -63,7 +63,7 @@ def dealt_out(
     return dataset.enumerate().filter(is_own).map(lambda _, element: element)
 
 
-def check(dataset: tf.data.Dataset, replicas: int) -> None:
+def check_batches(dataset: tf.data.Dataset, replicas: int) -> None:
     """Refuse single rows, and shuffles that differ between processes."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if getattr(spec, "shape", None) is not None and spec.shape.rank == 0:

@@ -36,7 +36,7 @@ def original(data: Any) -> Any:
     )
 
 
-def distribute(extended: Any, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: Any, dataset: Any, options: Any) -> Any:
     """Do ``strategy.experimental_distribute_dataset``."""
     _refuse_per_replica(options)
     if isinstance(dataset, tf.distribute.DistributedDataset):
@@ -66,7 +66,7 @@ def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any
     Batches have a replica's size; ranks may end at different steps, and those without
     rows get empty batches.
     """
-    dataset_rows.check(dataset, 1)
+    dataset_rows.check_batches(dataset, 1)
     return tf_internal.get_distributed_dataset(
         dataset,
         extended._input_workers_with_options(options),

@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.distribute import datasets, replica_variables, tf_internal
 from collective.distribute.cross_device_ops import MEAN, BackendCrossDeviceOps
-from collective.distribute.one_replica import OneReplica
+from collective.distribute.one_replica import OneReplicaCalls
 from collective.training.object_collectives import broadcast_object
 
 
@@ -71,7 +71,7 @@ class Extended(tf_internal.MirroredExtended):
             container, devices=list(devices), cross_device_ops=self.exchange
         )
         self._cluster_resolver = Resolver(backend)
-        self._one_replica = OneReplica(self)
+        self._one_replica = OneReplicaCalls(self)
         # By name, shape and number among these, in the order of their creation.
         self._written: dict[tuple[Any, ...], weakref.ref[Any]] = {}
         self._made: Counter[tuple[Any, ...]] = Counter()
@@ -281,7 +281,7 @@ class Extended(tf_internal.MirroredExtended):
     # --- data -------------------------------------------------------------------------
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        return datasets.distribute(self, dataset, options)
+        return datasets.distribute_dataset(self, dataset, options)
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any

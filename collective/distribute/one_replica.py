@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.distribute import tf_internal
 
 
-class OneReplica:
+class OneReplicaCalls:
     """Calls functions as the one replica of this process."""
 
     def __init__(self, extended: Any):

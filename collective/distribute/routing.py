@@ -8,7 +8,7 @@ uneven shards like even ones, and fails on an uneven first batch. So these calls
 from __future__ import annotations
 
 from collective.backends.base import Backend
-from collective.distribute.saving import replace_savers
+from collective.distribute.saving import replace_scoped_savers
 from collective.distribute.scoped_models import strategy_of
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.keras_calls import are_replaced, replace_calls
@@ -29,5 +29,5 @@ def route(backend: Backend) -> None:
     replace_calls(job, {}, lambda model: strategy_of(model) is not None)
     if backend.size > 1:
         replace_checkpoint_writer(job)
-        replace_savers(job)
+        replace_scoped_savers(job)
     _jobs.append(job)

@@ -23,7 +23,7 @@ from collective.training.unedited.script_job import ScriptJob
 FILES = (".keras", ".h5")
 
 
-def replace_savers(job: ScriptJob) -> None:
+def replace_scoped_savers(job: ScriptJob) -> None:
     """Make ``save`` write by renaming, and ``export`` trace equal values."""
     prefix = f".rank{job.backend.rank}_"
 

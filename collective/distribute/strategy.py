@@ -141,7 +141,7 @@ def _share_seed(backend: Backend) -> None:
     Shuffles without a seed of their own must have the same order on all ranks, of which
     each reads some rows.
     """
-    if backend.size == 1 or tf_internal.global_seed() is not None:
+    if backend.size == 1 or tf_internal.tensorflow_seed() is not None:
         return
     drawn = np.random.SeedSequence().generate_state(1).astype(np.int64)
     tf.random.set_seed(int(backend.broadcast_array(drawn)[0]))

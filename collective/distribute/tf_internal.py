@@ -58,7 +58,6 @@ __all__ = [
     "copy_function",
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
-    "global_seed",
     "inputs_of",
     "is_compiled_by_xla",
     "is_mirrored",
@@ -71,12 +70,13 @@ __all__ = [
     "regroup",
     "restore_each",
     "select_replica",
+    "tensorflow_seed",
     "tf_convert",
 ]
 # fmt: on
 
 
-def global_seed() -> int | None:
+def tensorflow_seed() -> int | None:
     """Return the seed of ``tf.random.set_seed``; None if it was not called."""
     return _global_seed()
 

@@ -53,19 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.facts is not None:  # a doctor on another host has started this one
         secret = shared_secret.from_stdin()
         cut_off = reachability.why_cut_off(options.facts, secret)
-        print(json.dumps({"cut_off": cut_off, **machine.examine()}))
+        print(json.dumps({"cut_off": cut_off, **machine.examine_machine()}))
         return 0
     try:
         listed = hosts.parse_list(options.hosts) if options.hosts else []
         if options.hostfile:
             listed = hosts.read(options.hostfile)
-        found: dict[str, Any] = {"machine": machine.examine()}
+        found: dict[str, Any] = {"machine": machine.examine_machine()}
         wrong = [*findings.of_machine(found["machine"], options.backend)]
         if listed:
             shell = remote_shell.from_options(options)
             nics = [name for name in options.nics.split(",") if name]
-            found["hosts"], silent = multi_host.examine(listed, shell, nics)
-            wrong += [*silent, *multi_host.compare(found["hosts"])]
+            found["hosts"], silent = multi_host.examine_hosts(listed, shell, nics)
+            wrong += [*silent, *multi_host.differences(found["hosts"])]
     except CollectiveError as error:
         print(f"collective.doctor: {error}", file=sys.stderr)
         return error.exit_code
@@ -75,11 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found["works"] = not failed
         print(json.dumps(found, indent=1))
     else:
-        parts = [report.machine(found["machine"])]
-        parts.append(report.backends(found["machine"]["backends"]))
+        parts = [report.machine_text(found["machine"])]
+        parts.append(report.backends_text(found["machine"]["backends"]))
         if "hosts" in found:
-            parts.append(report.hosts(found["hosts"]))
-        print(printable("\n\n".join([*parts, report.findings(wrong)])))
+            parts.append(report.hosts_text(found["hosts"]))
+        print(printable("\n\n".join([*parts, report.findings_text(wrong)])))
     return 1 if failed else 0
 
 

@@ -24,7 +24,7 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> Iterator[F
     """Yield the faults of one machine.
 
     Args:
-        machine: The result of ``machine.examine``.
+        machine: The result of ``machine.examine_machine``.
         asked: Names of backends that must be usable here.
     """
     mpi, native = machine["mpi"], machine["native"]

@@ -34,7 +34,7 @@ print("TensorFlow", *(k for k in kinds if getattr(hvd, k.lower() + "_built")()))
 """
 
 
-def examine() -> dict[str, Any]:
+def examine_machine() -> dict[str, Any]:
     """Return the result of every question below, in types that JSON has.
 
     Sizes are in bytes. ``clock`` is the time before and after, in seconds since 1970.

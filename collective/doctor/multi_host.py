@@ -20,7 +20,7 @@ _AT_ONCE = 16
 _CLOCKS_DIFFER = 1.0  # seconds
 
 
-def examine(
+def examine_hosts(
     hosts: Sequence[Host], shell: RemoteShell, nics: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Have each host examine itself, and connect back to this one.
@@ -30,7 +30,7 @@ def examine(
             any.
 
     Returns:
-        For each host that answered, the result of ``machine.examine``, with ``name``;
+        For each host that answered, the result of ``machine.examine_machine``, with ``name``;
         ``cut_off``, the reason why it cannot open a connection to this host, or empty;
         and ``clock_error``, the least and the most by which its clock may be ahead of
         ours, in seconds. And a finding for each host that did not answer.
@@ -62,7 +62,7 @@ def examine(
     return [answer for answer in every if isinstance(answer, dict)], silent
 
 
-def compare(machines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+def differences(machines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     """Yield the faults between hosts: no connection, or a difference."""
     by_name: dict[str, list[str]] = {}
     for machine in machines:

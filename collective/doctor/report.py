@@ -10,7 +10,7 @@ from typing import Any
 from collective.doctor.findings import Finding
 
 
-def machine(found: dict[str, Any]) -> str:
+def machine_text(found: dict[str, Any]) -> str:
     """Return one machine, as lines of name and value."""
     mpi, native, horovod = found["mpi"], found["native"], found["horovod"]
     across = f"; between hosts by {native['mpi'] or 'no MPI'}"
@@ -40,11 +40,11 @@ def machine(found: dict[str, Any]) -> str:
     return "\n".join(f"{name:{width}}{value}" for name, value in rows.items())
 
 
-def backends(found: dict[str, Any] | None) -> str:
+def backends_text(found: dict[str, Any] | None) -> str:
     """Return the backends in three groups, why, and what to type, to fit the terminal.
 
     Args:
-        found: The result of ``collective.backends.registry.describe``; None without it.
+        found: The result of ``collective.backends.registry.describe_backends``; None without it.
     """
     if found is None:
         return "backends: not installed here (only the package collective is)"
@@ -72,7 +72,7 @@ def backends(found: dict[str, Any] | None) -> str:
     return "\n\n".join("\n".join([g, *lines]) for g, lines in groups.items() if lines)
 
 
-def hosts(machines: Sequence[dict[str, Any]]) -> str:
+def hosts_text(machines: Sequence[dict[str, Any]]) -> str:
     """Return a line for each host, and how to measure their network."""
     rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
     for found in machines:
@@ -93,7 +93,7 @@ def hosts(machines: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"latency and bandwidth between them: {bench}"])
 
 
-def findings(found: Sequence[Finding]) -> str:
+def findings_text(found: Sequence[Finding]) -> str:
     """Return the findings, fatal ones first."""
     if not found:
         return "Nothing is wrong."

@@ -43,7 +43,7 @@ from collective.tensorflow.process_sets import (
     add_process_set, global_process_set, ProcessSet, remove_process_set,
 )
 from collective.tensorflow.reductions import (
-    Adasum, chosen as handle_average_backwards_compatibility,
+    Adasum, chosen_reduction as handle_average_backwards_compatibility,
 )
 from collective.tensorflow.sync_batch_norm import SyncBatchNormalization
 from collective.tensorflow.util import refs_to_vars, vars_to_refs

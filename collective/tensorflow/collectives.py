@@ -22,7 +22,12 @@ from collective.tensorflow import reductions
 from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tensor_of
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Reduction, chosen, movable, restored
+from collective.tensorflow.reductions import (
+    Reduction,
+    chosen_reduction,
+    movable,
+    restored,
+)
 from collective.tensorflow.signatures import ordered
 from collective.tensorflow_ops import ranks
 
@@ -102,7 +107,7 @@ def grouped_allreduce(
     Returns:
         The results in order.
     """
-    reduction = chosen(op, average)
+    reduction = chosen_reduction(op, average)
     results: list[Tensor] = list(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in slices]
@@ -256,7 +261,7 @@ def reducescatter(
     Raises:
         NotImplementedError: For Adasum.
     """
-    reduction, group = chosen(op), group_of(process_set)
+    reduction, group = chosen_reduction(op), group_of(process_set)
     if not isinstance(reduction, Op):
         raise NotImplementedError(
             "Adasum needs the whole of all tensors on every rank\n"

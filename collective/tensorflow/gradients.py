@@ -16,7 +16,7 @@ from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tf_variable
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Reduction, chosen, combined
+from collective.tensorflow.reductions import Reduction, chosen_reduction, combined_rows
 from collective.tensorflow.signatures import ordered
 from collective.tensorflow_ops import ranks
 
@@ -60,7 +60,7 @@ class GradientReduction:
     local: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self, num_groups: int, local_layers: Any) -> None:
-        self.op = chosen(self.op)
+        self.op = chosen_reduction(self.op)
         if num_groups:
             warnings.warn(
                 "Parameter `num_groups` has been replaced by `groups`",
@@ -102,7 +102,7 @@ class GradientReduction:
         if not self.process_set.included():
             # One process treats sparse gradients as several processes do.
             return [
-                self._sent(combined(gradient))
+                self._sent(combined_rows(gradient))
                 if isinstance(gradient, tf.IndexedSlices)
                 else gradient
                 for gradient in results

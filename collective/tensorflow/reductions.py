@@ -54,7 +54,9 @@ ODD = (
 )
 
 
-def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Reduction:
+def chosen_reduction(
+    op: Reduction | int | None = None, average: bool | None = None
+) -> Reduction:
     """Return the reduction of a call.
 
     Args:
@@ -150,12 +152,12 @@ def sparse_allreduce(
     )
     if op == Average:  # floats, as Horovod's "/" of integers
         values = values / tf.cast(ranks.size(group), values.dtype)
-    total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
+    total = combined_rows(tf.IndexedSlices(values, indices, slices.dense_shape))
     values = scaled(total.values, factor)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 
-def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def combined_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Return the same tensor with each row once.
 
     Optimizers square the values of sparse gradients: for a row that occurs twice, they

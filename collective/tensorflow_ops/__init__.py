@@ -28,7 +28,7 @@ from collective.tensorflow_ops import gradients as gradients
 from collective.tensorflow_ops import ranks
 from collective.tensorflow_ops.converted_source import keep_in_memory
 from collective.tensorflow_ops.naming import attributes as _attributes
-from collective.tensorflow_ops.naming import make as _make
+from collective.tensorflow_ops.naming import make_op as _make
 from collective.tensorflow_ops.naming import name_of as _name
 
 keep_in_memory()

@@ -67,7 +67,7 @@ def _reduced(
     gradients = gradients[:-1]  # the ticket has no gradient
     there = [i for i, gradient in enumerate(gradients) if gradient is not None]
     results: list[tf.Tensor | None] = [None] * len(gradients)
-    reduced = naming.make("all_reduce", [gradients[i] for i in there], **attributes)
+    reduced = naming.make_op("all_reduce", [gradients[i] for i in there], **attributes)
     for place, result in zip(there, reduced, strict=True):
         results[place] = result
     return results
@@ -82,13 +82,13 @@ def _allgather_gradient(
     rows = tf.shape(op.inputs[0], tf.int64)[0]
     me = tf.cast(_rank_info(op).rank, tf.int64)
     # Gathered with the ranks: ranks that have joined contribute none.
-    everyone = naming.make(
+    everyone = naming.make_op(
         "all_gather",
         tf.stack([[me, rows]]),
         tensor_name=name and f"rows of {name}",
         **attributes,
     )
-    (total,) = naming.make("all_reduce", [gradient], tensor_name=name, **attributes)
+    (total,) = naming.make_op("all_reduce", [gradient], tensor_name=name, **attributes)
     start = tf.reduce_sum(tf.where(everyone[:, 0] < me, everyone[:, 1], 0))
     return [total[start : start + rows], None]
 
@@ -98,7 +98,7 @@ def _reducescatter_gradient(
     op: tf.Operation, gradient: tf.Tensor, ticket: None
 ) -> list[tf.Tensor | None]:
     _refuse_unless_linear(op)
-    whole = naming.make("all_gather", gradient, **_identity(op, "reducescatter"))
+    whole = naming.make_op("all_gather", gradient, **_identity(op, "reducescatter"))
     if op.get_attr("reduction") == int(Average):
         whole /= tf.cast(_rank_info(op).size, whole.dtype)
     return [whole, None]
@@ -109,7 +109,7 @@ def _alltoall_gradient(
     op: tf.Operation, gradient: tf.Tensor, received: None, ticket: None
 ) -> list[tf.Tensor | None]:
     identity = _identity(op, "alltoall")
-    result, _ = naming.make("all_to_all", gradient, op.outputs[1], **identity)
+    result, _ = naming.make_op("all_to_all", gradient, op.outputs[1], **identity)
     return [result, None, None]
 
 

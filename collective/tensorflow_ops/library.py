@@ -37,7 +37,7 @@ CONTROL_FLOW = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 
 @functools.cache
-def load() -> Any:
+def load_ops() -> Any:
     """Load the library of the ops, once; raise a CollectiveError if that fails."""
     library.load()
     path = library.path().with_name("libcollective_tensorflow.so")

@@ -40,7 +40,7 @@ from collective.tensorflow_ops.library import (
     called_functions,
     definition_of,
     gradient_of,
-    load,
+    load_ops,
     register_acd_resource_resolver,
 )
 
@@ -104,7 +104,7 @@ def attributes(name: str, group: int) -> dict[str, Any]:
     }
 
 
-def make(
+def make_op(
     kind: str, *inputs: Any, ticket: tf.Tensor | None = None, **attributes: Any
 ) -> Any:
     """Make an op.
@@ -118,7 +118,7 @@ def make(
     Returns:
         The op's results without its own ticket: a list, a tensor, or several.
     """
-    op = getattr(load(), f"collective_{kind}")
+    op = getattr(load_ops(), f"collective_{kind}")
     if tf.executing_eagerly():
         name = _as_input(attributes.pop("tensor_name"))
         return _without_ticket(op(*inputs, name, **attributes))
@@ -147,7 +147,7 @@ def made_again(op: tf.Operation, inputs: Any) -> tf.Operation:
     is_sum = op.type == "CollectiveAllReduce"
     kind = "all_reduce" if is_sum else "all_gather"
     identity = attributes(name_of(kind, None), op.get_attr("process_set"))
-    results = make(kind, inputs if is_sum else inputs[0], **kept, **identity)
+    results = make_op(kind, inputs if is_sum else inputs[0], **kept, **identity)
     return (results[0] if is_sum else results).op
 
 

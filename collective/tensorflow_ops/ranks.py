@@ -38,7 +38,7 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
         CollectiveError: If the native core was not built.
     """
     group = process_set.number if isinstance(process_set, ProcessSet) else process_set
-    info = RankInfo(*library.load().collective_rank_info(process_set=group or 0))
+    info = RankInfo(*library.load_ops().collective_rank_info(process_set=group or 0))
     run_independently(info.rank)
     return info
 

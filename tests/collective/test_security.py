@@ -127,7 +127,7 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
     monkeypatch.setattr(multi_host, "run", asked)
     with pytest.raises(CollectiveError):
         reachability.check([Host("192.0.2.1")], LaunchOptions(), "mpirun")
-    multi_host.examine([Host("192.0.2.1")], RemoteShell())
+    multi_host.examine_hosts([Host("192.0.2.1")], RemoteShell())
     assert len(said) == 2
     for command, given in said:
         assert "the-secret" not in " ".join(command)
@@ -374,7 +374,7 @@ def test_texts_do_nothing_to_a_terminal(capsys):
     assert printable("\x1b[31m") == "\\x1b[31m"
     error = CollectiveError(f"the shape of {EVIL} differs", hint=f"rename {EVIL}")
     output.print_message(f"host said {EVIL}")
-    found = report.findings([Finding(EVIL, EVIL)])
+    found = report.findings_text([Finding(EVIL, EVIL)])
     texts = [str(error), error.message, capsys.readouterr().err, printable(found)]
     assert not any(steers(text) for text in texts)
 
@@ -387,7 +387,7 @@ def test_tables_show_brackets_as_they_are():
         "hint": "pip install '.[cpu]'",
     }
     found = {"single": {"summary": "one", "alone": why, "launched": why}}
-    printed = report.backends(found)
+    printed = report.backends_text(found)
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 
 

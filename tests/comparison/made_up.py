@@ -1,7 +1,7 @@
 """Results that a comparison could have."""
 
 from collective.comparison.equality import Verdict
-from collective.comparison.results import Proof, Results
+from collective.comparison.results import EqualityProof, Results
 from collective.comparison.speed import Timed
 
 EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
@@ -20,7 +20,7 @@ def results(*, wrong=False, **rates):
     losses = {"single": [2.0, 1.5], "mpi": [2.0, 1.5], "native": [2.0, 1.5 + 1e-15]}
     for precision in ("float64", "float32"):
         verdicts = {"mpi": EQUAL, "native": WRONG if wrong else EQUAL}
-        found.equal[precision] = Proof("single", verdicts, {}, losses)
+        found.equal[precision] = EqualityProof("single", verdicts, {}, losses)
     rounds = {
         "single": (900.0, 910.0, 905.0),
         "one share": (500.0, 505.0, 510.0),

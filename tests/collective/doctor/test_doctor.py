@@ -90,7 +90,7 @@ def test_mpich_and_intel_mpi_are_of_one_kind():
 
 def test_hosts_that_are_alike():
     other = changed(name="b", host="b", clock_error=(-3.0, 0.4))
-    assert not [*multi_host.compare([FINE, other])]
+    assert not [*multi_host.differences([FINE, other])]
 
 
 @pytest.mark.parametrize(
@@ -106,26 +106,26 @@ def test_hosts_that_are_alike():
     ],
 )
 def test_hosts_that_differ(changes, message):
-    (found,) = multi_host.compare(
+    (found,) = multi_host.differences(
         [FINE, changed(**{"name": "b", "host": "b", **changes})]
     )
     assert message in found.what and found.hint and found.fatal
 
 
 def test_the_report_says_what_to_type():
-    here, started, missing = report.backends(FINE["backends"]).split("\n\n")
+    here, started, missing = report.backends_text(FINE["backends"]).split("\n\n")
     assert here.startswith("Can be used in this process:\n  single ")
     assert here.endswith(" there") and "type this (this is not there)" in started
     assert "horovod" in missing and "not there; HINT: type this" in missing
-    report_text = report.machine(FINE)
+    report_text = report.machine_text(FINE)
     for part in ("2.21", "TensorFlow, MPI", "H100", "2 of 4", "4.0 GiB of 8.0 GiB"):
         assert part in report_text
-    report_text = report.hosts([FINE, changed(name="b")])
+    report_text = report.hosts_text([FINE, changed(name="b")])
     assert "-0.1 to 0.2 s\nb " in report_text
     assert "collectiverun -H a,b python -m collective.bench" in report_text
     found = [findings.Finding("b", "h", fatal=False), findings.Finding("a", "h")]
-    assert report.findings(found).startswith("PROBLEM: a")
-    assert report.findings([]) == "Nothing is wrong."
+    assert report.findings_text(found).startswith("PROBLEM: a")
+    assert report.findings_text([]) == "Nothing is wrong."
 
 
 def doctor(*arguments):
@@ -145,7 +145,7 @@ def test_here():
     assert here["versions"]["python"].startswith(f"{sys.version_info[0]}.")
     assert here["backends"]["single"]["alone"]["usable"]
     # Its output for people is made from the same findings.
-    assert here["host"] in report.machine(here)
+    assert here["host"] in report.machine_text(here)
 
 
 @pytest.fixture
@@ -161,18 +161,18 @@ def other_host(tmp_path, monkeypatch):
 
 def test_a_host_examines_itself_and_connects_back(other_host, monkeypatch):
     host, shell = other_host
-    (found,), silent = multi_host.examine([host], shell)
+    (found,), silent = multi_host.examine_hosts([host], shell)
     assert not silent and found["cut_off"] == "" and found["name"] == host.name
     least, most = found["clock_error"]
-    assert least <= 0 <= most and not [*multi_host.compare([found])]
+    assert least <= 0 <= most and not [*multi_host.differences([found])]
 
 
 def test_a_host_that_cannot_connect_back_is_reported(other_host, monkeypatch):
     host, shell = other_host
     closed = contextlib.nullcontext(["127.0.0.1:1"])  # a port without a listener
     monkeypatch.setattr(multi_host.reachability, "listening", lambda *_: closed)
-    (found,), _ = multi_host.examine([host], shell)
-    (wrong,) = multi_host.compare([found])
+    (found,), _ = multi_host.examine_hosts([host], shell)
+    (wrong,) = multi_host.differences([found])
     assert wrong.fatal and wrong.what.startswith(
         f"{host.name} cannot reach this host: "
     )
@@ -185,7 +185,7 @@ def test_a_host_that_does_not_answer(tmp_path):
     shell.chmod(0o755)
     options = program.parser().parse_args(["--remote-shell", str(shell)])
     reach = remote_shell.from_options(options)
-    machines, (found,) = multi_host.examine([Host("nowhere.invalid")], reach)
+    machines, (found,) = multi_host.examine_hosts([Host("nowhere.invalid")], reach)
     assert machines == []
     assert "no route to nowhere.invalid" in found.what
     assert f"{shell} nowhere.invalid" in found.hint
