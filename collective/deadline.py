@@ -95,8 +95,8 @@ def _end_job(wait: waiting, waited: float) -> None:
     recorder.request_dump(happened)
     print(
         f"rank {_rank}: error: {happened}\n"
-        "HINT: a rank that does not say this is stopped, stuck or in another call; one "
-        f"that is only slow is given more time by {TIMEOUT}=seconds",
+        "HINT: a rank that does not print this is stopped, stuck or in another call; "
+        f"{TIMEOUT}=seconds gives more time to one that is only slow",
         file=sys.stderr,
         flush=True,
     )

@@ -90,8 +90,8 @@ class FitOptions:
     )
     per_replica: bool | str = _option(
         "training",
-        "each replica trains on its rows as on a batch of their own; not what one\n"
-        "process trains",
+        "each replica trains on its rows as a batch of their own; not the model of one\n"
+        "process",
         False,
     )
     verify: bool | str = _option(
@@ -158,7 +158,7 @@ def check_names(names: Iterable[str]) -> None:
         if name not in SETTABLE:
             close = difflib.get_close_matches(name, SETTABLE, 1)
             raise UsageError(
-                f"collective.fit has no option {name!r} beside Keras' own",
+                f"collective.fit has no option {name!r}, nor has Keras",
                 hint=f"did you mean {close[0]}?" if close else " | ".join(SETTABLE),
             )
 

@@ -133,7 +133,7 @@ def _check_source(library: ctypes.CDLL) -> None:
         )
     if stale(library):
         warnings.warn(
-            f"{path()} was not built from the sources beside it\nHINT: {HINT}",
+            f"{path()} was not built from the sources next to it\nHINT: {HINT}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="continue from the last good checkpoint")
     add("--resume-anyway", dest="resume", action="store_const", const="anyway",
-        help="also where the model, the optimizer or the data are others")  # fmt: skip
+        help="also if the model, the optimizer or the data differ")  # fmt: skip
     add("--ledger", metavar="FILE", help="write down which rows each step has used")
 
     add = group(

@@ -121,7 +121,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
             "HINT: let every rank take the same steps; see what the others printed; "
-            "where one was killed: resume from a checkpoint",
+            "if one was killed, resume from a checkpoint",
             file=sys.stderr,
             flush=True,
         )

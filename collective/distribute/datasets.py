@@ -30,7 +30,7 @@ def original(data: Any) -> Any:
         return _originals[data]
     raise UsageError(
         "fit, evaluate and predict take the batches of all replicas, and this "
-        "distributed data set has those of one rank: it was made by "
+        "distributed data set has the batches of one rank: it was made by "
         "distribute_datasets_from_function, or by another strategy",
         hint="pass the tf.data.Dataset itself, batched by the global batch size",
     )

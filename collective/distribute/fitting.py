@@ -58,7 +58,7 @@ class _OnDevices(_InStrategy):
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
-            "what was asked for needs one replica in each process, and the strategy has "
+            "this option needs one replica in each process, and the strategy has "
             f"{len(self.local_replicas)}",
             hint="Strategy(devices=1), and more processes",
         )

@@ -55,7 +55,7 @@ def check_spawned() -> None:
         print(
             f"error: {mine.name if mine else ''} was started by multiprocessing, imports "
             "the script again, and would train, too\n"
-            "HINT: put what the script does under if __name__ == '__main__':",
+            "HINT: put the script's code under if __name__ == '__main__':",
             file=sys.stderr,
             flush=True,
         )

@@ -66,7 +66,7 @@ def test_a_pool_without_a_main_guard_is_refused_by_name(tmp_path: Path):
     ended = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=240
     )
-    assert "would train, too\nHINT: put what the script does under" in ended.stderr
+    assert "would train, too\nHINT: put the script's code under" in ended.stderr
     assert ended.returncode == -signal.SIGTERM and len(ended.stderr) < 1000
 
 
