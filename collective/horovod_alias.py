@@ -134,7 +134,7 @@ def _pip(*arguments: str) -> None:
     if done.returncode:
         raise CollectiveError(
             f"pip failed: {(done.stderr or done.stdout).strip()}",
-            hint="python -m ensurepip, where pip is missing",
+            hint="python -m ensurepip, if pip is missing",
         )
 
 
