@@ -111,7 +111,7 @@ class Backend(ABC):
         joins: Whether this process waits to join a job that already runs
             (``Elastic``); until then it is alone.
         overlaps: Whether ``all_reduce`` sums the first gradients while the last are
-            computed (``Overlap``).
+            computed (``SumsInBuckets``).
         tensor: The ranks that hold one replica together (``TensorParallel``); None:
             each rank has a replica of its own.
         rounds_to: The dtype in which large gradients travel, if it is not their own.

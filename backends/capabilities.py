@@ -6,7 +6,7 @@ A backend inherits from the classes of its abilities, and callers ask
 
     class                   options                 backends
     Elastic                 min_np, max_np          native, mpi
-    Overlap                 bucket_bytes            native, mpi, horovod, tf-multiworker
+    SumsInBuckets           bucket_bytes            native, mpi, horovod, tf-multiworker
     TensorParallel          tensor_parallel         native
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
@@ -161,7 +161,7 @@ class Elastic(Backend):
             self._place_variable.assign([place.rank, place.size])
 
 
-class Overlap(Backend):
+class SumsInBuckets(Backend):
     """Sums gradients in buckets, each as soon as back-propagation has made it."""
 
     takes = frozenset({"bucket_bytes"})

@@ -27,8 +27,8 @@ from collective.backends.capabilities import (
     Elastic,
     MatchedByOrder,
     ModelParallel,
-    Overlap,
     ShardCollectives,
+    SumsInBuckets,
 )
 from collective.backends.options import Options
 from collective.buckets import aligned_empty, in_buckets, reduce_arrays_flat
@@ -38,7 +38,9 @@ from collective.environment.base import place_on
 from collective.errors import CollectiveError
 
 
-class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrder):
+class MPIBackend(
+    Elastic, SumsInBuckets, ModelParallel, ShardCollectives, MatchedByOrder
+):
     """One replica in each MPI process."""
 
     name = "mpi"
@@ -228,7 +230,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         mpi = self._mpi
         dead = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         failure: Any = None
-        with wait_report.waiting(), deadline.waiting(what):
+        with wait_report.reported_wait(), deadline.waiting(what):
             try:
                 yield
             except mpi.Exception as error:
@@ -260,7 +262,7 @@ class MPIBackend(Elastic, Overlap, ModelParallel, ShardCollectives, MatchedByOrd
         # Open MPI's Finalize never returns if all ranks of a host are dead.
         atexit.unregister(self._mpi.Finalize)
         before = self.world
-        with wait_report.waiting():
+        with wait_report.reported_wait():
             split = self._split(stays=True)
             if split is None:
                 before.Revoke()  # so that every rank gets an error

@@ -26,9 +26,9 @@ from collective.backends.capabilities import (
     Collective,
     Elastic,
     ModelParallel,
-    Overlap,
     Recording,
     ShardCollectives,
+    SumsInBuckets,
     TensorParallel,
 )
 from collective.backends.options import Options
@@ -49,7 +49,7 @@ ROUNDED_FROM = 1024  # elements
 
 
 class NativeBackend(
-    Elastic, Overlap, TensorParallel, ModelParallel, ShardCollectives, Recording
+    Elastic, SumsInBuckets, TensorParallel, ModelParallel, ShardCollectives, Recording
 ):
     """A replica in each process, summed by the core in ``collective/native``."""
 

@@ -27,9 +27,9 @@ from collective.backends import world
 from collective.backends.base import Availability, end_process
 from collective.backends.call_names import CallNames
 from collective.backends.capabilities import (
-    Overlap,
     ShardCollectives,
     SummedInGraph,
+    SumsInBuckets,
 )
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
@@ -45,7 +45,7 @@ _PRIMES = 1000003, 2**31 - 1
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(SummedInGraph, ShardCollectives, Overlap):
+class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"

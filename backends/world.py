@@ -84,7 +84,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             import mpi4py
 
             mpi4py.rc.finalize = False
-        with wait_report.waiting():  # for MPI_Init, which has no time-out of its own
+        with wait_report.reported_wait():  # MPI_Init has no time-out of its own
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None

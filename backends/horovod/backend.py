@@ -23,9 +23,9 @@ from collective.backends.base import Availability, script_command
 from collective.backends.call_names import CallNames
 from collective.backends.capabilities import (
     InTurn,
-    Overlap,
     ShardCollectives,
     SummedInGraph,
+    SumsInBuckets,
 )
 from collective.backends.devices import configure
 from collective.backends.horovod import installed
@@ -42,7 +42,7 @@ LOST = re.compile("Horovod has been shut down|gloo/transport")
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(SummedInGraph, Overlap, ShardCollectives, InTurn):
+class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"

@@ -48,7 +48,7 @@ class WaitReport:
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def reported_wait() -> Iterator[None]:
     """Report a wait for other ranks while this context is entered."""
     memory = _memory(os.environ.get(VARIABLE, ""))
     if memory is not None:

@@ -9,7 +9,14 @@ import numpy as np
 
 from collective import library
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, apart, contiguous, output, start
+from collective.operations.call import (
+    Call,
+    Handle,
+    apart,
+    contiguous,
+    output,
+    start_call,
+)
 from collective.operations.kinds import (
     Average,
     Kind,
@@ -85,7 +92,7 @@ def allreduce_async(
         _KIND, False, array, out, op, name, process_set,
         algorithm, transport_dtype, 0, None,
     )  # fmt: skip
-    plain = start(*request)
+    plain = start_call(*request)
     return _call(*request[1:-2]).start() if plain is None else plain
 
 
@@ -129,7 +136,7 @@ def grouped_allreduce_async(
         _KIND, True, list(arrays), outputs, op, name, process_set,
         algorithm, transport_dtype, 0, None,
     )  # fmt: skip
-    plain = start(*request)
+    plain = start_call(*request)
     return _call(*request[1:-2]).start() if plain is None else plain
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from collective import library
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, contiguous, single, start
+from collective.operations.call import Call, Handle, contiguous, single, start_call
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -53,7 +53,9 @@ def broadcast_async(
 ) -> Handle[np.ndarray]:
     """Start ``broadcast``; return at once a handle to wait for."""
     root = _root(root_rank, process_set)
-    plain = start(_KIND, False, array, out, 0, name, process_set, 0, -1, root, None)
+    plain = start_call(
+        _KIND, False, array, out, 0, name, process_set, 0, -1, root, None
+    )
     if plain is not None:
         return plain
     return _call(array, root, out, name, process_set).start()

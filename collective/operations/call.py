@@ -59,8 +59,8 @@ class Call(Generic[Result]):
         name: Shown in errors, and compared between ranks.
         op, algorithm, transport, root: Numbers of the C interface.
         counts: Elements per rank, if the collective needs them.
-        order, plan: For ``start``: 1 for the order by names, as TensorFlow's ops have
-            it, and the number of the traced function.
+        order, plan: For ``Call.start``: 1 for the order by names, as TensorFlow's ops
+            have it, and the number of the traced function.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def single(
     )
 
 
-def start(*arguments: Any) -> Handle[Any] | None:
+def start_call(*arguments: Any) -> Handle[Any] | None:
     """Call ``run`` of the extension; return a handle of the outputs.
 
     Returns None, and does nothing, if an argument is not plain. ``kDocs`` of

@@ -36,7 +36,7 @@ def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
     report = wait_report.WaitReport()
     monkeypatch.setenv(wait_report.VARIABLE, report.path)
     assert not report.waits() and report.works()
-    with wait_report.waiting():
+    with wait_report.reported_wait():
         assert report.waits() and not report.works()
 
 
@@ -47,7 +47,7 @@ def test_a_stale_variable_changes_no_file_of_another_program(inode, stale, monke
     membership_file.write_state(JOINED)
     assert membership_file.read_state() == b""
     stale(wait_report.VARIABLE, inode)
-    with wait_report.waiting():
+    with wait_report.reported_wait():
         pass
     assert file.read_bytes() == b"e" * 100
 

@@ -319,7 +319,7 @@ if generations.number() == 0:
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
-    with wait_report.waiting():
+    with wait_report.reported_wait():
         while True:  # as MPI waits
             time.sleep(0.01)
 print("done")
