@@ -1,10 +1,10 @@
 """Builds the package; everything declarative is in pyproject.toml.
 
-CMake builds the native core on the way, and options for it are taken from the variable
-``CMAKE_ARGS``. Without a compiler the build fails, as pip would otherwise keep a wheel
-without the core and install it again where a compiler is. ``COLLECTIVE_BUILD_CORE=0``
-leaves the core out, as does a system other than Linux: ``native`` is missing then, and
-``collective``'s collectives.
+CMake builds the native core, and takes options from the variable ``CMAKE_ARGS``.
+Without a compiler the build fails, because pip would otherwise keep a wheel without the
+core and install it again on a machine with a compiler. ``COLLECTIVE_BUILD_CORE=0``
+leaves the core out, and so does any system other than Linux: then ``native`` and the
+collectives of ``collective`` are missing.
 """
 
 import os
@@ -26,7 +26,7 @@ class BuildWithCMake(build_ext):
     """Runs CMake in place of setuptools' own compiler."""
 
     def run(self):
-        """Builds the libraries into the package, or says in one line why it cannot."""
+        """Build the libraries into the package, or say in one line why that fails."""
         build = Path(self.build_temp).resolve()
         configure = ["-S", ROOT, "-B", build, f"-DCOLLECTIVE_OUTPUT={self._target()}"]
         configure += [f"-DPython3_EXECUTABLE={sys.executable}"]
@@ -48,20 +48,20 @@ class BuildWithCMake(build_ext):
         ) / "collective/native"
 
     def get_outputs(self):
-        """What was built."""
+        """Return the files that were built."""
         return [str(path) for path in self._target().glob("*.so")]
 
     def get_output_mapping(self):
-        """Built files are never copied: in an editable install they are in place."""
+        """Return nothing: built files are in place in an editable install."""
         return {}
 
     def get_source_files(self):
-        """What goes into a source distribution."""
+        """Return the files of a source distribution."""
         found = [*ROOT.glob("collective/native/**/*.[ch]*"), *ROOT.glob("cmake/*")]
         return ["CMakeLists.txt", *(str(path.relative_to(ROOT)) for path in found)]
 
 
-# Where the project is published, which a release knows.
+# The address at which the project is published; a release knows it.
 URL = os.environ.get("REPOSITORY_URL")
 PAGES = {"Source": URL, "Issues": f"{URL}/issues", "Changelog": f"{URL}/releases"}
 
@@ -69,6 +69,6 @@ setup(
     project_urls=PAGES if URL else {},
     ext_modules=[Extension("collective.native.core", sources=[])] if CORE else [],
     cmdclass={"build_ext": BuildWithCMake},
-    # What is built uses Python's stable interface, or none of Python: one wheel for all.
+    # The binaries use Python's stable interface, or none of Python: one wheel for all.
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -153,6 +153,26 @@ def test_a_name_that_is_gone_is_found():
     )
 
 
+def test_each_room_in_the_picture_of_the_floors_exists():
+    """``docs/hooks/figures.py`` lists them: a folder, its task, a colour, its rooms."""
+    tree = tree_of(ROOT / "docs" / "hooks" / "figures.py")
+    floors = [
+        (node.elts[0].value, [room.value for room in node.elts[3].elts])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Tuple)
+        and len(node.elts) == 4
+        and isinstance(node.elts[3], ast.List)
+    ]
+    gone = [
+        f"{folder}{room}"
+        for folder, rooms in floors
+        for room in rooms
+        if room != "|"
+        and not [*(ROOT / folder).glob(room if "*" in room else f"{room}*")]
+    ]
+    assert len(floors) > 4 and gone == []
+
+
 # ---- options: in HINTs, docstrings, comments and pages ----
 
 

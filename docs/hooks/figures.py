@@ -1,7 +1,7 @@
 """Draws figures of the site that are computed: ``python docs/hooks/figures.py``.
 
-Each has a light paper of its own, so it can be read on light and dark pages.
-``step.svg`` and ``recovery.svg`` are placed by hand: edit them as they are.
+Each picture has a light background of its own, so it can be read on light and dark
+pages. ``step.svg`` and ``recovery.svg`` are drawn by hand: edit the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PALE = {
 
 
 class Drawing:
-    """An SVG picture, put together from a few shapes."""
+    """An SVG picture, made from a few shapes."""
 
     def __init__(self, width: float, height: float, title: str):
         self.parts = [
@@ -35,7 +35,7 @@ class Drawing:
         ]
 
     def add(self, tag: str, words: object = "", **attributes: object) -> None:
-        """An element; of its attributes those that are not None."""
+        """Add an element, with those of its attributes that are not None."""
         text = "".join(
             f' {name.replace("_", "-")}="{_short(value)}"'
             for name, value in attributes.items()
@@ -44,32 +44,32 @@ class Drawing:
         self.parts.append(f"<{tag}{text}>{html.escape(str(words))}</{tag}>")
 
     def box(self, x, y, w, h, color=GREY, dash=False):
-        """A rounded box in the pale form of a colour, with its border."""
+        """Add a rounded box in the pale form of a colour, with its border."""
         self.add("rect", x=x, y=y, width=w, height=h, rx=6, fill=PALE[color],
                  stroke=color, stroke_width=1.3,
                  stroke_dasharray="5 4" if dash else None)  # fmt: skip
 
     def bar(self, x, y, w, h, color):
-        """A filled bar."""
+        """Add a filled bar."""
         self.add("rect", x=x, y=y, width=max(w, 0.5), height=h, rx=2, fill=color)
 
     def text(self, x, y, words, size=13, anchor="start", bold=False, color=INK):
-        """A line of text whose baseline begins at (x, y)."""
+        """Add a line of text whose baseline begins at (x, y)."""
         self.add("text", words, x=x, y=y, font_size=size, fill=color,
                  text_anchor=anchor, font_weight=600 if bold else None)  # fmt: skip
 
     def note(self, x, y, words, size=12, anchor="start"):
-        """As ``text``, of less weight."""
+        """Add a text of less weight."""
         self.text(x, y, words, size, anchor, color=SOFT)
 
     def line(self, x1, y1, x2, y2, color=INK, width=1.3, dash=False, tip=False):
-        """A line, dashed or with an arrow's tip if asked for."""
+        """Add a line, dashed or with an arrow's tip if asked for."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=color, stroke_width=width,
                  stroke_dasharray="4 4" if dash else None,
                  marker_end="url(#tip)" if tip else None)  # fmt: skip
 
     def save(self, name: str) -> None:
-        """Writes the picture into the assets."""
+        """Write the picture into the assets."""
         ASSETS.mkdir(exist_ok=True)
         (ASSETS / name).write_text("\n".join([*self.parts, "</svg>"]) + "\n")
 
@@ -79,7 +79,7 @@ def _short(value: object) -> str:
 
 
 def _flow(rooms: list[str], left: float, right: float) -> list[tuple[str, float, int]]:
-    """Places rooms in rows, a new one at each ``|``: their names, x, and rows."""
+    """Place rooms in rows, a new one at each ``|``; return their names, x, and rows."""
     placed, x, row = [], left, 0
     for room in rooms:
         if room == "|" or x + _width(room) > right:
@@ -95,13 +95,13 @@ def _width(room: str) -> float:
 
 
 def floors() -> None:
-    """The floors, the rooms of each, and the direction of imports."""
+    """Draw the floors, the rooms of each, and the direction of imports."""
     stories = [
         ("train.py   compare.py", "parse options, call one function", GREY, []),
         ("collective/comparison/", "the same training on every backend: equal? how fast?", RED,
          ["runs", "equality", "speed", "tables"]),
         ("collective/training/", "the step, the input, the loop", BLUE,
-         ["fit", "step", "variants", "loop", "observers", "input", "|", "evaluation",
+         ["fit", "partition", "step", "loop", "observers", "input", "|", "evaluation",
           "verification", "unedited", "keras_compat"]),
         ("backends/", "one file or folder per way to sum gradients", ORANGE,
          ["base", "registry", "single", "mpi", "native", "tf_*", "|", "auto",
@@ -144,7 +144,7 @@ def floors() -> None:
 
 
 def algorithms() -> None:
-    """Syncs and bytes of each all-reduce, for 8 ranks; and over two hosts."""
+    """Draw syncs and bytes of each all-reduce, for 8 ranks, and over two hosts."""
     n = 8
     part = 2 * (n - 1) / n
     local = [
@@ -158,7 +158,7 @@ def algorithms() -> None:
         d.note(x, 56, label)
 
     def row(y: float, name: str, how: str, *bars: tuple[int, float, str, str]) -> None:
-        """An algorithm's name and its bars: of each x, width, colour and label."""
+        """Draw an algorithm's name and its bars: x, width, colour and label of each."""
         d.text(20, y + 16, name, 13.5, bold=True)
         d.note(20, y + 33, how, 11)
         for x, w, color, label in bars:
@@ -175,7 +175,8 @@ def algorithms() -> None:
     d.text(20, 198, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
            15, bold=True)  # fmt: skip
     least = 2 * (hosts - 1) / hosts
-    # direct: each rank sends 2(n-1)/n S; of its n-1 peers, n-per are on the other host.
+    # direct: each rank sends 2(n-1)/n S; n - per of its n-1 peers are on the other
+    # host.
     sent = [
         ("hierarchical", least, "sum on the host first; every rank sends its lane"),
         ("direct", per * 2 * (n - per) / n, "every rank sends to every rank"),

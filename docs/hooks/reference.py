@@ -26,13 +26,13 @@ _MARKER = re.compile(r"^<!-- (options|modules|pairs): (\S+) -->$", re.M)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replaces the markers of a page by what they ask for."""
+    """Replace the markers of a page by the tables that they ask for."""
     makers = {"options": options, "modules": modules, "pairs": pairs}
     return _MARKER.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuses a page that would load anything from another server."""
+    """Refuse a page that would load anything from another server."""
     if loaded := re.search(
         r'<(?:script|img|link rel="stylesheet")[^>]*"https?:[^>]*>', output
     ):
@@ -41,7 +41,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def options(module: str) -> str:
-    """Every option of a program, group by group, as definition lists."""
+    """Return every option of a program, group by group, as definition lists."""
     parser = parser_of(module)
     lines: list[str] = []
     for group in parser._action_groups:
@@ -81,7 +81,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def modules(folder: str) -> str:
-    """A table of the files below a folder, with the first line of what each says."""
+    """Return a table of the files below a folder, with the first line of each."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -96,7 +96,7 @@ def modules(folder: str) -> str:
         first = room / "__init__.py"
         if first.is_file():
             lines += [_first_line(first), ""]
-        # A header is left out where its source file is listed.
+        # A header is left out if its source file is listed.
         sources = {
             file.with_suffix(".h") for file in rooms[room] if file.suffix == ".cc"
         }
@@ -111,7 +111,7 @@ def modules(folder: str) -> str:
 
 
 def pairs(module: str) -> str:
-    """A table of the features that do not work together, by a module."""
+    """Return a table of the features that do not work together, by a module."""
     code = importlib.import_module(module)
 
     def title(name: str) -> str:
@@ -144,7 +144,7 @@ def _first_line(file: Path) -> str:
 
 
 def _comment(file: Path) -> str:
-    """The first comment of a C++ file that is a sentence."""
+    """Return the first comment of a C++ file that is a sentence."""
     text = file.read_text() if file.is_file() else ""
     comment = re.search(r"(?:^//.*\n)+", text, re.M)
     return re.sub(r"^[/ ]+", "", comment[0], flags=re.M) if comment else ""
