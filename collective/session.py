@@ -23,7 +23,7 @@ from collective.errors import CollectiveError
 
 _place: Environment | None = None
 _process = 0  # the process that joined: a fork of it is not a rank
-# The job of a process that joins a running job, until it has joined.
+# The launcher's place for a process that joins a running job, until it has joined.
 _launch_info: Environment | None = None
 
 

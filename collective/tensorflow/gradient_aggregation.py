@@ -44,7 +44,7 @@ class Accumulation:
         self.average = average
         self.count: Any = None  # a tf.Variable from the first pass on
         self.sums: list[tf.Variable] = []
-        # For the variables that ever had a gradient.
+        # Whether each variable ever had a gradient.
         self.seen: list[bool] = []
 
     def add(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> None:
