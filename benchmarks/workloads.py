@@ -81,8 +81,8 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
     import keras
 
     from collective.training import keras_compat
+    from collective.training.choose_step import make_step
     from collective.training.prepared import get_prepared
-    from collective.training.steps import make_step
 
     keras.utils.set_random_seed(0)
     with backend.scope():

@@ -72,8 +72,9 @@ def defined(module: str) -> frozenset[str]:
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found.update(alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            found.update(name.id for name in node.targets if isinstance(name, ast.Name))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            found.update(n.id for n in names if isinstance(n.ctx, ast.Store))
     return frozenset(found)
 
 
@@ -171,6 +172,29 @@ def test_each_room_in_the_picture_of_the_floors_exists():
         and not [*(ROOT / folder).glob(room if "*" in room else f"{room}*")]
     ]
     assert len(floors) > 4 and gone == []
+
+
+def test_each_name_that_programs_outside_of_the_package_import_exists():
+    """No test imports all of these, and types are checked in the package alone."""
+    rooms = ("benchmarks", "deploy", "docs", "examples")
+    gone = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").split(".")[0] == "collective"
+        for alias in node.names
+        if alias.name != "*" and not importable(f"{node.module}.{alias.name}")
+    ]
+    assert gone == []
+
+
+def importable(dotted: str) -> bool:
+    """Return whether a name can be imported; lazy modules are not looked into."""
+    module = dotted.rpartition(".")[0]
+    lazy = module in modules() and "__getattr__" in defined(module)
+    return lazy or resolves(dotted)
 
 
 # ---- options: in HINTs, docstrings, comments and pages ----
