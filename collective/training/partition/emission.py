@@ -34,10 +34,12 @@ from collective.training.partition.layouts import (
     Listed,
     Shape,
     Sharded,
+    is_convertible,
+    is_whole,
 )
 from collective.training.partition.listed import list_as
 from collective.training.partition.pending import Pending
-from collective.training.partition.propagation import Plan, is_single, is_whole
+from collective.training.partition.propagation import Plan, is_single
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, sliced
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
@@ -202,6 +204,11 @@ class Emission:
 
     def _converted(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
         have = value.layout
+        if not is_convertible(have, layout, value.shape, self.rows):
+            raise NotImplementedError(
+                f"{value.node or value.source.name}: {value} was asked for as {layout}, "
+                "and is not known to have as many places"
+            )
         if isinstance(have, Listed):
             return list_as(self, self._forms[value, have], have, layout)
         node = value.node

@@ -47,6 +47,8 @@ class Value:
         is_needed_whole: Of a partial value: whether a node needs it in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.
         exchanges: How many exchanges must come before it, one behind the other.
+        is_nested: Whether it is in a loop or branch, so that it is another tensor in each
+            round, and there is none outside.
     """
 
     __slots__ = (
@@ -57,6 +59,7 @@ class Value:
         "index",
         "is_handle",
         "is_needed_whole",
+        "is_nested",
         "is_read_owned",
         "layout",
         "node",
@@ -72,6 +75,7 @@ class Value:
         self.dtype: tf.DType = source.dtype
         self.is_handle = self.dtype in _HANDLES
         self.users: list[Node] = []
+        self.is_nested = False
         self.variable: Any = None
         self._symbols: dict[int, Symbol] = {}
         self.shape: Shape = None
@@ -251,6 +255,8 @@ class _Reader:
             for function in functions if isinstance(functions, list) else [functions]:
                 body = tensorflow_names.function_graph(op, function.name)
                 node.bodies.append(read(body))
+                for value in node.bodies[-1].values():
+                    value.is_nested = True
         self.graph.nodes.append(node)
         self.nodes[op.name] = [node]
         for tensor, value in zip(op.outputs, node.outputs, strict=True):

@@ -27,6 +27,8 @@ MOST_BLOCKS = 128
 
 Shape = tuple[AnySize, ...] | None
 """The sizes of a tensor, or None if not even their number is known."""
+OpenShape = tuple[AnySize | None, ...] | None
+"""The sizes that several tensors share; None for an axis along which they differ."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Listed:
     element: Layout | None = None
     # What all elements share: the whole shape, the dtype, and the sizes
     # that they hold (``Value.sizes``).
-    shape: Shape = None
+    shape: OpenShape = None
     dtype: Any = None
     sizes: Any = None
 
@@ -83,7 +85,7 @@ class Listed:
         """What is true of the elements of both, which lie as those of this one."""
         return Listed(
             self.element,
-            self.shape if self.shape == other.shape else None,
+            shared_shape([self.shape, other.shape]),
             self.dtype,
             self.sizes if self.sizes == other.sizes else None,
         )
@@ -111,6 +113,66 @@ OWNED = Owned()
 SUM = Partial("sum")
 MOMENTS = Partial("moments")  # see rules/moments.py
 ROWS = Sharded(0)
+
+
+def is_whole(layout: Layout) -> bool:
+    """Whether the value is the same on every replica."""
+    if isinstance(layout, Listed):
+        return layout.element is None or is_whole(layout.element)
+    return isinstance(layout, Replicated)
+
+
+def lie_alike(a: Layout | None, b: Layout | None) -> bool:
+    """Returns whether two layouts say the same of replicas, whatever a list holds."""
+    if isinstance(a, Listed) and isinstance(b, Listed):
+        return lie_alike(a.element, b.element)
+    return a == b
+
+
+def shared_shape(shapes: Sequence[OpenShape]) -> OpenShape:
+    """Returns what tensors of these shapes share, or None if not even their rank."""
+    first = shapes[0]
+    if first is None or any(s is None or len(s) != len(first) for s in shapes):
+        return None
+    of_axes = zip(*(shape for shape in shapes if shape is not None), strict=True)
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in of_axes)
+
+
+def is_convertible(have: Layout, want: Layout, shape: Shape, rows: AnySize) -> bool:
+    """Returns whether a value is proved to be one that has the other layout, too.
+
+    This is the precondition of every conversion. A tensor is cut into shares only where
+    its axis is known to have as many places as the layout shares out; a length that is
+    not known might be another one, as in a branch of a condition.
+
+    Args:
+        have: The layout that it is computed in.
+        shape: Its whole shape.
+        rows: Of the global batch.
+    """
+    if isinstance(have, Listed) or isinstance(want, Listed):
+        return _is_list_convertible(have, want, rows)
+    if have == want or not isinstance(want, Sharded):
+        return True
+    return shape is not None and shape[want.axis] == want.per_row * rows
+
+
+def _is_list_convertible(have: Layout, want: Layout, rows: AnySize) -> bool:
+    if not isinstance(have, Listed):
+        return False
+    if is_whole(want):
+        return is_whole(have)
+    if not isinstance(want, Listed) or have.element is None:
+        return isinstance(want, Listed)
+    if lie_alike(have, want):
+        return True
+    # Whole elements are stacked and cut, for which their shape must be known.
+    shape, element = have.shape, want.element
+    if have.element != WHOLE or shape is None or isinstance(element, Listed):
+        return False
+    known = tuple(size for size in shape if size is not None)
+    is_known = len(known) == len(shape) and element is not None
+    return is_known and is_convertible(WHOLE, element, known, rows)
 
 
 def reshaped(

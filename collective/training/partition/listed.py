@@ -6,24 +6,26 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.layouts import WHOLE, Layout, Listed, Sharded
-from collective.training.partition.propagation import is_whole
+from collective.training.partition.layouts import (
+    Layout,
+    Listed,
+    Sharded,
+    is_whole,
+    lie_alike,
+)
 from collective.training.partition.shares import sliced
 
 
 def list_as(
     emission: Any, tensors: list[tf.Tensor], have: Listed, layout: Layout
 ) -> list[tf.Tensor]:
-    """A list whose elements lie otherwise; rules ask for no list of shares whole."""
-    if layout == WHOLE and is_whole(have):
+    """Converts a list to one whose elements lie otherwise (see ``is_convertible``)."""
+    if is_whole(layout) or lie_alike(have, layout):
         return tensors
     assert isinstance(layout, Listed)
-    if have.element == layout.element or is_whole(layout):
-        assert is_whole(have) or have.element == layout.element, (have, layout)
-        return tensors
     if have.element is None:
         return tensors * len(emission.share.own)
-    assert have.element == WHOLE and have.shape is not None, (have, layout)
+    assert have.shape is not None
     if not isinstance(layout.element, Sharded):
         whole, none = tensors[0], tf.zeros_like(tensors[0])
         return [

@@ -23,10 +23,11 @@ from collective.training.partition.layouts import (
     Layout,
     Listed,
     Partial,
-    Replicated,
     Sharded,
+    is_convertible,
+    is_whole,
 )
-from collective.training.partition.sizes import AnySize, Symbol, symbolic
+from collective.training.partition.sizes import AnySize, Symbol, agreed, symbolic
 from collective.training.partition.values import is_constant, learn
 
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
@@ -67,13 +68,6 @@ class Plan:
     def is_single(self) -> bool:
         """Whether nothing in it differs between the replicas of a process."""
         return all(is_single(lay) for lay in (*self.inputs, *self.outputs) if lay)
-
-
-def is_whole(layout: Layout) -> bool:
-    """Whether the value is the same on every replica."""
-    if isinstance(layout, Listed):
-        return layout.element is None or is_whole(layout.element)
-    return isinstance(layout, Replicated)
 
 
 def is_single(layout: Layout) -> bool:
@@ -296,22 +290,45 @@ def _planned(node: Node, rows: Rows) -> Plan:
         layouts = [WHOLE if layout == OWNED else layout for layout in layouts]
     found = RULES.get(node.type)
     plan = None if found is None else found(node, layouts, rows)
-    if plan is None:
+    if plan is None or not _is_possible(plan, node, rows):
         plan = Plan(
             [WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs), is_fallback=True
         )
-    for layout, wanted in zip(layouts, plan.inputs, strict=True):
-        if isinstance(layout, Listed) and not is_whole(layout) and wanted == WHOLE:
+    for value, wanted in zip(node.inputs, plan.inputs, strict=True):
+        if not _is_given(value, wanted, rows):
             raise NeedsWholeLists(node)
     return plan
+
+
+def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
+    """Whether a node's inputs can be taken as its rule wants them.
+
+    A rule may ask for shares of whatever has as many axes. Here, and nowhere else, what
+    is not proved to have the places of its layout is left whole.
+    """
+    given = zip(node.inputs, plan.inputs, strict=True)
+    if not all(_is_given(value, layout, rows) for value, layout in given):
+        return False
+    made = zip(node.outputs, plan.outputs, strict=True)
+    return all(v.shape is not None for v, lay in made if isinstance(lay, Sharded))
+
+
+def _is_given(value: Value, wanted: Layout | None, rows: Rows) -> bool:
+    if wanted is None:
+        return True
+    return is_convertible(value.layout, wanted, value.shape, rows.rows)
 
 
 def _apply_layout(value: Value, rows: Rows) -> None:
     """The size of a sharded axis follows from the layout."""
     layout = value.layout
     if isinstance(layout, Sharded) and value.shape is not None:
-        size = layout.per_row * rows.rows
         shape = list(value.shape)
-        if not isinstance(shape[layout.axis], int):
-            shape[layout.axis] = size
+        size = agreed([shape[layout.axis], layout.per_row * rows.rows])
+        if size is None:
+            raise ValueError(
+                f"the rule of {value.node}: {value} cannot have {layout.per_row} places "
+                f"for each of {rows.rows} rows"
+            )
+        shape[layout.axis] = size
         value.shape = tuple(shape)

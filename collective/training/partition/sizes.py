@@ -9,7 +9,7 @@ reshaped to ``[rows * time, 8]`` is known to be the same places in the same orde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -40,6 +40,11 @@ class Symbol:
         What is computed may have none, as the rows that a condition selects.
         """
         return self.origin is None or self.origin[0].node is None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it is the same in all rounds of loops, and known in every graph."""
+        return self.origin is None or not self.origin[0].is_nested
 
     def __lt__(self, other: Symbol) -> bool:
         return self._order < other._order
@@ -94,6 +99,16 @@ class Size:
     def symbols(self) -> set[Symbol]:
         """The symbols in it."""
         return {symbol for monomial in self.terms for symbol in monomial}
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it follows from the rows of the batch alone."""
+        return all(symbol.origin is None for symbol in self.symbols)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it is the same wherever it is read."""
+        return all(symbol.is_lasting for symbol in self.symbols)
 
     def __repr__(self) -> str:
         parts = []
@@ -154,6 +169,35 @@ def total(sizes: Iterable[AnySize]) -> AnySize:
     for size in sizes:
         result = result + size
     return result
+
+
+def agreed(
+    sizes: Iterable[AnySize | None], *, broadcasts: bool = False
+) -> AnySize | None:
+    """Returns the size of an axis that operands share, or None if it is not known.
+
+    Here alone it is decided when a number says more than a symbol. Sizes that must be
+    equal are, in every program that runs, so a number is the value of all symbols beside
+    it. Where operands broadcast, a 1 says nothing of the others; but another number does,
+    for a symbol beside it is that number or 1.
+
+    Args:
+        sizes: Of the axis, one for each operand; None where it is not known.
+        broadcasts: Whether an operand of size 1 is repeated along the axis.
+    """
+    found = [s for s in dict.fromkeys(sizes) if not (broadcasts and s == 1)]
+    numbers = [size for size in found if isinstance(size, int)]
+    if numbers or not found:
+        return 1 if not found and broadcasts else _only(numbers)
+    if broadcasts:
+        return _only(found)
+    symbols = [size for size in found if isinstance(size, Size)]
+    # One that the rows give is known wherever it is read.
+    return min(symbols, key=lambda s: not s.is_of_rows, default=None)
+
+
+def _only(sizes: Sequence[Any]) -> Any:
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def quotient(a: AnySize, b: AnySize) -> AnySize | None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import Shape
-from collective.training.partition.sizes import AnySize, Size, product
+from collective.training.partition.sizes import AnySize, Size, agreed, product
 
 #: Elements of a value that is computed while the graph is read, at most.
 _FOLDED = 20_000
@@ -74,19 +74,8 @@ def broadcast(shapes: Sequence[Shape]) -> list[AnySize | None] | None:
     rank = max((len(s) for s in shapes if s is not None), default=0)
     sizes: list[AnySize | None] = []
     for axis in range(rank):
-        found: AnySize | None = 1
-        for shape in shapes:
-            assert shape is not None
-            place = axis - rank + len(shape)
-            size = shape[place] if place >= 0 else 1
-            if size == 1 or size == found:
-                continue
-            if found == 1 or (isinstance(size, int) and isinstance(found, Size)):
-                found = size
-            elif not (isinstance(found, int) and isinstance(size, Size)):
-                found = None
-                break
-        sizes.append(found)
+        of_axis = [s[axis - rank] for s in shapes if s is not None and axis >= rank - len(s)]
+        sizes.append(agreed(of_axis, broadcasts=True))
     return sizes
 
 
@@ -124,13 +113,15 @@ def _learn_shapes(node: Node) -> None:
         if shape is None:
             continue
         known = value.static_shape()
-        if known is None or len(known) != len(shape):
-            value.shape = shape if known is None else known
+        if known is not None and len(known) != len(shape):
+            value.shape = known
             continue
         # What TensorFlow knows as a number stays.
         value.shape = tuple(
-            old if isinstance(old, int) or new is None else new
-            for old, new in zip(known, shape, strict=True)
+            old if isinstance(old, int) else value.symbol(axis) if new is None else new
+            for axis, (old, new) in enumerate(
+                zip(known or [None] * len(shape), shape, strict=True)
+            )
         )
 
 

@@ -7,7 +7,13 @@ from typing import Any
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import Shape
-from collective.training.partition.sizes import product, quotient, total
+from collective.training.partition.sizes import (
+    AnySize,
+    agreed,
+    product,
+    quotient,
+    total,
+)
 from collective.training.partition.strided import entries_of
 from collective.training.partition.values import (
     alike,
@@ -69,22 +75,19 @@ def _concat(node: Node) -> Any:
         return None
     if any(len(shape) != len(shapes[0]) for shape in shapes):
         return None
-    # All other axes agree: a number says more than a symbol.
-    known = [
-        next((s for s in of if isinstance(s, int)), of[0])
-        for of in zip(*shapes, strict=True)
-    ]
+    known = [agreed(of) for of in zip(*shapes, strict=True)]
     known[axis] = total(shape[axis] for shape in shapes)
-    return tuple(known)
+    return [tuple(known)]
 
 
 @shape_rule("Pack")
-def _pack(node: Node) -> Shape:
-    shapes = [v.shape for v in node.inputs]
-    if shapes[0] is None:
+def _pack(node: Node) -> Any:
+    shapes = [v.shape for v in node.inputs if v.shape is not None]
+    if not shapes or len({len(shape) for shape in shapes}) > 1:
         return None
-    axis = node.attr("axis") % (len(shapes[0]) + 1)
-    return (*shapes[0][:axis], len(shapes), *shapes[0][axis:])
+    known = [agreed(of) for of in zip(*shapes, strict=True)]
+    axis = node.attr("axis") % (len(known) + 1)
+    return [(*known[:axis], len(node.inputs), *known[axis:])]
 
 
 @shape_rule("Unpack")
@@ -313,13 +316,15 @@ def _einsum(node: Node) -> Any:
     if found is None:
         return None
     labels, out = found
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, list[AnySize]] = {}
     for value, label in zip(node.inputs, labels, strict=True):
         assert value.shape is not None
         for letter, size in zip(label, value.shape, strict=True):
-            if not isinstance(sizes.get(letter), int):
-                sizes[letter] = size  # a number says more than a symbol
-    return tuple(sizes[letter] for letter in out)
+            sizes.setdefault(letter, []).append(size)
+    named = node.attr("equation").decode()
+    return [
+        tuple(agreed(sizes[c], broadcasts=c not in named) for c in out)  # of "..."
+    ]
 
 
 @shape_rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")

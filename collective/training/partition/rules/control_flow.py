@@ -20,15 +20,18 @@ from collective.training.partition.layouts import (
     WHOLE,
     Layout,
     Listed,
+    OpenShape,
     Partial,
     Shape,
     Sharded,
+    is_convertible,
+    is_whole,
+    shared_shape,
 )
 from collective.training.partition.propagation import (
     NeedsWholeLists,
     Plan,
     Rows,
-    is_whole,
     propagate,
     rule,
 )
@@ -42,31 +45,17 @@ _MOST_ROUNDS = 20
 def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The body for each replica's part of the variables."""
     condition, body = node.bodies
-    first = [_startable(layout) for layout in layouts]
-    now = list(first)
-    _describe(body, node.inputs)
-    for _ in range(_MOST_ROUNDS):
-        # What fills a list that began empty is asked again: it may have changed.
-        trial = [
-            Listed() if isinstance(begin, Listed) and begin.element is None else layout
-            for begin, layout in zip(first, now, strict=True)
-        ]
-        propagate(body, trial, rows)
-        after = [value.layout for value in body.outputs]
-        found = [_joined(a, b) for a, b in zip(trial, after, strict=True)]
-        settled = _settle_shapes(body)
-        if found == now and settled:
-            break
-        now = found
-    else:
+    now = _fixpoint(node, layouts, rows)
+    if now is None:
         return None
     propagate(body, now, rows)
-    _check_lists(now, body, node)
+    if not _all_convertible(body, now, rows):
+        return None
     _describe(condition, node.inputs, body)
     propagate(condition, now, rows)
     for out, of_body in zip(node.outputs, body.inputs, strict=True):
         if out.shape is None or not out.is_static:
-            out.shape = _outside(of_body, out)
+            out.shape = _outside(of_body.shape, out)
     parallel = node.attr("parallel_iterations")
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
@@ -94,22 +83,49 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan(now, now, joint=joint)
 
 
+def _fixpoint(node: Node, layouts: list[Layout], rows: Rows) -> list[Layout] | None:
+    """The layouts in which the variables of a loop begin and come back, or None."""
+    body = node.bodies[1]
+    first = [_startable(layout) for layout in layouts]
+    now = list(first)
+    # What has come back in no other layout stays whole: it may look otherwise again.
+    whole: set[int] = set()
+    _describe(body, node.inputs)
+    for _ in range(_MOST_ROUNDS):
+        # What fills a list that began empty is asked again: it may have changed.
+        trial = [
+            Listed() if isinstance(begin, Listed) and begin.element is None else layout
+            for begin, layout in zip(first, now, strict=True)
+        ]
+        propagate(body, trial, rows)
+        found: list[Layout] = []
+        for i, layout in enumerate(trial):
+            begin, within, after = node.inputs[i], body.inputs[i], body.outputs[i]
+            is_same_rank = within.rank == after.rank or not isinstance(layout, Sharded)
+            made = _joined(layout, first[i], begin, after, rows)
+            if made == WHOLE != layout or not is_same_rank:
+                whole.add(i)
+            found.append(WHOLE if i in whole else made)
+        settled = _settle_shapes(body, found)
+        if found == now and settled:
+            return now
+        now = found
+    return None
+
+
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Each branch for each replica's part; the outputs lie as in both."""
     inside = [_startable(layout) for layout in layouts[1:]]
-    ends = []
     for body in node.bodies:
         _describe(body, node.inputs[1:])
         propagate(body, inside, rows)
-        ends.append([value.layout for value in body.outputs])
-    made = [_met(list(of)) for of in zip(*ends, strict=True)]
-    for body in node.bodies:
-        _check_lists(made, body, node)
-    for place, out in enumerate(node.outputs):
-        shapes = [body.outputs[place].shape for body in node.bodies]
-        if shapes[0] is not None and all(shape == shapes[0] for shape in shapes):
-            out.shape = shapes[0]
+    ends = list(zip(*(body.outputs for body in node.bodies), strict=True))
+    made = [_met(values, rows) for values in ends]
+    if not all(_all_convertible(body, made, rows) for body in node.bodies):
+        return None
+    for out, values in zip(node.outputs, ends, strict=True):
+        out.shape = _outside(shared_shape([v.shape for v in values]), out)
     is_if = node.type in ("If", "StatelessIf")
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
@@ -146,44 +162,76 @@ def _startable(layout: Layout) -> Layout:
     return WHOLE if isinstance(layout, Partial) and layout != SUM else layout
 
 
-def _joined(a: Layout, b: Layout) -> Layout:
-    """The layout of a variable that begins as ``a`` and comes back as ``b``."""
-    if a == b:
-        return a
-    if isinstance(a, Listed) and isinstance(b, Listed):
-        if a.element is None:
-            return b
-        if b.element is None:
-            return a
-        return b.met(a) if a.element == WHOLE else a.met(b)
-    if a == WHOLE:
-        return b if isinstance(b, Sharded) or b == SUM else WHOLE
-    if isinstance(a, Sharded):
-        return a if b == WHOLE or isinstance(b, Partial) else WHOLE
-    return SUM if a == SUM and b == WHOLE else WHOLE
+def _joined(
+    now: Layout, first: Layout, begin: Value, after: Value, rows: Rows
+) -> Layout:
+    """The layout of a variable that is tried as ``now`` and comes back as ``after``.
+
+    Args:
+        first: The layout in which it begins.
+        begin: Its value before the loop.
+    """
+    back = after.layout
+    if isinstance(now, Listed) and isinstance(back, Listed):
+        return _met_lists([now, back])
+    want = back if now == WHOLE else now
+    if want == back and want == first:
+        return want
+    if not (isinstance(want, Sharded) or want == SUM) or isinstance(first, Listed):
+        return WHOLE
+    if back != want and isinstance(back, Sharded):
+        return WHOLE  # along another axis: it would be gathered in every round
+    both = [(first, begin.shape), (back, after.shape)]
+    if all(is_convertible(lay, want, shape, rows.rows) for lay, shape in both):
+        return want
+    return WHOLE
 
 
-def _met(layouts: list[Layout]) -> Layout:
+def _met(values: Sequence[Value], rows: Rows) -> Layout:
     """The layout of a value that comes from several branches."""
-    first = layouts[0]
+    layouts = [value.layout for value in values]
     if any(isinstance(layout, Listed) for layout in layouts):
-        return next((lay for lay in layouts if lay != Listed()), first)
-    if all(layout == first for layout in layouts):
-        return _startable(first)
-    found = {layout for layout in layouts if layout != WHOLE}
-    if len(found) == 1 and (isinstance(one := found.pop(), Sharded) or one == SUM):
+        return _met_lists(layouts)
+    found = dict.fromkeys(lay for lay in layouts if lay != WHOLE)
+    if len(found) != 1:
+        return WHOLE
+    one = _startable(next(iter(found)))
+    is_same_rank = len({value.rank for value in values}) == 1
+    if isinstance(one, Sharded) and not is_same_rank:
+        return WHOLE
+    if all(is_convertible(v.layout, one, v.shape, rows.rows) for v in values):
         return one
     return WHOLE
 
 
-def _check_lists(wanted: Sequence[Layout], body: Graph, node: Node) -> None:
-    """Lists cannot be turned into another layout."""
-    for layout, value in zip(wanted, body.outputs, strict=True):
-        have = value.layout
-        if not (isinstance(have, Listed) and isinstance(layout, Listed)):
+def _met_lists(layouts: Sequence[Layout]) -> Layout:
+    """A list that comes from several places: as the one whose elements are shared out."""
+    found = Listed()
+    for layout in layouts:
+        if not isinstance(layout, Listed):
+            return WHOLE
+        if layout.element is None:
             continue
-        if have.element not in (layout.element, WHOLE, None):
-            raise NeedsWholeLists(node)
+        if found.element is None:
+            found = layout
+        else:
+            found = layout.met(found) if is_whole(found) else found.met(layout)
+    return found
+
+
+def _all_convertible(body: Graph, wanted: Sequence[Layout], rows: Rows) -> bool:
+    """Whether what a function returns can be had in these layouts.
+
+    Raises:
+        NeedsWholeLists: It returns a list that cannot.
+    """
+    for layout, value in zip(wanted, body.outputs, strict=True):
+        if is_convertible(value.layout, layout, value.shape, rows.rows):
+            continue
+        if isinstance(value.layout, Listed):
+            raise NeedsWholeLists(value.node)
+        return False
+    return True
 
 
 # --- what is known of the values inside ----------------------------------------------
@@ -211,15 +259,19 @@ def _describe(
             value.const, value.sizes = given.const, given.sizes
 
 
-def _settle_shapes(body: Graph) -> bool:
-    """Whether every variable of a loop keeps its shape; those that do not become open."""
+def _settle_shapes(body: Graph, layouts: Sequence[Layout]) -> bool:
+    """Whether every variable of a loop keeps its shape; those that do not become open.
+
+    Args:
+        layouts: Of the variables: a sharded axis has its places before and after.
+    """
     settled = True
-    for value, after in zip(body.inputs, body.outputs, strict=True):
+    for value, after, layout in zip(body.inputs, body.outputs, layouts, strict=True):
         if value.shape == after.shape or value.is_handle or value.shape is None:
             continue
         shape: Shape = None
         if after.shape is not None and value.rank == after.rank:
-            sharded = getattr(value.layout, "axis", None)
+            sharded = layout.axis if isinstance(layout, Sharded) else None
             shape = tuple(
                 a if a == b or axis == sharded else value.symbol(axis)
                 for axis, (a, b) in enumerate(
@@ -231,20 +283,28 @@ def _settle_shapes(body: Graph) -> bool:
     return settled
 
 
-def _outside(value: Value, out: Value) -> Any:
-    """The shape of a loop's output: without symbols of the inside."""
-    if value.shape is None:
-        return out.shape
+def _outside(shape: OpenShape, out: Value) -> Shape:
+    """The shape of an output of a loop or branch: without symbols of the inside."""
+    if shape is None:
+        return out.static_shape()
+    known = out.static_shape() or (None,) * len(shape)
     return tuple(
-        out.symbol(axis)
-        if isinstance(size, Size) and any(_is_of(s, value) for s in size.symbols)
+        old
+        if isinstance(old, int)
+        else out.symbol(axis)
+        if size is None or (isinstance(size, Size) and _is_inside(size, out))
         else size
-        for axis, size in enumerate(value.shape)
+        for axis, (size, old) in enumerate(zip(shape, known, strict=True))
     )
 
 
-def _is_of(symbol: Any, value: Value) -> bool:
-    return symbol.origin is not None and symbol.origin[0] is value
+def _is_inside(size: Size, out: Value) -> bool:
+    """Whether a size is one of a function of the loop or branch that makes ``out``."""
+    if size.is_lasting:
+        return False
+    assert out.node is not None
+    inner = {value for body in out.node.bodies for value in body.values()}
+    return any(symbol.origin and symbol.origin[0] in inner for symbol in size.symbols)
 
 
 # --- making the functions ------------------------------------------------------------

@@ -17,8 +17,13 @@ from collective.training.partition.layouts import (
     Sharded,
 )
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
-from collective.training.partition.sizes import AnySize, product
-from collective.training.partition.values import alike, broadcast, elementwise
+from collective.training.partition.sizes import AnySize, agreed, product
+from collective.training.partition.values import (
+    alike,
+    broadcast,
+    elementwise,
+    shape_rule,
+)
 
 _ONE = [
     "Abs",
@@ -324,4 +329,10 @@ def select(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     )
 
 
-elementwise("Select")
+@shape_rule("Select")
+def _selected(node: Node) -> Any:
+    """The shape of both values: the condition is as large, or has their first axis."""
+    of_both = [v.shape for v in node.inputs[1:] if v.shape is not None]
+    if len({len(shape) for shape in of_both}) != 1:
+        return None
+    return [tuple(agreed(of_axis) for of_axis in zip(*of_both, strict=True))]

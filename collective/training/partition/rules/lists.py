@@ -12,6 +12,7 @@ from collective.training.partition.layouts import (
     WHOLE,
     Layout,
     Listed,
+    OpenShape,
     Partial,
     Shape,
     Sharded,
@@ -48,10 +49,17 @@ def _filled(have: Layout, value: Value, layout: Layout, rows: Rows) -> Listed:
     flat = sizes if isinstance(sizes, tuple) else (sizes,)
     if not all(isinstance(size, int) or _is_rows(size, rows) for size in flat):
         sizes = None  # which may be others in the next round of a loop
-    added = Listed(layout, value.shape, value.dtype, sizes)
+    added = Listed(layout, _lasting(value.shape), value.dtype, sizes)
     if isinstance(have, Listed) and have.element is not None:
         return have.met(added)
     return added
+
+
+def _lasting(shape: Shape) -> OpenShape:
+    """The sizes that all elements of a list have, and that are known where it is read."""
+    if shape is None:
+        return None
+    return tuple(s if isinstance(s, int) or s.is_lasting else None for s in shape)
 
 
 def _with_item(
@@ -78,9 +86,16 @@ def set_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return _with_item(node, layouts, 2, rows)
 
 
-def _learn_shape(value: Value, shape: Shape) -> None:
-    if shape is not None and (value.shape is None or not value.is_static):
-        value.shape = shape
+def _learn_shape(value: Value, shape: OpenShape) -> None:
+    known = value.static_shape()
+    if shape is None or (known is not None and len(known) != len(shape)):
+        return
+    value.shape = tuple(
+        old if isinstance(old, int) else value.symbol(axis) if size is None else size
+        for axis, (old, size) in enumerate(
+            zip(known or [None] * len(shape), shape, strict=True)
+        )
+    )
 
 
 def _item_shape(
@@ -90,7 +105,7 @@ def _item_shape(
     x = list(inputs)
     dtype = node.inputs[place].dtype
     if have.shape is not None and not isinstance(have.element, Sharded):
-        if not any(isinstance(size, Size) for size in have.shape):
+        if all(isinstance(size, int) for size in have.shape):
             x[place] = tf.constant(have.shape, dtype, [len(have.shape)])
         return x
     if have.shape is None or not isinstance(have.element, Sharded):
@@ -198,7 +213,8 @@ def _of_places(node: Node, layouts: list[Layout], rows: Rows, at: int) -> Plan:
         return list(emission.copy(node, [*inputs[:at], shape, *inputs[at + 1 :]]))
 
     rest = [WHOLE] * (len(layouts) - 1)
-    return Plan([taken, *rest], [Listed(element, x.shape[1:], x.dtype)], emit)
+    made = Listed(element, _lasting(x.shape[1:]), x.dtype)
+    return Plan([taken, *rest], [made], emit)
 
 
 @rule("TensorListFromTensor")

@@ -11,13 +11,20 @@ from collective.training.partition.whole_shapes import labels_of
 
 
 def contraction(
-    node: Node, layouts: Sequence[Layout], rows: Rows, labels: Sequence[str], out: str
+    node: Node,
+    layouts: Sequence[Layout],
+    rows: Rows,
+    labels: Sequence[str],
+    out: str,
+    *,
+    repeated: str = "",
 ) -> Plan | None:
     """The plan of a sum over products.
 
     Args:
         labels: Of each input, a letter for each axis.
         out: The letters of the result. Other letters are summed over.
+        repeated: The letters of axes along which an operand of size 1 is repeated.
     """
     layouts = summed(layouts)
     found = [
@@ -41,7 +48,7 @@ def contraction(
         if have != want:
             own = None if value.shape is None else value.shape[axis]
             if own != size:
-                want = WHOLE if own == 1 and letter in out else None
+                want = WHOLE if own == 1 and letter in repeated else None
         if want is None:
             return None
         wanted.append(want)
@@ -68,7 +75,7 @@ def batch_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     a = "ki" if node.attr("adj_x") else "ik"
     b = "jk" if node.attr("adj_y") else "kj"
     labels = [batch[most + 2 - of_a :] + a, batch[most + 2 - of_b :] + b]
-    return contraction(node, layouts, rows, labels, batch + "ij")
+    return contraction(node, layouts, rows, labels, batch + "ij", repeated=batch)
 
 
 @rule("Einsum")
@@ -80,7 +87,9 @@ def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     labels, out = found
     if any(len(set(label)) != len(label) for label in labels):
         return None
-    return contraction(node, layouts, rows, labels, out)
+    named = node.attr("equation").decode()
+    dots = "".join(letter for letter in out if letter not in named)
+    return contraction(node, layouts, rows, labels, out, repeated=dots)
 
 
 @rule("SparseTensorDenseMatMul")

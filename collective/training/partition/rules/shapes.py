@@ -15,16 +15,10 @@ from collective.training.partition.layouts import (
     Layout,
     Partial,
     Sharded,
+    is_whole,
     reshaped,
 )
-from collective.training.partition.propagation import (
-    Plan,
-    Rows,
-    is_whole,
-    rule,
-    summed,
-    whole,
-)
+from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
 from collective.training.partition.values import axis_in
