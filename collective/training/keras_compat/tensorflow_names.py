@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -174,11 +175,21 @@ def make_while(
         inputs,
         control_flow_util_v2.create_new_tf_function(condition),
         control_flow_util_v2.create_new_tf_function(body),
-        output_shapes=[t.shape for t in body.outputs],
+        output_shapes=_common_shapes([body.inputs, body.outputs]),
         parallel_iterations=parallel_iterations,
     )
     control_flow_util_v2.maybe_set_lowering_attr(outputs[0].op)
     return list(outputs)
+
+
+def _common_shapes(tensors: Sequence[Sequence[tf.Tensor]]) -> list[tf.TensorShape]:
+    """The shapes that all of several lists of tensors have."""
+    return [
+        functools.reduce(
+            tf.TensorShape.most_specific_compatible_shape, [t.shape for t in of_one]
+        )
+        for of_one in zip(*tensors, strict=True)
+    ]
 
 
 def make_branches(
@@ -190,22 +201,12 @@ def make_branches(
 ) -> tuple[list[tf.Tensor], tf.Operation]:
     """The call of one of several ``FuncGraph``, by number; its outputs and operation."""
     make = gen_functional_ops.case if stateful else gen_functional_ops.stateless_case
-    shapes = (
-        [
-            a[0].shape
-            if all(b.shape.as_list() == a[0].shape.as_list() for b in a[1:])
-            else tf.TensorShape(None)
-            for a in zip(*(graph.outputs for graph in branches), strict=True)
-        ]
-        if branches[0].outputs
-        else []
-    )
     made = make(
         index,
         inputs,
         [t.dtype for t in branches[0].outputs],
         [control_flow_util_v2.create_new_tf_function(graph) for graph in branches],
-        output_shapes=shapes,
+        output_shapes=_common_shapes([graph.outputs for graph in branches]),
     )
     op = made if isinstance(made, tf.Operation) else made[0].op
     control_flow_util_v2.maybe_set_lowering_attr(op)

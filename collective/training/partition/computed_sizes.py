@@ -11,7 +11,7 @@ import numpy as np
 from collective.training.partition.graph import MOST_SIZES, Node, Value, sizes_in
 from collective.training.partition.sizes import (
     AnySize,
-    is_natural,
+    above_zero,
     product,
     quotient,
     total,
@@ -247,13 +247,12 @@ def _divided(node: Node) -> Any:
 
 @size_rule("Maximum")
 def _most(node: Node) -> Any:
-    def most(a: AnySize, b: AnySize) -> AnySize | None:
-        for one, other in ((a, b), (b, a)):
-            if is_natural(one - other):
-                return one
-        return None
+    return _each(node, lambda a, b: b + above_zero(a - b))
 
-    return _each(node, most)
+
+@size_rule("Minimum")
+def _least(node: Node) -> Any:
+    return _each(node, lambda a, b: a - above_zero(a - b))
 
 
 @size_rule("BroadcastGradientArgs")

@@ -122,7 +122,7 @@ class Emission:
         if isinstance(sizes, (tuple, list)):
             return all(map(self.knows, sizes))
         return isinstance(sizes, int) or (
-            isinstance(sizes, Size) and all(s.origin is None for s in sizes.symbols)
+            isinstance(sizes, Size) and sizes.is_of_rows
         )
 
     def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
@@ -164,6 +164,9 @@ class Emission:
         ):
             if symbol in symbols:
                 return numbers[symbols.index(symbol)]
+        if symbol.excess is not None:
+            with on_host():
+                return tf.maximum(self.number(symbol.excess), 0)
         if symbol.origin is None:
             return self.share.total
         value, axis = symbol.origin

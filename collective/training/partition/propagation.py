@@ -17,6 +17,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import (
+    MOMENTS,
     OWNED,
     SUM,
     WHOLE,
@@ -215,8 +216,8 @@ def seen(value: Value) -> Layout:
     layout = value.layout
     if not isinstance(layout, Partial):
         return layout
-    if value.is_needed_whole:
-        return WHOLE
+    if value.is_needed_whole or layout == MOMENTS:
+        return WHOLE  # moments have another shape than what they become
     readers = [node for node in value.users if node.type not in _UNREAD]
     if layout == SUM and (
         len(readers) > 1 or any(node.type not in _HAND_ON for node in readers)

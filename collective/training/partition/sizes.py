@@ -23,28 +23,53 @@ class Symbol:
         name: For messages.
         origin: The value of the graph whose axis it is, and the axis; None for the rows
             of the batch.
+        excess: The size of which it is the part above zero (see ``above_zero``).
     """
 
     _made = 0
 
-    def __init__(self, name: str, origin: tuple[Any, int] | None = None):
+    def __init__(
+        self,
+        name: str,
+        origin: tuple[Any, int] | None = None,
+        excess: Size | None = None,
+    ):
         self.name = name
         self.origin = origin
+        self.excess = excess
+        self._above_zero: dict[Size, Symbol] = {}
         Symbol._made += 1
         self._order = Symbol._made
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is not zero: a batch has a row, and its other axes an element.
+        """Whether it is not zero: a batch has a row. Other axes may have no element."""
+        return self.origin is None and self.excess is None
 
-        What is computed may have none, as the rows that a condition selects.
-        """
-        return self.origin is None or self.origin[0].node is None
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it follows from the rows of the batch alone."""
+        if self.excess is not None:
+            return self.excess.is_of_rows
+        return self.origin is None
 
     @property
     def is_lasting(self) -> bool:
         """Whether it is the same in all rounds of loops, and known in every graph."""
-        return self.origin is None or not self.origin[0].is_nested
+        return not any(value.is_nested for value in self.origins)
+
+    @property
+    def origins(self) -> set[Any]:
+        """The values of the graph whose axes must be known before it is."""
+        if self.excess is not None:
+            return self.excess.origins
+        return set() if self.origin is None else {self.origin[0]}
+
+    def above_zero(self, excess: Size) -> Symbol:
+        """The symbol of the part above zero of a size in which this symbol is."""
+        if excess not in self._above_zero:
+            self._above_zero[excess] = Symbol(f"max({excess}, 0)", None, excess)
+        return self._above_zero[excess]
 
     def __lt__(self, other: Symbol) -> bool:
         return self._order < other._order
@@ -103,12 +128,17 @@ class Size:
     @property
     def is_of_rows(self) -> bool:
         """Whether it follows from the rows of the batch alone."""
-        return all(symbol.origin is None for symbol in self.symbols)
+        return all(symbol.is_of_rows for symbol in self.symbols)
 
     @property
     def is_lasting(self) -> bool:
         """Whether it is the same wherever it is read."""
         return all(symbol.is_lasting for symbol in self.symbols)
+
+    @property
+    def origins(self) -> set[Any]:
+        """The values of the graph whose axes must be known before it is."""
+        return {value for symbol in self.symbols for value in symbol.origins}
 
     def __repr__(self) -> str:
         parts = []
@@ -153,6 +183,15 @@ def is_natural(size: AnySize) -> bool:
             for part in combinations(positive, count):
                 above[tuple(sorted([*open_, *part]))] += factor
     return min(above.values()) >= 0
+
+
+def above_zero(size: AnySize) -> AnySize:
+    """Returns ``max(size, 0)``: the length of what lies between two bounds."""
+    if is_natural(size):
+        return size
+    if isinstance(size, int) or is_natural(-size):
+        return 0
+    return symbolic(max(size.symbols).above_zero(size))
 
 
 def product(sizes: Iterable[AnySize]) -> AnySize:

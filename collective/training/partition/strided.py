@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from collective.training.partition.graph import Node, sizes_in
-from collective.training.partition.sizes import AnySize, is_natural
+from collective.training.partition.sizes import AnySize, above_zero, is_natural
 
 
 class Entry(NamedTuple):
@@ -106,9 +106,18 @@ def _range(
         return Entry(axis, out, None, None, step, False)
     start = 0 if open_[0] else _place(bounds[0], size)
     end = size if open_[1] else _place(bounds[1], size)
-    length = None
+    if not (_is_counted(bounds[0], open_[0]) and _is_counted(bounds[1], open_[1])):
+        return Entry(axis, out, None, None, 1, False)
     # Python cuts off a bound beyond an end, and takes nothing where they cross.
-    if start is not None and end is not None:
-        within = all(map(is_natural, (start, end - start, size - end)))
-        length = end - start if within else None
-    return Entry(axis, out, start, length, 1, False)
+    if is_natural(size - end) and is_natural(start):
+        return Entry(axis, out, start, above_zero(end - start), 1, False)
+    begin, end = (
+        above_zero(b) if is_natural(size - b) else size - above_zero(size - b)
+        for b in (start, end)
+    )
+    return Entry(axis, out, begin, above_zero(end - begin), 1, False)
+
+
+def _is_counted(bound: AnySize | None, is_open: bool) -> bool:
+    """Whether a bound is known, and from which end it is counted."""
+    return is_open or isinstance(bound, int) or (bound is not None and is_natural(bound))

@@ -7,6 +7,7 @@ polynomials of the rows, and so the shape of what they make is known after all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,17 @@ import tensorflow as tf
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import Shape
-from collective.training.partition.sizes import AnySize, Size, agreed, product
+from collective.training.partition.sizes import AnySize, Size, agreed, is_natural, product
 
+#: By type of operation: the inputs of which it makes a product, a quotient or a copy.
+_FACTORS: dict[str, Sequence[int]] = {
+    **dict.fromkeys(["Mul", "RealDiv"], (0, 1)),
+    **dict.fromkeys(["Neg", "Identity", "StopGradient", "Cast"], (0,)),
+    **dict.fromkeys(["Reciprocal", "Inv", "Reshape", "ExpandDims", "Squeeze"], (0,)),
+    **dict.fromkeys(["BroadcastTo", "Tile"], (0,)),
+    "Fill": (1,),
+}
+_MOST_STEPS = 12  # of such operations, one behind the other
 #: Elements of a value that is computed while the graph is read, at most.
 _FOLDED = 20_000
 # Types whose result is small though an operand may be large.
@@ -65,6 +75,35 @@ def axis_in(value: Value, rank: int | None) -> int | None:
     """The one axis that a constant names."""
     axes = axes_in(value, rank)
     return axes[0] if axes else None
+
+
+def magnitude(value: Value) -> tuple[float, float]:
+    """Returns bounds of the absolute values in a value.
+
+    They are those of constants and of sizes, and of what is computed of these: the number
+    of rows by which a loss is divided. Of all else nothing is known: (0, inf).
+    """
+    return _magnitude(value, _MOST_STEPS) or (0.0, math.inf)
+
+
+def _magnitude(value: Value, steps: int) -> tuple[float, float] | None:
+    if value.const is not None and value.const.dtype.kind in "iuf" and value.const.size:
+        found = np.abs(value.const.astype(np.float64))
+        return (float(found.min()), float(found.max())) if found.max() >= 0 else None
+    if isinstance(value.sizes, Size):
+        return (1.0 if is_natural(value.sizes - 1) else 0.0), math.inf
+    node = value.node
+    if node is None or not steps or node.type not in _FACTORS:
+        return None
+    of_inputs = [_magnitude(node.inputs[i], steps - 1) for i in _FACTORS[node.type]]
+    known = [bounds for bounds in of_inputs if bounds is not None]
+    if len(known) < len(of_inputs):
+        return None
+    if node.type in ("Reciprocal", "Inv", "RealDiv"):
+        least, most = known[-1]
+        known[-1] = 1 / most if most else math.inf, 1 / least if least else math.inf
+    least, most = (math.prod(bounds) for bounds in zip(*known, strict=True))
+    return None if math.isnan(least) or math.isnan(most) else (least, most)
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[AnySize | None] | None:

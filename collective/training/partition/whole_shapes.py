@@ -329,8 +329,10 @@ def _einsum(node: Node) -> Any:
 
 @shape_rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def _cross_entropy(node: Node) -> Any:
-    x = node.inputs[0].shape
-    return None if x is None else [x[:1], x]
+    x, labels = (value.shape for value in node.inputs)
+    is_sparse = node.type.startswith("Sparse")
+    made = x if is_sparse else broadcast([x, labels])
+    return None if made is None else [tuple(made[:1]), tuple(made)]
 
 
 @shape_rule(

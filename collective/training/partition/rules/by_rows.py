@@ -18,7 +18,8 @@ from collective.training.partition.propagation import (
     whole,
 )
 from collective.training.partition.rules.empty import rows_wanted, with_a_row
-from collective.training.partition.values import alike, of_rows
+from collective.training.partition.rules.products import contraction
+from collective.training.partition.values import alike, broadcast, of_rows, shape_rule
 
 
 def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
@@ -40,6 +41,8 @@ def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
         ranks = [node.inputs[i].rank for i in places]
         if any(rank is None for rank in ranks):
             return None
+        if kept is not None and len(set(ranks)) > 1:
+            return None  # they broadcast, so that their first axes are not the same
         most = 0 if kept is None else (ranks[0] or 0) - kept - 1
         if layout.axis > most or any((rank or 0) <= layout.axis for rank in ranks):
             return None
@@ -61,9 +64,9 @@ def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
 _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
     ("Softmax LogSoftmax TopK TopKV2", [0], 1),
     ("BiasAdd", [0], None),
-    ("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits", [0, 1], None),
+    ("SparseSoftmaxCrossEntropyWithLogits", [0, 1], None),
+    ("SoftmaxCrossEntropyWithLogits", [0, 1], 1),
     ("Conv Dilation2D", [0], None),
-    ("FractionalMaxPool FractionalAvgPool", [0], None),
     ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea", [0], None),
     ("ScaleAndTranslate", [0], None),
     ("ResizeBilinearGrad ResizeBicubicGrad", [0, 1], None),
@@ -78,10 +81,8 @@ _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
     ("Cholesky CholeskyGrad MatrixInverse MatrixDeterminant Qr Svd Lu", None, 2),
     ("SelfAdjointEigV2 Eig LogMatrixDeterminant MatrixSquareRoot", None, 2),
     ("MatrixLogarithm MatrixExponential", None, 2),
-    ("MatrixSolve MatrixTriangularSolve", [0, 1], 2),
-    ("MatrixSolveLs BandedTriangularSolve TridiagonalSolve", [0, 1], 2),
+    ("MatrixSolve MatrixSolveLs TridiagonalSolve", [0, 1], 2),
     ("MatrixBandPart", [0], 2),
-    ("MatrixDiag MatrixDiagV2 MatrixDiagV3", [0], 1),
     ("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3", [0], 2),
     ("Cross", [0, 1], 1),
     ("FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", [0], 1),
@@ -137,6 +138,88 @@ def set_diagonal(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 alike("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+
+
+def _axes_of_diagonal(node: Node) -> int | None:
+    """How many of the last axes are of one matrix: two where it has several diagonals."""
+    if node.type == "MatrixDiag":
+        return 1
+    which = node.inputs[1].const
+    return None if which is None else 1 + (which.min() != which.max())
+
+
+@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
+def matrix_of_diagonal(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Makes a matrix of each diagonal, or of several that belong together."""
+    axes = _axes_of_diagonal(node)
+    return None if axes is None else by_rows([0], axes)(node, layouts, rows)
+
+
+@shape_rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
+def _of_diagonal(node: Node) -> Any:
+    x, axes = node.inputs[0].shape, _axes_of_diagonal(node)
+    if x is None or axes is None:
+        return None
+    is_square = node.type == "MatrixDiag" or (
+        axes == 1
+        and all(sizes_in(value) in (0, -1, (0,)) for value in node.inputs[1:4])
+    )
+    side = x[-1] if is_square else None
+    return [(*x[:-axes], side, side)]
+
+
+@rule("MatrixTriangularSolve", "BandedTriangularSolve")
+def triangular_solve(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Solves for each column alone; matrices and right sides broadcast."""
+    layouts = summed(layouts)
+    of_matrix, of_right = (value.rank for value in node.inputs)
+    if of_matrix is None or of_right is None or max(of_matrix, of_right) > 10:
+        return None
+    batch = "abcdefgh"[: max(of_matrix, of_right) - 2]
+    labels = [
+        batch[len(batch) + 2 - of_matrix :] + "ij",
+        batch[len(batch) + 2 - of_right :] + "jk",
+    ]
+    for layout, label in zip(layouts, labels, strict=True):
+        if isinstance(layout, Sharded) and label[layout.axis] in "ij":
+            return None
+    return contraction(node, layouts, rows, labels, batch + "ik", repeated=batch)
+
+
+@rule("FractionalMaxPool", "FractionalAvgPool")
+def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Pools each image alone, all at the same places, which follow from the seed.
+
+    Without a seed they are drawn again in each step: those of rank 0 are taken.
+    """
+    (layout,) = summed(layouts)
+    if node.attr("deterministic"):
+        if not isinstance(layout, Sharded):
+            return whole(node)
+        is_first = not layout.axis
+        plan = Plan([layout], [layout, WHOLE, WHOLE])
+        return with_a_row(plan, node) if is_first else None
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        return [
+            emission.of_rank_zero(value, tensor)
+            for value, tensor in zip(
+                node.outputs, emission.copy(node, x), strict=True
+            )
+        ]
+
+    return Plan([WHOLE], [WHOLE] * 3, emit, isinstance(layout, Sharded))
+
+
+@rule("FractionalMaxPoolGrad")
+def fractional_pool_gradient(
+    node: Node, layouts: list[Layout], rows: Rows
+) -> Plan | None:
+    """The gradient of each image, at the places that were pooled."""
+    return with_a_row(by_rows([0, 1, 2], None)(node, layouts, rows), node)
+
+
+alike("FractionalMaxPoolGrad")
 
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")

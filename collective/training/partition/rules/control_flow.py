@@ -100,10 +100,11 @@ def _fixpoint(node: Node, layouts: list[Layout], rows: Rows) -> list[Layout] | N
         propagate(body, trial, rows)
         found: list[Layout] = []
         for i, layout in enumerate(trial):
-            begin, within, after = node.inputs[i], body.inputs[i], body.outputs[i]
-            is_same_rank = within.rank == after.rank or not isinstance(layout, Sharded)
-            made = _joined(layout, first[i], begin, after, rows)
-            if made == WHOLE != layout or not is_same_rank:
+            after = body.outputs[i]
+            made = _joined(layout, first[i], node.inputs[i], after, rows)
+            if isinstance(made, Sharded) and body.inputs[i].rank != after.rank:
+                made = WHOLE
+            if made == WHOLE != layout:
                 whole.add(i)
             found.append(WHOLE if i in whole else made)
         settled = _settle_shapes(body, found)
@@ -304,7 +305,7 @@ def _is_inside(size: Size, out: Value) -> bool:
         return False
     assert out.node is not None
     inner = {value for body in out.node.bodies for value in body.values()}
-    return any(symbol.origin and symbol.origin[0] in inner for symbol in size.symbols)
+    return bool(size.origins & inner)
 
 
 # --- making the functions ------------------------------------------------------------

@@ -22,6 +22,7 @@ from collective.training.partition.values import (
     alike,
     broadcast,
     elementwise,
+    magnitude,
     shape_rule,
 )
 
@@ -253,7 +254,12 @@ def _shape_alone(node: Node, layouts: list[Layout]) -> Plan | None:
 
 
 def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
-    """Carries a partial sum through an operation that is linear in it; None if it is not."""
+    """Carries a partial sum through an operation that is linear in it; None if it is not.
+
+    What replicas have of a sum may be far from it: a factor that is large, infinite or
+    no number would make of 1e20 and -1e20 what their sum 0 is not. So only those factors
+    are applied before the sum that are known to make no number larger.
+    """
     kind, out = node.type, node.outputs[0]
     if any(lay not in (WHOLE, SUM) for lay in layouts) or not out.dtype.is_floating:
         return None
@@ -269,9 +275,10 @@ def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
         wider = before.is_floating and out.dtype.size >= before.size
         return Plan(layouts, [SUM]) if wider else None
     if kind == "Mul" and len(sums) == 1:
-        return Plan(layouts, [SUM])
+        factor = node.inputs[layouts.index(WHOLE)]
+        return Plan(layouts, [SUM]) if magnitude(factor)[1] <= 1 else None
     if kind in ("RealDiv", "DivNoNan") and layouts[1] == WHOLE:
-        return Plan(layouts, [SUM])
+        return Plan(layouts, [SUM]) if magnitude(node.inputs[1])[0] >= 1 else None
     if kind in ("Add", "AddV2", "Sub", "AddN"):  # one replica adds what is whole
         others = [v for v, lay in zip(node.inputs, layouts, strict=True) if lay != SUM]
         # What is whole only after a later exchange would have the sum wait for another.

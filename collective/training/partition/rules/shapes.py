@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node, sizes_in
+from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import (
+    MOMENTS,
     MOST_BLOCKS,
     SUM,
     WHOLE,
@@ -231,6 +232,11 @@ def unpack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([layout], [made] * len(node.outputs))
 
 
+def _as_it_is(value: Value) -> Layout:
+    """The layout in which only the shape of a value is read, also of what is partial."""
+    return WHOLE if value.layout == MOMENTS else value.layout
+
+
 @rule("Shape", "ShapeN")
 def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The whole shape, of what each replica has a part of."""
@@ -253,7 +259,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             results.append(sizes)
         return results
 
-    layouts = [v.layout for v in node.inputs]  # also of what is partial
+    layouts = [_as_it_is(value) for value in node.inputs]
     return Plan(layouts, [WHOLE] * len(node.outputs), emit)
 
 
@@ -262,7 +268,7 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The number of elements of the whole."""
     (value,) = node.inputs
     if not isinstance(value.layout, Sharded):
-        return Plan([value.layout], [WHOLE])
+        return Plan([_as_it_is(value)], [WHOLE])
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         layout = value.layout
@@ -280,7 +286,7 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 @rule("Rank")
 def rank_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Every part has the same rank."""
-    return Plan([v.layout for v in node.inputs], [WHOLE])
+    return Plan([_as_it_is(value) for value in node.inputs], [WHOLE])
 
 
 @rule("Range", "LinSpace")
