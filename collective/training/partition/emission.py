@@ -121,9 +121,7 @@ class Emission:
         """Whether a size, or each of several, follows from the rows alone."""
         if isinstance(sizes, (tuple, list)):
             return all(map(self.knows, sizes))
-        return isinstance(sizes, int) or (
-            isinstance(sizes, Size) and sizes.is_of_rows
-        )
+        return isinstance(sizes, int) or (isinstance(sizes, Size) and sizes.is_of_rows)
 
     def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
         """int64 scalar: the places of a sharded axis that this replica has.

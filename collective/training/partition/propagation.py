@@ -22,7 +22,6 @@ from collective.training.partition.layouts import (
     SUM,
     WHOLE,
     Layout,
-    Listed,
     Partial,
     Sharded,
     is_convertible,

@@ -106,18 +106,21 @@ def _range(
         return Entry(axis, out, None, None, step, False)
     start = 0 if open_[0] else _place(bounds[0], size)
     end = size if open_[1] else _place(bounds[1], size)
-    if not (_is_counted(bounds[0], open_[0]) and _is_counted(bounds[1], open_[1])):
+    is_counted = all(map(_is_counted, bounds, open_))
+    if start is None or end is None or not is_counted:
         return Entry(axis, out, None, None, 1, False)
     # Python cuts off a bound beyond an end, and takes nothing where they cross.
     if is_natural(size - end) and is_natural(start):
         return Entry(axis, out, start, above_zero(end - start), 1, False)
-    begin, end = (
+    start, end = (
         above_zero(b) if is_natural(size - b) else size - above_zero(size - b)
         for b in (start, end)
     )
-    return Entry(axis, out, begin, above_zero(end - begin), 1, False)
+    return Entry(axis, out, start, above_zero(end - start), 1, False)
 
 
 def _is_counted(bound: AnySize | None, is_open: bool) -> bool:
     """Whether a bound is known, and from which end it is counted."""
-    return is_open or isinstance(bound, int) or (bound is not None and is_natural(bound))
+    return (
+        is_open or isinstance(bound, int) or (bound is not None and is_natural(bound))
+    )

@@ -17,7 +17,13 @@ import tensorflow as tf
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import Shape
-from collective.training.partition.sizes import AnySize, Size, agreed, is_natural, product
+from collective.training.partition.sizes import (
+    AnySize,
+    Size,
+    agreed,
+    is_natural,
+    product,
+)
 
 #: By type of operation: the inputs of which it makes a product, a quotient or a copy.
 _FACTORS: dict[str, Sequence[int]] = {
@@ -113,7 +119,9 @@ def broadcast(shapes: Sequence[Shape]) -> list[AnySize | None] | None:
     rank = max((len(s) for s in shapes if s is not None), default=0)
     sizes: list[AnySize | None] = []
     for axis in range(rank):
-        of_axis = [s[axis - rank] for s in shapes if s is not None and axis >= rank - len(s)]
+        of_axis = [
+            s[axis - rank] for s in shapes if s is not None and axis >= rank - len(s)
+        ]
         sizes.append(agreed(of_axis, broadcasts=True))
     return sizes
 

@@ -19,7 +19,7 @@ from collective.training.partition.propagation import (
 )
 from collective.training.partition.rules.empty import rows_wanted, with_a_row
 from collective.training.partition.rules.products import contraction
-from collective.training.partition.values import alike, broadcast, of_rows, shape_rule
+from collective.training.partition.values import alike, of_rows, shape_rule
 
 
 def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
@@ -183,7 +183,9 @@ def triangular_solve(node: Node, layouts: list[Layout], rows: Rows) -> Plan | No
     for layout, label in zip(layouts, labels, strict=True):
         if isinstance(layout, Sharded) and label[layout.axis] in "ij":
             return None
-    return contraction(node, layouts, rows, labels, batch + "ik", repeated=batch)
+    plan = contraction(node, layouts, rows, labels, batch + "ik", repeated=batch)
+    # A band of ones can be solved for.
+    return with_a_row(plan, node, {0: 1}) if node.type.startswith("Band") else plan
 
 
 @rule("FractionalMaxPool", "FractionalAvgPool")
@@ -203,9 +205,7 @@ def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
     def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
         return [
             emission.of_rank_zero(value, tensor)
-            for value, tensor in zip(
-                node.outputs, emission.copy(node, x), strict=True
-            )
+            for value, tensor in zip(node.outputs, emission.copy(node, x), strict=True)
         ]
 
     return Plan([WHOLE], [WHOLE] * 3, emit, isinstance(layout, Sharded))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
@@ -125,8 +126,13 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     made = [_met(values, rows) for values in ends]
     if not all(_all_convertible(body, made, rows) for body in node.bodies):
         return None
+    taken = _branch_taken(node)
     for out, values in zip(node.outputs, ends, strict=True):
-        out.shape = _outside(shared_shape([v.shape for v in values]), out)
+        possible = values if taken is None else [values[taken]]
+        out.shape = _outside(shared_shape([v.shape for v in possible]), out)
+        if len(possible) == 1 and not out.is_handle:
+            out.const = possible[0].const
+            out.sizes = _sizes_outside(possible[0].sizes, out)
     is_if = node.type in ("If", "StatelessIf")
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
@@ -151,6 +157,17 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _unflat(outputs, [emission.width(lay) for lay in made]), op
 
     return Plan([WHOLE, *inside], made, joint=joint)
+
+
+def _branch_taken(node: Node) -> int | None:
+    """The number of the branch that is taken in every step, or None if it depends."""
+    which = node.inputs[0].const
+    if which is None or which.ndim or which.dtype.kind not in "biuf":
+        return None
+    if node.type in ("If", "StatelessIf"):
+        return 0 if which else 1
+    last = len(node.bodies) - 1
+    return int(which) if 0 <= which <= last else last
 
 
 def _truth(value: tf.Tensor) -> tf.Tensor:
@@ -297,6 +314,13 @@ def _outside(shape: OpenShape, out: Value) -> Shape:
         else size
         for axis, (size, old) in enumerate(zip(shape, known, strict=True))
     )
+
+
+def _sizes_outside(sizes: Any, out: Value) -> Any:
+    """The sizes that an output holds, or None if one is known inside alone."""
+    table = np.array(sizes, object)
+    inside = [isinstance(size, Size) and _is_inside(size, out) for size in table.flat]
+    return None if any(inside) else sizes
 
 
 def _is_inside(size: Size, out: Value) -> bool:
