@@ -168,10 +168,10 @@ def _is_list_convertible(have: Layout, want: Layout, rows: AnySize) -> bool:
         return True
     # Whole elements are stacked and cut, for which their shape must be known.
     shape, element = have.shape, want.element
-    if have.element != WHOLE or shape is None or isinstance(element, Listed):
+    if have.element != WHOLE or shape is None or element is None:
         return False
     known = tuple(size for size in shape if size is not None)
-    is_known = len(known) == len(shape) and element is not None
+    is_known = len(known) == len(shape) and not isinstance(element, Listed)
     return is_known and is_convertible(WHOLE, element, known, rows)
 
 

@@ -310,7 +310,17 @@ def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
     if not all(_is_given(value, layout, rows) for value, layout in given):
         return False
     made = zip(node.outputs, plan.outputs, strict=True)
-    return all(v.shape is not None for v, lay in made if isinstance(lay, Sharded))
+    return all(_may_lie(value, layout, rows) for value, layout in made)
+
+
+def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
+    """Whether nothing that is known of an output contradicts its layout."""
+    if not isinstance(layout, Sharded):
+        return True
+    if value.shape is None:
+        return False
+    size = value.shape[layout.axis]
+    return agreed([size, layout.per_row * rows.rows]) is not None
 
 
 def _is_given(value: Value, wanted: Layout | None, rows: Rows) -> bool:

@@ -122,17 +122,18 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     for body in node.bodies:
         _describe(body, node.inputs[1:])
         propagate(body, inside, rows)
-    ends = list(zip(*(body.outputs for body in node.bodies), strict=True))
-    made = [_met(values, rows) for values in ends]
-    if not all(_all_convertible(body, made, rows) for body in node.bodies):
-        return None
     taken = _branch_taken(node)
+    # A branch that is never taken may contradict what is known of the others.
+    bodies = node.bodies if taken is None else [node.bodies[taken]]
+    ends = list(zip(*(body.outputs for body in bodies), strict=True))
+    made = [_met(values, rows) for values in ends]
+    if not all(_all_convertible(body, made, rows) for body in bodies):
+        return None
     for out, values in zip(node.outputs, ends, strict=True):
-        possible = values if taken is None else [values[taken]]
-        out.shape = _outside(shared_shape([v.shape for v in possible]), out)
-        if len(possible) == 1 and not out.is_handle:
-            out.const = possible[0].const
-            out.sizes = _sizes_outside(possible[0].sizes, out)
+        out.shape = _outside(shared_shape([v.shape for v in values]), out)
+        if taken is not None and not out.is_handle:
+            out.const = values[0].const
+            out.sizes = _sizes_outside(values[0].sizes, out)
     is_if = node.type in ("If", "StatelessIf")
 
     def joint(emission: Emission, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
@@ -142,11 +143,13 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         kind = tensorflow_names.Branch
         functions = [
             _function(emission, body, rest, inside, widths, made, kind)
-            for body in node.bodies
+            for body in bodies
         ]
         stateful = not node.type.startswith("Stateless")
         stateful = stateful or emission.traffic.exchanges > count
-        if is_if:
+        if taken is not None:
+            index = tf.constant(0)
+        elif is_if:
             functions.reverse()  # the branch of false is number 0
             index = tf.cast(_truth(index), tf.int32)
         extras = _share_captures(functions)

@@ -1,0 +1,141 @@
+"""Random graphs of tensors of unlike lengths.
+
+All tensors have four columns, and any number of rows: that of the batch, fewer, more, or
+none. Whatever a step does is defined for any of them, so steps can follow each other in
+any order: cuts, joins, broadcasts by 1, branches, loops, lists, and tensors of whose rank
+nothing is known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+WIDTH = 4
+Step = Callable[[random.Random, tf.Tensor, tf.Tensor], tf.Tensor]
+_ANY = tf.TensorShape([None, WIDTH])
+
+
+def _tamed(x: tf.Tensor) -> tf.Tensor:
+    """Numbers between -1 and 1: what is not finite becomes 0."""
+    return tf.tanh(tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)))
+
+
+def _attended(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    scores = tf.einsum("...qd,...kd->...qk", a[None], b[None])
+    return tf.einsum("...qk,...kd->...qd", tf.nn.softmax(scores), b[None])[0]
+
+
+def _unknown(x: tf.Tensor) -> tf.Tensor:
+    """The same, of unknown rank; a gradient passes."""
+
+    @tf.custom_gradient
+    def function(x: tf.Tensor) -> Any:
+        return tf.numpy_function(lambda a: a, [x], x.dtype), lambda slope: slope
+
+    return function(x)
+
+
+_PLAIN: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "scaled": lambda a, b: a * 0.7 + 0.1,
+    "centred": lambda a, b: a - tf.reduce_mean(a, 0),
+    "by a sum": lambda a, b: a / (1.0 + tf.reduce_sum(tf.square(b), 0)),
+    "by one row": lambda a, b: a * tf.reduce_max(b, 0, keepdims=True),
+    "by a first row": lambda a, b: a + tf.reduce_sum(b[:1], 0, keepdims=True),
+    "cumsum": lambda a, b: tf.cumsum(a),
+    "reversed": lambda a, b: a[::-1],
+    "product": lambda a, b: a @ tf.matmul(b, b, transpose_a=True),
+    "attended": _attended,
+    "by norms": lambda a, b: tf.math.l2_normalize(a, 0),
+    "sum of all": lambda a, b: a + tf.reduce_sum(b) * 0.01,
+    "large": lambda a, b: a * (tf.reduce_sum(b - b, 0) * 1e300),
+    "infinite": lambda a, b: a + tf.reduce_sum(b, 0) / tf.reduce_sum(b - b, 0),
+}
+_CUTS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "[:2]": lambda a, b: a[:2],
+    "[1:]": lambda a, b: a[1:],
+    "[-2:]": lambda a, b: a[-2:],
+    "[::2]": lambda a, b: a[::2],
+    "none": lambda a, b: tf.zeros([0, WIDTH], a.dtype),
+    "one": lambda a, b: tf.reduce_sum(a, 0, keepdims=True),
+    "mask": lambda a, b: tf.boolean_mask(a, a[:, 0] > 0.3),
+    "half": lambda a, b: tf.gather(
+        a, tf.math.top_k(a[:, 0], tf.shape(a)[0] // 2).indices
+    ),
+    "twice": lambda a, b: tf.concat([a, a * 0.5], 0),
+    "joined": lambda a, b: tf.concat([a, b], 0),
+    "joined by three": lambda a, b: tf.concat([b, tf.ones([3, WIDTH], a.dtype), a], 0),
+    "repeated": lambda a, b: tf.repeat(a, 2, 0),
+    "turned": lambda a, b: tf.transpose(tf.reshape(tf.transpose(a), [WIDTH, -1])),
+}
+
+
+def _simple(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    table = r.choice([_PLAIN, _CUTS])
+    return _tamed(table[r.choice(sorted(table))](a, b))
+
+
+def _beside_unknown(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    made = [_unknown(a), b] if r.random() < 0.5 else [b, _unknown(a)]
+    return tf.ensure_shape(tf.concat(made, 0), _ANY)
+
+
+def _branches(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    seeds = [r.random() for _ in range(r.choice([2, 2, 3]))]
+    functions = [lambda seed=seed: _simple(random.Random(seed), a, b) for seed in seeds]
+    total = tf.reduce_sum(tf.abs(a)) * 10
+    number = tf.cast(total, tf.int32) % len(seeds)
+    if len(seeds) == 2:
+        return tf.cond(number > 0, *functions)
+    return tf.switch_case(number, functions)
+
+
+def _loop(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    seed, times = r.random(), r.choice([0, 1, 2])
+    if r.random() < 0.3:
+        times = tf.cast(tf.reduce_sum(tf.abs(b)) * 10, tf.int32) % 3
+
+    def body(i: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Any:
+        return i + 1, _simple(random.Random(seed), x, y)[:20], y * 0.5
+
+    shapes = (tf.TensorShape([]), _ANY, b.shape)
+    return tf.while_loop(
+        lambda i, *_: i < times, body, (tf.constant(0), a, b), shape_invariants=shapes
+    )[1]
+
+
+def _list(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    made = tf.TensorArray(
+        a.dtype, 3, infer_shape=False, element_shape=_ANY, clear_after_read=False
+    )
+    for place in range(3):
+        made = made.write(place, _simple(r, a, b)[:20])
+    if r.random() < 0.5:
+        return made.concat()
+    return tf.concat([made.read(2), made.read(0)], 0)
+
+
+_STEPS: list[Step] = [_simple, _simple, _beside_unknown, _branches, _loop, _list]
+
+
+def random_graph(seed: int, steps: int = 4) -> Callable[..., list[tf.Tensor]]:
+    """Returns a function of tensors that have ``WIDTH`` columns.
+
+    Args:
+        seed: What the graph is drawn from.
+        steps: How many random steps it has.
+    """
+
+    def function(*operands: tf.Tensor) -> list[tf.Tensor]:
+        r = random.Random(seed)
+        known = list(operands)
+        for _ in range(steps):
+            made = r.choice(_STEPS)(r, r.choice(known[-3:]), r.choice(known))
+            known.append(_tamed(made)[:40])
+        last = known[len(operands) :]
+        return [last[-1], *(tf.reduce_sum(x, 0) for x in last[:-1])]
+
+    return function
