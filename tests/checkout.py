@@ -7,17 +7,21 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_BUILT = (".venv", "build", "dist", ".*_cache", ".hypothesis", "__pycache__", "*.so")
 
 
 def copy(to: Path) -> None:
     """Copy tracked files, and new files that git does not ignore; links stay links.
 
+    An unpacked source distribution has no git: all of it is copied but what is built there.
+
     Args:
         to: A folder, made if it is missing.
-
-    Raises:
-        subprocess.CalledProcessError: If this is not a checkout.
     """
+    if not (ROOT / ".git").exists():
+        left_out = shutil.ignore_patterns(*_BUILT)
+        shutil.copytree(ROOT, to, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+        return
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

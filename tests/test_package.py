@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def run_script(folder: Path, **variables: str) -> str:
     return done.stdout.splitlines()[-1].removeprefix("trained with ")
 
 
+URL = "https://example.org/owner/name"  # where the project might be published
+
+
 def build_wheel(folder: Path, core: bool) -> Path:
     """Build a wheel; with ``core``, CMake also builds the native core."""
     # From a copy, because setuptools takes all that an earlier build left in build/.
@@ -75,10 +79,53 @@ def build_wheel(folder: Path, core: bool) -> Path:
     command += ["--wheel-dir", str(folder), str(folder / "copy")]
     if not core:
         command.append("--no-build-isolation")
-    env = os.environ | {"COLLECTIVE_BUILD_CORE": str(int(core))}
+    env = os.environ | {"COLLECTIVE_BUILD_CORE": str(int(core)), "REPOSITORY_URL": URL}
     subprocess.run(command, env=env, check=True, timeout=2400)
     (wheel,) = folder.glob("keras_collective-*.whl")
     return wheel
+
+
+def check_links(metadata: Path) -> None:
+    """Checks that the page on PyPI leads somewhere: to this version, and to real files."""
+    text = metadata.read_text()
+    assert f"Project-URL: Source, {URL}\n" in text
+    (version,) = re.findall(r"^Version: (.*)$", text, re.M)
+    links = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'="(\S+?)"', text)]
+    links = [link for link in links if not link.startswith("#")]
+    assert len(links) > 25 and [link for link in links if "://" not in link] == []
+    ours = re.compile(rf"{re.escape(URL)}/(?:blob|raw)/v{re.escape(version)}/([^#]+)")
+    files = [match[1] for match in map(ours.match, links) if match]
+    assert len(files) > 25 and all((launch.ROOT / file).exists() for file in files)
+
+
+@pytest.mark.launches
+def test_a_source_distribution_has_what_a_checkout_has(tmp_path):
+    """Its Makefile, tests and pages name these files."""
+    copy, folder = tmp_path / "copy", tmp_path / "dist"
+    checkout.copy(copy)
+    command = [
+        sys.executable,
+        "setup.py",
+        "--quiet",
+        "sdist",
+        "--dist-dir",
+        str(folder),
+    ]
+    subprocess.run(command, cwd=copy, check=True, timeout=300)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        members = {m.name.partition("/")[2]: m for m in opened.getmembers()}
+    wanted = {
+        str(path.relative_to(copy))
+        for path in copy.rglob("*")
+        if (path.is_symlink() or path.is_file()) and path.suffix != ".pyc"
+    }
+    wanted = {
+        name for name in wanted if not name.startswith("keras_collective.egg-info")
+    }
+    assert wanted - set(members) == set()
+    assert members["collective/backends"].linkname == "../backends"
+    assert members[".ci/quietly"].mode & 0o100
 
 
 @pytest.mark.launches
@@ -102,8 +149,6 @@ def test_a_users_folders_of_our_names_stay_theirs(tmp_path):
 def test_a_wheel_holds_one_package(tmp_path, core):
     if not core and int(setuptools.__version__.split(".")[0]) < 77:
         pytest.skip("pyproject.toml needs setuptools 77")
-    if shutil.which("git") is None or not (launch.ROOT / ".git").exists():
-        pytest.skip("this is no checkout")
     with zipfile.ZipFile(build_wheel(tmp_path, core)) as wheel:
         names = wheel.namelist()
         wheel.extractall(tmp_path / "installed")
@@ -111,6 +156,7 @@ def test_a_wheel_holds_one_package(tmp_path, core):
     assert len(tops) == 2 and "collective" in tops, tops
     (info,) = tops - {"collective"}
     assert info.startswith("keras_collective-") and info.endswith(".dist-info")
+    check_links(tmp_path / "installed" / info / "METADATA")
     for folder in ("training", "backends", "comparison"):
         assert f"collective/{folder}/__init__.py" in names
     assert ("collective/native/libcollective.so" in names) == core

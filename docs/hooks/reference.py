@@ -10,7 +10,6 @@ import argparse
 import ast
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,9 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def modules(folder: str) -> str:
-    """Return a table of the files below a folder, with the first line of each."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    """A table of the files below a folder, with the first line of what each says."""
     rooms: dict[Path, list[Path]] = {}
-    for file in sorted({ROOT / name for name in listed.stdout.split()}):
+    for file in sorted((ROOT / folder).rglob("*")):
         if file.suffix in (".py", ".cc", ".h") and file.is_file():
             rooms.setdefault(file.parent, []).append(file)
     lines = []
