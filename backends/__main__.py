@@ -26,7 +26,11 @@ def main() -> None:
     add("--check", metavar="NAME", help="exit code 2 where ranks cannot use it here")
     add("--launcher", default="collectiverun", help="which starts them")
     add("--size", type=int, default=2, help="how many there are, on this host")
+    add("--unedited", metavar="SCRIPT", help="the Keras script that they run")
     options = parser.parse_args()
+    if options.unedited:  # as in a rank, so that a hint says what to type
+        sys.argv = [options.unedited]
+        sys.orig_argv = ["python", "-m", "collective.distribute", options.unedited]
     if options.check:
         sys.exit(_check(options.check, options.launcher, options.size))
     print(json.dumps(registry.describe_backends()))

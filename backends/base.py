@@ -25,18 +25,22 @@ from collective.errors import CollectiveError, UsageError
 from collective.running_time import Deadline
 
 
-def script_command() -> str:
+def python(unedited: str = "") -> str:
     """Return ``python script.py``, for hints, with the name of the script that runs.
 
-    Without a script, as in a notebook or with ``python -m``, the name is script.py. An
-    unedited script needs ``python -m collective.distribute``: without it, each process
-    would train by itself.
+    Without a script, as in a notebook or with ``python -m``, it is called script.py. An
+    unedited script needs ``python -m collective.distribute``: without, each process would
+    train by itself.
+
+    Args:
+        unedited: Options to put in front of an unedited script.
     """
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     known = name.endswith(".py") and name != "__main__.py"
-    unedited = "collective.distribute" in sys.orig_argv
-    module = "-m collective.distribute " if unedited else ""
-    return f"python {module}{name if known else 'script.py'}"
+    script = name if known else "script.py"
+    if "collective.distribute" not in sys.orig_argv:
+        return f"python {script}"
+    return " ".join(filter(None, ("python -m collective.distribute", unedited, script)))
 
 
 def end_process(exit_code: int) -> NoReturn:
@@ -329,17 +333,23 @@ class OneProcessBackend(Backend):
             raise UsageError(
                 f"backend {self.name!r} is one process, but {self.size} were started: "
                 "each would train a model of its own",
-                hint=f"another backend, or one process: {script_command()}",
+                hint=f"another backend, or one process: {self.typed(self.size)}",
             )
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
         """Return whether it is usable: if no launcher started several processes."""
         if environment.size > 1:
-            return Availability(
-                False, f"{environment.size} processes were started", script_command()
-            )
+            started = f"{environment.size} processes were started"
+            return Availability(False, started, cls.typed(environment.size))
         return Availability(True, cls._found())
+
+    @classmethod
+    def typed(cls, replicas: int) -> str:
+        """Return what to type for one process with so many replicas."""
+        takes = {name for kind in cls.__mro__ for name in vars(kind).get("takes", ())}
+        devices = f" --devices {replicas}" if "devices" in takes else ""
+        return python(f"--backend {cls.name}{devices}")
 
     @classmethod
     def _found(cls) -> str:

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from collective.installation import with_addresses
+
 
 def printable(text: str) -> str:
     r"""Return a text that cannot control a terminal: its names may come from anywhere.
@@ -58,7 +60,7 @@ class CollectiveError(Exception):
         everywhere: bool = True,
     ):
         self.message = printable(message)
-        self.hint = printable(hint)
+        self.hint = with_addresses(printable(hint))
         super().__init__(self.message)
         self.everywhere = everywhere
         if exit_code is not None:

@@ -11,6 +11,8 @@ import logging
 import os
 import sys
 
+from collective.installation import with_addresses
+
 VARIABLE = "COLLECTIVE_LOG"
 
 
@@ -18,7 +20,7 @@ class _ToStderr(logging.Handler):
     """A handler that writes to the current ``sys.stderr``, and flushes it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        text = with_addresses(f"{record.levelname.lower()}: {record.getMessage()}")
         print(text, file=sys.stderr, flush=True)
 
 

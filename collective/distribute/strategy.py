@@ -111,8 +111,8 @@ def _check(backend: Backend) -> None:
         raise UsageError(
             "a tf.distribute program cannot run in an elastic job: a rank that joins "
             "would be at another place of the program",
-            hint="leave out --min-np; after a failure start the job again, and let the "
-            "program continue from checkpoints of its own",
+            hint="leave out --min-np; and start the program again after a failure: it "
+            "continues from checkpoints of its own",
         )
     if backend.tensor is not None or backend.stages:
         raise UsageError(

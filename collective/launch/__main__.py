@@ -77,7 +77,7 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     others = [host.name for host in placed if not hosts.is_local(host)]
     here = not others and not options.use_mpi
     if options.backend:
-        _check_backend(options.backend, size, "collectiverun" if here else "mpirun")
+        _check_backend(options, size, "collectiverun" if here else "mpirun")
     if here:
         _note_unused(options)
         return _run_here(single_host.job(options, size), options)
@@ -115,13 +115,15 @@ def _run_here(
     return code
 
 
-def _check_backend(name: str, size: int, launcher: str) -> None:
-    """Refuse a backend that ranks on this host could not use, before they are started.
+def _check_backend(options: LaunchOptions, size: int, launcher: str) -> None:
+    """Refuses a backend that ranks on this host could not use, before they are started.
 
     Like the doctor, it asks a program of its own, because this package must not import a
     backend.
     """
-    words = ("--check", name, "--launcher", launcher, "--size", str(size))
+    words = ["--check", options.backend, "--launcher", launcher, "--size", str(size)]
+    if script := next((w for w in options.command if w.endswith(".py")), ""):
+        words += ["--unedited", script]
     answer = processes.run(python_command.command("collective.backends", *words), 60)
     if answer.code == UsageError.exit_code:
         message, _, hint = answer.out.strip().partition("\nHINT: ")

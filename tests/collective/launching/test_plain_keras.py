@@ -122,7 +122,16 @@ def test_options_behind_the_script(typed, said, takes, tmp_path, monkeypatch, ca
         ("--backend natve", "unknown backend 'natve'", "did you mean native?"),
         ("--set accumulat=4", "no option 'accumulat'", "did you mean accumulate?"),
         ("--set accumulate=four", "not a value of Python", "--set accumulate=4"),
-        ("--backend tf-mirrored", "2 processes were started", "python script.py"),
+        (
+            "--backend tf-mirrored",
+            "2 processes were started",
+            "python -m collective.distribute --backend tf-mirrored --devices 2 mine.py",
+        ),
+        (
+            "--backend tf-one-device",
+            "2 processes were started",
+            "python -m collective.distribute --backend tf-one-device mine.py",
+        ),
     ],
 )
 def test_mistakes_are_named_before_ranks_start(typed, message, hint, tmp_path, capsys):
