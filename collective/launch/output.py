@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from collective.errors import printable
+from collective.launch import likeness
 from collective.launch.screen import Screen, label
 from collective.running_time import Deadline
 
@@ -70,6 +71,11 @@ class OutputStyle:
     plain_stdout: bool = False
 
     @property
+    def one_program(self) -> bool:
+        """Whether all ranks run one program whose output is that of rank 0."""
+        return self.plain_stdout
+
+    @property
     def captures(self) -> bool:
         """Return whether output passes through the launcher at all."""
         return self.prefix or self.timestamp or self.directory is not None
@@ -92,6 +98,7 @@ class RankOutput:
         self, rank: int, size: int, style: OutputStyle, screen: Screen | None = None
     ):
         self.rank, self.style, self._screen = rank, style, screen
+        self._process = 0
         # The last lines of its error stream.
         self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
@@ -101,8 +108,15 @@ class RankOutput:
             folder = style.directory / f"rank.{rank:0{width}}"
             self._files = _files_in(folder, ("stdout", "stderr"), style.appends)
 
-    def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
-        """Take the pipes of the rank's process; ``start`` begins to read them."""
+    def attach(
+        self, stdout: IO[bytes] | None, stderr: IO[bytes] | None, process: int = 0
+    ) -> None:
+        """Takes the pipes of the rank's process; ``start`` begins to read them.
+
+        Args:
+            process: Its number.
+        """
+        self._process = process
         screens = (sys.stdout, sys.stderr)
         for pipe, target in zip((stdout, stderr), self._files or screens, strict=True):
             if pipe is not None:
@@ -133,13 +147,16 @@ class RankOutput:
 
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         quiet = LOG_LEVEL not in os.environ
-        for line in lines(pipe):
+        read = lines(pipe)
+        if is_error and self.rank and self.style.one_program:
+            read = likeness.messages(read)  # rank 0 draws the bars of all
+        for line in read:
             if quiet and _AT_IMPORT.match(line):
                 continue
             if is_error and not self._is_shown(line):
                 continue
             if self._screen is not None:
-                self._screen.put(self.rank, line, is_error)
+                self._screen.put(self.rank, line, is_error, self._process)
             elif self._files:
                 self._write(target, line)
             else:
@@ -174,9 +191,11 @@ class RankOutput:
     def unseen_errors(self) -> list[str]:
         """Return the kept errors, or none if the screen still shows them near its end."""
         at = RankOutput.error_at.get(self.rank)
-        if at is not None and RankOutput.on_screen - at < _NEAR_LINES:
-            return []
-        return list(self.last_errors)
+        if at is None or RankOutput.on_screen - at >= _NEAR_LINES:
+            return list(self.last_errors)
+        repeated = self._screen.repeated[self.rank] if self._screen is not None else ()
+        left_out = set(repeated) & set(list(self.last_errors)[-_NEAR_LINES:])
+        return list(self.last_errors) if left_out else []
 
     def _is_shown(self, line: str) -> bool:
         """Keep a line of stderr; return whether it is shown."""

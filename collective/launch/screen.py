@@ -1,8 +1,12 @@
 """The screen that the ranks of a host share: a line that all print on stderr is shown once.
 
-A line of stderr waits for the same line of the other ranks, for a second at most, and the
-later lines of its rank wait with it. So no line is lost, and the lines of a rank keep their
-order. Each line begins with the ranks that have printed it: ``[0]``, ``[0-3]``.
+A line of stderr waits for the same line of the other ranks, for a second at most, and what
+its rank prints behind it waits, too: no rank's lines change their order. Who has printed a
+line is in front of it: ``[0]``, ``[0-3]``. Lines are the same that differ in times or
+process numbers only.
+
+Ranks may be seconds apart. Where all run one program, a line that comes later than another
+rank's is left out; it is kept for the report of a rank that fails.
 """
 
 from __future__ import annotations
@@ -11,23 +15,53 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from collective.launch.cores import describe
+from collective.launch.likeness import common
 
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
-_MOST_LINES = 1000  # most waiting lines of a rank
+_MOST_LINES = 1000  # of a rank, that wait
+_MOST_KNOWN = 10_000  # lines that are known to be on the screen
+_KEPT_REPEATED = 100  # of a rank
 
 # Prints a line of these ranks: the text, and whether it is from stderr.
 Print = Callable[[Sequence[int], str, bool], None]
 
 
-class Screen:
-    """Lines of several ranks, each put by a thread of its own."""
+@dataclass(frozen=True)
+class _Line:
+    """A line that waits.
 
-    def __init__(self) -> None:
-        # The waiting lines by rank: text, whether from stderr, and until when.
-        self._lines: dict[int, collections.deque[tuple[str, bool, float]]] = {}
+    Attributes:
+        common: The text without what differs between ranks.
+        until: When it waits no more.
+    """
+
+    text: str
+    is_error: bool
+    common: str
+    until: float
+
+
+class Screen:
+    """Lines of several ranks, each put by a thread of its own.
+
+    Args:
+        one_program: Whether all ranks run one program and what it prints is the same.
+
+    Attributes:
+        repeated: By rank, its last lines that were left out.
+    """
+
+    def __init__(self, one_program: bool = False) -> None:
+        self._one_program = one_program
+        self.repeated: dict[int, collections.deque[str]] = {}
+        # How often a line is on the screen, and how often each rank has printed it.
+        self._shown = collections.Counter[str]()
+        self._printed = collections.Counter[tuple[int, str]]()
+        self._lines: dict[int, collections.deque[_Line]] = {}  # that wait, by rank
         self._printers: dict[int, Print] = {}
         self._open: set[int] = set()  # ranks that may print more
         self._lock = threading.Condition()
@@ -37,6 +71,7 @@ class Screen:
         """Add a rank, for whose lines the other ranks wait."""
         with self._lock:
             self._lines[rank], self._printers[rank] = collections.deque(), printer
+            self.repeated[rank] = collections.deque(maxlen=_KEPT_REPEATED)
             self._open.add(rank)
 
     def close(self, rank: int) -> None:
@@ -45,10 +80,16 @@ class Screen:
             self._open.discard(rank)
             self._show_due(self._lines)
 
-    def put(self, rank: int, text: str, is_error: bool) -> None:
-        """Print a line of a rank, at once or in a second."""
+    def put(self, rank: int, text: str, is_error: bool, process: int = 0) -> None:
+        """Prints a line of a rank, now or in a second.
+
+        Args:
+            process: The rank's process number, by which its lines may differ from others.
+        """
+        until = time.monotonic() + WAIT_SECONDS
         with self._lock:
-            self._lines[rank].append((text, is_error, time.monotonic() + WAIT_SECONDS))
+            line = _Line(text, is_error, common(text, process), until)
+            self._lines[rank].append(line)
             if len(self._lines[rank]) > _MOST_LINES:
                 self._show_first(rank)
             self._show_due([rank])
@@ -75,34 +116,58 @@ class Screen:
         left = [*ranks]
         while left:
             rank = left.pop()
-            if self._lines[rank] and self._is_due(*self._lines[rank][0]):
+            if self._lines[rank] and self._is_due(rank, self._lines[rank][0]):
                 left += self._show_first(rank)
 
-    def _is_due(self, text: str, is_error: bool, until: float) -> bool:
-        every = not is_error or all(self._begins_with(r, text) for r in self._open)
-        return every or until <= time.monotonic()
+    def _is_due(self, rank: int, line: _Line) -> bool:
+        if not line.is_error or line.text.endswith("\r"):  # a bar that is drawn anew
+            return True
+        if self._is_repeated(rank, line) or line.until <= time.monotonic():
+            return True
+        return all(self._begins_with(each, line) for each in self._open)
 
-    def _begins_with(self, rank: int, text: str) -> bool:
-        """Return whether the first line of a rank is this line of stderr."""
+    def _is_repeated(self, rank: int, line: _Line) -> bool:
+        """Whether the screen has this line as often as the rank has printed it with this."""
+        printed = self._printed[rank, line.common]
+        return self._one_program and printed < self._shown[line.common]
+
+    def _begins_with(self, rank: int, line: _Line) -> bool:
+        """Whether the first line of a rank is this one of stderr."""
         lines = self._lines[rank]
-        return bool(lines) and lines[0][:2] == (text, True)
+        return bool(lines) and lines[0].is_error and lines[0].common == line.common
 
     def _show_first(self, rank: int) -> list[int]:
-        """Print the first line of a rank once for all ranks with it; return these ranks."""
-        text, is_error, _ = self._lines[rank][0]
-        having = [each for each in self._lines if self._begins_with(each, text)]
-        having = having if is_error else [rank]
+        """Prints the first line of a rank, once for all that have it; returns these."""
+        line = self._lines[rank][0]
+        if line.is_error and self._is_repeated(rank, line):
+            self._lines[rank].popleft()
+            self.repeated[rank].append(line.text)
+            self._printed[rank, line.common] += 1
+            return [rank]
+        having = [each for each in self._lines if self._begins_with(each, line)]
+        having = having if line.is_error else [rank]
         for each in having:
             self._lines[each].popleft()
-        self._printers[rank](having, text, is_error)
+        self._printers[rank](having, line.text, line.is_error)
+        if line.is_error and self._one_program:
+            self._note(having, line.common)
         return having
+
+    def _note(self, ranks: Sequence[int], text: str) -> None:
+        """Notes that a line of these ranks is on the screen."""
+        if len(self._shown) >= _MOST_KNOWN:
+            self._shown.clear()
+            self._printed.clear()
+        self._shown[text] += 1
+        for rank in ranks:
+            self._printed[rank, text] += 1
 
     def _work(self) -> None:
         """Print lines that have waited long enough."""
         with self._lock:
             while True:
                 self._show_due(self._lines)
-                dues = [lines[0][2] for lines in self._lines.values() if lines]
+                dues = [lines[0].until for lines in self._lines.values() if lines]
                 left = min(dues, default=0.0) - time.monotonic()
                 self._lock.wait(max(0.0, left) if dues else None)
 

@@ -106,7 +106,7 @@ class Supervisor:
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
         shares = size > 1 and self.style.prefix and self.style.directory is None
-        self.screen = Screen() if shares else None
+        self.screen = Screen(self.style.one_program) if shares else None
         self.ending = self.interrupted = False
         self.signals: list[int] = []  # signals that this process got
         self.exit_code = 0
@@ -254,7 +254,7 @@ class Supervisor:
         self.mark_of[process.pid] = mark
         self.watchdog.add(process.pid, mark)
         self.outputs[spec.rank] = output
-        output.attach(process.stdout, process.stderr)
+        output.attach(process.stdout, process.stderr, process.pid)
         if self.verbose:
             cores = f" on cores {describe(spec.cores)}" if spec.cores else ""
             print_message(f"{self.name(spec.rank)} is process {process.pid}{cores}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collective.launch import screen
+from collective.launch import likeness, screen
 from collective.launch.screen import Screen, label
 
 
@@ -104,3 +104,88 @@ def test_nothing_is_lost_and_no_rank_changes_its_order(given_lines):
 def test_labels():
     assert [label([0]), label([2, 0, 1, 5])] == ["[0] ", "[0-2,5] "]
     assert re.fullmatch(r"\[\d\] ", label([7]))
+
+
+class OneProgram(Shown):
+    """Ranks that run one program."""
+
+    def __init__(self, size):
+        Screen.__init__(self, one_program=True)
+        self.lines = []
+        for rank in range(size):
+            self.open(rank, lambda *line: self.lines.append(line))
+
+
+def test_a_late_line_of_another_rank_is_left_out_and_kept():
+    shown = OneProgram(2)
+    shown.put(0, "a warning", True)
+    shown.put(0, "a warning", True)
+    shown.flush()
+    for _ in range(3):
+        shown.put(1, "a warning", True)
+    shown.flush()
+    assert [ranks for ranks, *_ in shown.lines] == [[0], [0], [1]]
+    assert [*shown.repeated[1]] == ["a warning"] * 2 and not shown.repeated[0]
+
+
+def test_a_bar_does_not_wait_for_other_ranks():
+    shown = OneProgram(2)
+    shown.put(0, " 10%|#  |\r", True)
+    assert [text for _, text, _ in shown.lines] == [" 10%|#  |\r"]
+
+
+@given(LINES)
+def test_a_line_of_one_program_is_shown_as_often_as_one_rank_prints_it(given_lines):
+    shown = OneProgram(3)
+    for line in given_lines:
+        shown.put(*line)
+    shown.flush()
+    for text in "abc":
+        counts = [given_lines.count((rank, text, True)) for rank in range(3)]
+        assert sum(line[1:] == (text, True) for line in shown.lines) == max(counts)
+        out = [
+            (rank, text)
+            for rank, t, error in given_lines
+            if (t, error) == (text, False)
+        ]
+        assert sum(line[1:] == (text, False) for line in shown.lines) == len(out)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2026-11-28 10:00:01,250 WARNING x", "2026-11-28 10:00:02,001 WARNING x"),
+        ("2026-11-28T10:00:01Z x", "2026-11-28T10:00:02Z x"),
+        ("I0000 00:00:1764.25     100 port.cc:153] x", "I0000 00:00:1764.75  101 port.cc:153] x"),
+        ("2026-11-28 10:00:01.25: I tensorflow/x.cc:1] x", "2026-11-28 10:00:01.5: I tensorflow/x.cc:1] x"),
+        ("[4711] x", "[4712] x"),
+        ("pid=12 x", "pid=13 x"),
+        ("<A at 0x7f00aa001200>", "<A at 0x7f00aa001300>"),
+    ],
+)  # fmt: skip
+def test_times_and_processes_make_no_other_line(one, other):
+    assert likeness.common(one, 4711) == likeness.common(other, 4712)
+    assert likeness.common(f"{one}!", 4711) != likeness.common(other, 4712)
+
+
+@pytest.mark.parametrize("text", ["step 7: loss 0.25", "epoch 4711/9000", "10:30"])
+def test_other_numbers_do(text):
+    assert likeness.common(text, 7) == text
+
+
+BAR = " 50%|#####     | 5/10 [00:01<00:01, 4.9it/s]"
+
+
+@pytest.mark.parametrize(
+    ("printed", "left"),
+    [
+        ("a\nb\n", ["a\n", "b\n"]),
+        (f"a\n\r{BAR}\r{BAR}\nb\n", ["a\n", "b\n"]),
+        (f"\r{BAR}WARNING: x\n", ["WARNING: x\n"]),
+        (f"\r{BAR}\r{' ' * 40}\rWARNING: x\n\n", ["WARNING: x\n", "\n"]),
+        ("\r7it [00:01, 4.9it/s]\n", []),
+        ("\rloss [0.5] of step 3\n", ["loss [0.5] of step 3\n"]),
+    ],
+)
+def test_messages_are_what_is_no_bar(printed, left):
+    assert [*likeness.messages(printed.splitlines(keepends=True))] == left
