@@ -153,7 +153,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
 def _run(script: Script, distribution: Distribution) -> int:
     """Run the script; a rank that fails ends the job."""
     from collective.training.unedited.script import print_failure
-    from collective.training.unedited.script_job import REMOVE, SAVE
+    from collective.training.unedited.script_job import INPUT, REMOVE, SAVE
 
     backend = distribution.job.backend
     if backend.size > 1 and backend.rank == 0:
@@ -180,7 +180,7 @@ def _run(script: Script, distribution: Distribution) -> int:
     except BaseException as error:
         return _failed(error, distribution)
     job = distribution.job
-    reported = job.used - {SAVE, REMOVE}
+    reported = job.used - {INPUT, REMOVE, SAVE}
     if backend.size > 1 and backend.rank == 0 and not reported:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "

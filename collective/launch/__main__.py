@@ -121,7 +121,14 @@ def _check_backend(options: LaunchOptions, size: int, launcher: str) -> None:
     Like the doctor, it asks a program of its own, because this package must not import a
     backend.
     """
-    words = ["--check", options.backend, "--launcher", launcher, "--size", str(size)]
+    words = [
+        "--check",
+        options.backend or "auto",
+        "--launcher",
+        launcher,
+        "--size",
+        str(size),
+    ]
     if script := next((w for w in options.command if w.endswith(".py")), ""):
         words += ["--unedited", script]
     answer = processes.run(python_command.command("collective.backends", *words), 60)

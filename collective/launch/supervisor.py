@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Protocol
+from typing import IO, Protocol
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
-from collective.launch import containment, endings, processes
+from collective.launch import containment, endings, processes, terminal
 from collective.launch.cores import describe
 from collective.launch.endings import Lingering, Undead
 from collective.launch.options import LaunchOptions
@@ -106,6 +106,7 @@ class Supervisor:
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
         shares = size > 1 and self.style.prefix and self.style.directory is None
+        self._typed_to: IO[bytes] | None = None  # the process that the terminal is for
         self.screen = Screen(self.style.one_program) if shares else None
         self.ending = self.interrupted = False
         self.signals: list[int] = []  # signals that this process got
@@ -177,6 +178,8 @@ class Supervisor:
         except OSError as error:
             self._note_not_started(error)
         never_block()
+        if self._typed_to is not None:
+            terminal.pass_on(self._typed_to)
         for output in self.outputs.values():
             output.start()
 
@@ -232,7 +235,7 @@ class Supervisor:
             spec.rank, self.size, self.style, self.screen
         )
         pipe = subprocess.PIPE if self.style.captures else None
-        wants_input = spec.takes_input and not sys.stdin.isatty()
+        stdin = self._stdin(spec)
         ours = {k: v for k, v in os.environ.items() if k not in spec.hidden}
         variables = {**ours, **spec.variables}
         if self.membership is not None:
@@ -245,7 +248,7 @@ class Supervisor:
             has_threads=has_threads,
             cores=spec.cores,
             env=variables,
-            stdin=None if wants_input else subprocess.DEVNULL,
+            stdin=stdin,
             stdout=None if self.style.plain_stdout else pipe,
             stderr=pipe,
             close_fds=not self.inherits_files,
@@ -255,9 +258,19 @@ class Supervisor:
         self.watchdog.add(process.pid, mark)
         self.outputs[spec.rank] = output
         output.attach(process.stdout, process.stderr, process.pid)
+        if process.stdin is not None:
+            self._typed_to = process.stdin
         if self.verbose:
             cores = f" on cores {describe(spec.cores)}" if spec.cores else ""
             print_message(f"{self.name(spec.rank)} is process {process.pid}{cores}")
+
+    def _stdin(self, spec: ProcessSpec) -> int | None:
+        """Return what ``Popen`` takes: our own input, a pipe from the terminal, or none."""
+        if not spec.takes_input:
+            return subprocess.DEVNULL
+        if not sys.stdin.isatty():
+            return None
+        return subprocess.PIPE if self.style.one_program else subprocess.DEVNULL
 
     def report_failure(self, hint: str = "") -> None:
         """Print that the job was interrupted, or which process failed.

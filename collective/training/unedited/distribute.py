@@ -32,6 +32,7 @@ from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
 from collective.training.unedited.script_job import ScriptJob
+from collective.training.unedited.standard_input import replace_stdin
 from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
@@ -70,6 +71,7 @@ class Distribution:
             replace_checkpoint_writer(job)
             replace_mkdir(job)
             replace_removals(job)
+            replace_stdin(job)
             if by_keras:
                 keep_writes_private(job)
             replace_cache(job)

@@ -37,8 +37,9 @@ CALLS = (
     "keras.distribution.set_distribution",
     "a read of weights that ranks have shards of",
     "a removal or renaming of a file",
+    "a read of standard input",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE, INPUT = CALLS
 _REMOVAL = CALLS.index(REMOVE)
 
 
