@@ -33,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=count, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--json", metavar="FILE", help="write the results")
+    add("--plot", metavar="FILE",
+        help="draw losses, differences and the parts of a step: .png, .svg, .pdf")  # fmt: skip
     add("--deadline", type=_seconds, default=600, metavar="SECONDS",
         help="time limit of one run")  # fmt: skip
     add("--precision", metavar="NAME",

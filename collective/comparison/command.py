@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from collective import json_file
 from collective import train as cli
-from collective.comparison import tables
+from collective.comparison import plot, tables
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, ComparisonOptions
@@ -21,6 +21,7 @@ from collective.errors import UsageError, printable
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
         "--devices", "--hook", "--ledger", "--list-backends", "--resume",
         "--timeline", "--verbose")  # fmt: skip
+RUN_SECONDS = 12.0  # of a run on two idle cores, most of which starts TensorFlow
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
@@ -71,7 +72,13 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     comparison = Comparison(plan, results)
     if args.json:
         json_file.check_writable("--json", args.json)
+    if args.plot:
+        json_file.check_writable("--plot", args.plot)
+        plot.check_matplotlib()
+    results.look_at_machine()
+    _announce(comparison, console)
     signalled = _run(comparison, console)
+    results.look_at_machine()
     _show(results, console)
     if quick:
         console.print(
@@ -80,9 +87,25 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         )
     if args.json:
         results.write(args.json)
+    if args.plot:
+        plot.draw(results, args.plot)
     if signalled:
         return 128 + signalled
     return int(not results.all_equal or results.failed)
+
+
+def _announce(comparison: Comparison, console: Console) -> None:
+    """Prints how long the comparison will take, and whether times will mean something."""
+    seconds = comparison.runs * RUN_SECONDS
+    console.print(
+        f"{comparison.runs} runs: about {seconds / 60:.0f} min with the default model on two "
+        "idle cores"
+    )
+    if busy := comparison.results.busy:
+        console.print(
+            f"{busy[0].upper()}{busy[1:]} just now: the runs take longer, and their times say "
+            "little. What is equal does not depend on it."
+        )
 
 
 def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:

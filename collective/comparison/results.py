@@ -19,6 +19,8 @@ from collective.comparison.speed import Timed
 from collective.launch.versions import installed
 
 SCHEMA = 1
+_LOOK_SECONDS = 1.0
+_BUSY = 0.15  # share of the cores from which on times say little
 
 
 @dataclass
@@ -61,6 +63,19 @@ class Results:
         return any(proof.failures for proof in self.equal.values()) or any(
             one.failure for of in self.fast.values() for one in of.values()
         )
+
+    @property
+    def busy(self) -> str:
+        """That the machine had other work, in a few words; '' if it had little."""
+        share = self.machine.get("busy", 0.0)
+        return f"other programs used {share:.0%} of the cores" if share > _BUSY else ""
+
+    def look_at_machine(self) -> None:
+        """Notes how busy other programs keep the cores; called while nothing of ours runs."""
+        cores = os.sched_getaffinity(0)
+        used = psutil.cpu_percent(_LOOK_SECONDS, percpu=True)
+        share = sum(used[i] for i in cores if i < len(used)) / (100 * len(cores))
+        self.machine["busy"] = max(share, self.machine.get("busy", 0.0))
 
     @property
     def verdict(self) -> str:

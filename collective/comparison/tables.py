@@ -96,6 +96,8 @@ def _fast(results: Results, replicas: int) -> Table:
         )
     if winner := _winner(timed):
         table.sentences.append(winner.sentence())
+    if results.busy:
+        table.sentences.append(f"Beside the runs, {results.busy}: times say little.")
     threads = max(1, cores // replicas)
     table.sentences.append(
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "

@@ -1,0 +1,222 @@
+"""The picture of a comparison: the same losses, how far apart they are, and what a step costs.
+
+Matplotlib draws it, and is imported when a picture is asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from collective.comparison.results import Proof, Results
+from collective.comparison.speed import Timed
+from collective.errors import CollectiveError, UsageError
+
+# Of Okabe and Ito: colours that differ for everybody.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5F00")
+_REFERENCE_COLOUR = "#C9CED6"
+_PARTS = {
+    "input": ("input", "#B8C4D6"),
+    "compute": ("compute", "#0072B2"),
+    "wait": ("wait for the slowest", "#E69F00"),
+    "all_reduce": ("all-reduce", "#D55E00"),
+    "update": ("update", "#009E73"),
+}
+_INK, _FAINT = "#22303C", "#8A96A3"
+_LEAST = 1e-17  # where a difference of 0 is drawn, on a scale that has no 0
+_STYLE = {
+    "font.size": 9.5,
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.titleweight": "bold",
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "collective",  # the same file from the same results
+}
+
+
+def check_matplotlib() -> None:
+    """Refuses a picture that cannot be drawn, before the work whose results it shows.
+
+    Raises:
+        UsageError: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "--plot: Matplotlib is not installed", hint="pip install matplotlib"
+        ) from None
+
+
+def draw(results: Results, path: str) -> None:
+    """Draws what was found into a file; its ending says of which kind (.png, .svg, .pdf).
+
+    Raises:
+        CollectiveError: It cannot be written, or is of no kind that Matplotlib knows.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    proofs = [*results.equal.items()]
+    counts = sorted(map(int, results.fast))
+    rows = len(proofs[:1]) + len(counts)
+    if not rows:
+        return
+    with matplotlib.rc_context(_STYLE):
+        heights = [3.0] * len(proofs[:1]) + [
+            0.9 + 0.32 * len(_timed(results, count)) for count in counts
+        ]
+        figure = Figure((10.5, sum(heights) + 1.1), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.16, w_pad=0.16, hspace=0.04)
+        grid = figure.add_gridspec(rows, 2, height_ratios=heights)
+        for precision, proof in proofs[:1]:
+            colours = _colours(proof.losses, proof.reference)
+            _draw_losses(figure.add_subplot(grid[0, 0]), precision, proof, colours)
+            _draw_differences(figure.add_subplot(grid[0, 1]), proof, colours)
+        for row, count in enumerate(counts, rows - len(counts)):
+            _draw_steps(figure.add_subplot(grid[row, :]), _timed(results, count), count)
+        figure.suptitle(
+            results.verdict, x=0.012, ha="left", weight="bold", fontsize=13, color=_INK
+        )
+        figure.supxlabel(_footer(results), x=0.012, ha="left", fontsize=8, color=_FAINT)
+        try:
+            kind = os.path.splitext(path)[1].lower()
+            date = {"metadata": {"Date": None}} if kind == ".svg" else {}
+            figure.savefig(path, dpi=160, **date)
+        except (OSError, ValueError) as error:
+            raise CollectiveError(
+                f"--plot: {path} cannot be written: {error}", hint="--plot FILE.png"
+            ) from None
+
+
+def _timed(results: Results, count: int) -> dict[str, Timed]:
+    """The backends that were timed at a number of replicas, the quickest step first."""
+    timed = {n: t for n, t in results.fast[str(count)].items() if t.parts}
+    return dict(sorted(timed.items(), key=lambda pair: pair[1].step))
+
+
+def _colours(names: Mapping[str, Any], reference: str) -> dict[str, str]:
+    others = [name for name in names if name != reference]
+    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(others)}
+
+
+def _draw_losses(
+    axes: Any, precision: str, proof: Proof, colours: Mapping[str, str]
+) -> None:
+    """One curve a backend; dashes leave the others visible below the last."""
+    axes.set_title(f"Loss of each step, {precision}")
+    reference = proof.losses.get(proof.reference, [])
+    steps = range(1, len(reference) + 1)
+    axes.plot(
+        steps, reference, color=_REFERENCE_COLOUR, linewidth=7, label=proof.reference,
+        solid_capstyle="round",
+    )  # fmt: skip
+    for i, (name, colour) in enumerate(colours.items()):
+        losses = proof.losses[name]
+        dashes = (3 * i, (3, 3 * max(len(colours) - 1, 0)))
+        axes.plot(
+            range(1, len(losses) + 1), losses, color=colour, linewidth=1.8,
+            linestyle=dashes if len(colours) > 1 else "-",
+        )  # fmt: skip
+        axes.plot([], [], color=colour, linewidth=1.8, label=name)  # in the legend
+    axes.set_xlabel("step")
+    if min(reference, default=-1.0) >= 0:
+        axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#EEF1F4")
+    axes.set_axisbelow(True)
+    axes.legend(loc="best", labelcolor=_INK, handlelength=1.6)
+
+
+def _draw_differences(axes: Any, proof: Proof, colours: Mapping[str, str]) -> None:
+    """How far each backend has been from the reference; above the line is no rounding."""
+    axes.set_title(f"Largest relative difference from {proof.reference} so far")
+    reference = proof.losses.get(proof.reference, [])
+    for name, colour in colours.items():
+        found = _largest_so_far(proof.losses[name], reference)
+        axes.plot(
+            range(1, len(found) + 1), found, color=colour, linewidth=1.8, alpha=0.85,
+            drawstyle="steps-post",
+        )  # fmt: skip
+        if name in proof.verdicts:
+            weights = max(proof.verdicts[name].parameter, _LEAST)
+            axes.plot(len(found) + 2, weights, "D", color=colour, markersize=5)
+    limits = [v.tolerance for v in proof.verdicts.values()]
+    if limits and reference:
+        first, last = max(limits)
+        axes.plot([1, len(reference) + 2], [first, last], color=_INK, linewidth=1)
+        axes.annotate(
+            "more than this is not rounding", (1, first), (0, -11), fontsize=8.5,
+            textcoords="offset points",
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_ylim(_LEAST / 3, None)
+    lowest = [_LEAST, *(10.0**power for power in range(-15, 1, 3))]
+    top = axes.get_ylim()[1]
+    ticks = [tick for tick in lowest if tick <= top]
+    axes.set_yticks(ticks, ["0", *(f"1e{round(math.log10(t))}" for t in ticks[1:])])
+    axes.minorticks_off()
+    axes.grid(axis="y", color="#EEF1F4")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("step   ·   lines: losses   ·   diamonds: weights after the last")
+
+
+def _largest_so_far(mine: Sequence[float], reference: Sequence[float]) -> list[float]:
+    pairs = zip(mine, reference, strict=False)
+    found = (abs(a - b) / (abs(b) or 1.0) for a, b in pairs)
+    # A loss that is not finite is as far away as can be, from its step on.
+    finite = (max(d, _LEAST) if math.isfinite(d) else 1.0 for d in found)
+    return [*itertools.accumulate(finite, max)]
+
+
+def _draw_steps(axes: Any, timed: Mapping[str, Timed], replicas: int) -> None:
+    """One bar a backend, of the parts of a step."""
+    several = "s" if replicas > 1 else ""
+    axes.set_title(f"Time of a step, {replicas} replica{several}, ms")
+    left = dict.fromkeys(timed, 0.0)
+    for part, (title, colour) in _PARTS.items():
+        widths = [1e3 * one.parts.get(part, 0.0) for one in timed.values()]
+        axes.barh([*timed], widths, 0.62, [*left.values()], color=colour, label=title)
+        for name, width in zip(timed, widths, strict=True):
+            left[name] += width
+    longest = max(left.values(), default=0.0)
+    for place, (name, end) in enumerate(left.items()):
+        rate = f"{end:.1f}   ({timed[name].rate:,.0f} samples/s)"
+        axes.text(end + longest / 100, place, rate, va="center", fontsize=8.5)
+    axes.set_xlim(0, 1.24 * longest or 1)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color="#EEF1F4")
+    axes.set_axisbelow(True)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_PARTS), borderpad=0,
+        handlelength=0.9, handleheight=0.9, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def _footer(results: Results) -> str:
+    found, cores = results.machine, results.machine["cores"]
+    said = [
+        results.options.get("command", ""),
+        f"{cores} cores, {found['architecture']}",
+    ]
+    said += [f"TensorFlow {results.versions['tensorflow']}"] * (
+        "tensorflow" in results.versions
+    )
+    if warning := results.busy:
+        said.append(warning)
+    return "   ·   ".join(filter(None, said))
