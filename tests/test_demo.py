@@ -41,13 +41,15 @@ def test_what_it_makes_of_an_outcome(demo):
     one = demo.Outcome(0, "loss: 0.5\n")
     ours = demo.Run("ours", demo.OURS, "a.py")
     theirs = demo.Run("stock", demo.ONE, "a.py b", why="because")
-    assert demo.verdict(ours, demo.Outcome(0, "loss: 5.000001e-01\n"), one) == (
-        "equal",
+    same, near = (demo.Outcome(0, f"loss: {loss}\n") for loss in (0.5, 0.5000001))
+    assert demo.verdict(ours, same, one) == ("equal", True)
+    assert demo.verdict(ours, near, one) == ("equal, 2e-07 apart by rounding", True)
+    other = demo.Outcome(0, "[0] loss: 0.6\n")
+    assert demo.verdict(ours, other, one) == ("another model, 0.2 apart: why?", False)
+    assert demo.verdict(theirs, other, one) == (
+        "another model, 0.2 apart: because",
         True,
     )
-    other = demo.Outcome(0, "[0] loss: 0.6\n")
-    assert demo.verdict(ours, other, one) == ("another model: why?", False)
-    assert demo.verdict(theirs, other, one) == ("another model: because", True)
     crashed = demo.Outcome(1, "[0] ValueError: no\nloss: 0.5\n")
     assert demo.verdict(theirs, crashed, one) == ("ends with a ValueError", True)
     assert demo.verdict(ours, crashed, one) == ("ends with a ValueError", False)

@@ -20,6 +20,11 @@ from tests import launch
 SITE = Path(__file__).resolve().parent.parent / "build" / "site"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 PHONE, DESK = ({"width": width, "height": 844} for width in (390, 1280))
+# The first words of each table that is wider than the text.
+CUT_TABLES = """() => [...document.querySelectorAll("article table")]
+    .filter(table => table.getBoundingClientRect().right
+        > table.closest("article").getBoundingClientRect().right + 1)
+    .map(table => table.innerText.slice(0, 40))"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 pytestmark = [launch.NOT_ON_RANKS, pytest.mark.launches]
@@ -75,6 +80,8 @@ def test_pages_open_and_fit(browser, served):
             wide = page.evaluate("document.documentElement.scrollWidth")
             if wide > size["width"]:
                 errors.append(f"{name}: {wide} pixels wide on {size['width']}")
+            cut = page.evaluate(CUT_TABLES)
+            errors += [f"{name}: on {size['width']} cut at the right: {t}" for t in cut]
     page.close()
     assert PAGES and not errors
 
@@ -86,6 +93,14 @@ def test_pages_open_and_fit(browser, served):
         ("BackupAndRestore", "From model.fit"),
         ("min_np", "Elastic jobs"),
         ("tf.distribute", "From tf.distribute"),
+        ("colab", "Notebooks"),
+        ("jupyter", "Notebooks"),
+        ("mixed precision", "Mixed precision"),
+        ("gradient accumulation", "Save memory"),
+        ("fsdp", "Save memory"),
+        ("profile", "Troubleshooting"),
+        ("early stopping", "Callbacks"),
+        ("learning rate", "Callbacks"),
     ],
 )
 def test_search_finds(browser, served, by, words, title):

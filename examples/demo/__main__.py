@@ -29,7 +29,8 @@ BIN = Path(sys.executable).parent
 ONE = "python"
 OURS = "collectiverun -np 2 --keras"
 ELASTIC = "collectiverun -np 2 --min-np 1 --keras"
-TOLERANCE = 2e-6  # relative, because losses are of float32
+TOLERANCE = 2e-6  # relative: losses are of float32
+BUSY = 0.15  # share of the cores from which on a time says little
 
 
 @dataclass(frozen=True)
@@ -213,9 +214,11 @@ def verdict(run: Run, found: Outcome, wanted: Outcome) -> tuple[str, bool]:
     if found is wanted:
         return "", True
     assert wanted.loss is not None
-    if abs(found.loss - wanted.loss) <= TOLERANCE * abs(wanted.loss):
-        return f"equal{found.longest_step}", True
-    return f"another model: {run.why or 'why?'}", not run.is_ours
+    apart = abs(found.loss - wanted.loss) / abs(wanted.loss)
+    if apart <= TOLERANCE:
+        rounding = f", {apart:.0e} apart by rounding" if apart else ""
+        return f"equal{rounding}{found.longest_step}", True
+    return f"another model, {apart:.2g} apart: {run.why or 'why?'}", not run.is_ours
 
 
 def picture(console: Console) -> str:
@@ -231,6 +234,7 @@ def main(svg: str | None = None) -> int:
         svg: A file for a picture of the table.
     """
     runs = [run for ways in PROGRAMS.values() for run in ways]
+    busy = psutil.cpu_percent(1.0) / 100  # while nothing of ours runs
     console = Console(record=svg is not None, width=None if svg is None else 108)
     with console.status("trains, two jobs at a time"):
         found = outcomes(runs)
@@ -251,8 +255,13 @@ def main(svg: str | None = None) -> int:
         table.add_section()
     console.print(table)
     console.print(
-        "The programs are in examples/demo; run there, a command is a line above."
+        "The programs are in examples/demo; run there, a command is a line above. Losses are "
+        "of\nfloat32: numbers that are added in another order round otherwise."
     )
+    if busy > BUSY:
+        console.print(
+            f"Other programs used {busy:.0%} of the cores: a time says little here."
+        )
     if svg is not None:
         Path(svg).write_text(picture(console))
     return 0 if is_well else 1
