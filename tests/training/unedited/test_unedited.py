@@ -433,11 +433,28 @@ def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_b
 
 def test_a_search_on_several_ranks_is_refused(tmp_path, monkeypatch):
     """Each rank would write, read and delete the trials of one folder."""
-    (tmp_path / "keras_tuner.py").touch()
+    folder = tmp_path / "keras_tuner" / "src" / "engine"
+    folder.mkdir(parents=True)
+    (folder / "base_tuner.py").write_text(
+        "class BaseTuner:\n"
+        "    def __init__(self, overwrite=False): pass\n"
+        "    def search(self): return 'found'\n"
+    )
+    (tmp_path / "keras_tuner" / "__init__.py").write_text(
+        "from keras_tuner.src.engine.base_tuner import BaseTuner\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     job = ScriptJob(Ranks(0, []))
     notice.refuse_tuners(job)
-    with pytest.raises(UsageError, match="would write one folder"):
-        import keras_tuner
+    import keras_tuner
+
+    class Tuner(keras_tuner.BaseTuner):
+        pass
+
+    for search in (Tuner().search, lambda: Tuner(overwrite=True)):
+        with pytest.raises(UsageError, match="would write one folder"):
+            search()
     job.undo()
-    import keras_tuner  # noqa: F401
+    assert Tuner(overwrite=True).search() == "found"
+    for name in [name for name in sys.modules if name.startswith("keras_tuner")]:
+        del sys.modules[name]
