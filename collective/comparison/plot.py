@@ -127,10 +127,9 @@ def _draw_losses(
     )  # fmt: skip
     for i, (name, colour) in enumerate(colours.items()):
         losses = proof.losses[name]
-        dashes = (3 * i, (3, 3 * max(len(colours) - 1, 0)))
         axes.plot(
             range(1, len(losses) + 1), losses, color=colour, linewidth=1.8,
-            linestyle=dashes if len(colours) > 1 else "-",
+            linestyle=_dashes(i, len(colours)),
         )  # fmt: skip
         axes.plot([], [], color=colour, linewidth=1.8, label=name)  # in the legend
     axes.set_xlabel("step")
@@ -141,23 +140,31 @@ def _draw_losses(
     axes.legend(loc="best", labelcolor=_INK, handlelength=1.6)
 
 
+def _dashes(number: int, lines: int) -> Any:
+    """Return the style of one of several lines of which all can be seen if they coincide."""
+    return (3 * number, (3, 3 * (lines - 1))) if lines > 1 else "-"
+
+
 def _draw_differences(axes: Any, proof: Proof, colours: Mapping[str, str]) -> None:
     """How far each backend has been from the reference; above the line is no rounding."""
     axes.set_title(f"Largest relative difference from {proof.reference} so far")
     reference = proof.losses.get(proof.reference, [])
-    for name, colour in colours.items():
+    for i, (name, colour) in enumerate(colours.items()):
         found = _largest_so_far(proof.losses[name], reference)
+        steps = range(1, len(found) + 1)
+        style = {"color": colour, "drawstyle": "steps-post"}
+        axes.plot(steps, found, linewidth=0.8, zorder=1.5, **style)
         axes.plot(
-            range(1, len(found) + 1), found, color=colour, linewidth=1.8, alpha=0.85,
-            drawstyle="steps-post",
-        )  # fmt: skip
+            steps, found, linewidth=2, linestyle=_dashes(i, len(colours)), **style
+        )
         if name in proof.verdicts:
             weights = max(proof.verdicts[name].parameter, _LEAST)
-            axes.plot(len(found) + 2, weights, "D", color=colour, markersize=5)
+            place = len(found) * (1.05 + 0.025 * i)
+            axes.plot(place, weights, "D", color=colour, markersize=4.5)
     limits = [v.tolerance for v in proof.verdicts.values()]
     if limits and reference:
         first, last = max(limits)
-        axes.plot([1, len(reference) + 2], [first, last], color=_INK, linewidth=1)
+        axes.plot([1, 1.2 * len(reference)], [first, last], color=_INK, linewidth=1)
         axes.annotate(
             "more than this is not rounding", (1, first), (0, -11), fontsize=8.5,
             textcoords="offset points",
@@ -171,6 +178,7 @@ def _draw_differences(axes: Any, proof: Proof, colours: Mapping[str, str]) -> No
     axes.minorticks_off()
     axes.grid(axis="y", color="#EEF1F4")
     axes.set_axisbelow(True)
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= len(reference)])
     axes.set_xlabel("step   ·   lines: losses   ·   diamonds: weights after the last")
 
 

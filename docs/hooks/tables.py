@@ -36,8 +36,8 @@ def _labelled(table: str) -> str:
 
         return _CELL.sub(cell, found[0])
 
-    kind = "wide" if len(heads) > 2 else "pairs"
-    return _ROW.sub(row, table).replace("<table>", f'<table class="{kind}">', 1)
+    labelled, several = _ROW.sub(row, table), f'<table data-several="{len(heads)}">'
+    return labelled.replace("<table>", several, 1) if len(heads) > 2 else labelled
 
 
 def _together(text: str) -> str:
