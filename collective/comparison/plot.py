@@ -27,7 +27,7 @@ _PARTS = {
 }
 _INK, _FAINT = "#22303C", "#8A96A3"
 _LEAST = 1e-17  # where a difference of 0 is drawn, on a scale that has no 0
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "text.color": _INK,
     "axes.edgecolor": _FAINT,
@@ -70,6 +70,7 @@ def draw(results: Results, path: str) -> None:
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     proofs = [*results.equal.items()]
     counts = sorted(map(int, results.fast))
@@ -80,8 +81,8 @@ def draw(results: Results, path: str) -> None:
         heights = [3.0] * len(proofs[:1]) + [
             0.9 + 0.32 * len(_timed(results, count)) for count in counts
         ]
-        figure = Figure((10.5, sum(heights) + 1.1), layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.16, w_pad=0.16, hspace=0.04)
+        layout = ConstrainedLayoutEngine(h_pad=0.16, w_pad=0.16, hspace=0.04)
+        figure = Figure((10.5, sum(heights) + 1.1), layout=layout)
         grid = figure.add_gridspec(rows, 2, height_ratios=heights)
         for precision, proof in proofs[:1]:
             colours = _colours(proof.losses, proof.reference)
@@ -95,8 +96,8 @@ def draw(results: Results, path: str) -> None:
         figure.supxlabel(_footer(results), x=0.012, ha="left", fontsize=8, color=_FAINT)
         try:
             kind = os.path.splitext(path)[1].lower()
-            date = {"metadata": {"Date": None}} if kind == ".svg" else {}
-            figure.savefig(path, dpi=160, **date)
+            metadata = {"Date": None} if kind == ".svg" else None
+            figure.savefig(path, dpi=160, metadata=metadata)
         except (OSError, ValueError) as error:
             raise CollectiveError(
                 f"--plot: {path} cannot be written: {error}", hint="--plot FILE.png"
