@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.message
 import os
 import re
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from collective import namesake
+from collective import installation, namesake
+from collective.errors import UsageError
 from collective.log import log
 from tests import checkout, launch
 
@@ -175,6 +177,23 @@ def test_import_brings_no_tensorflow():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=launch.environment(), capture_output=True)
     assert done.stdout.decode() == "[]\n", done.stderr.decode()
+
+
+@pytest.mark.parametrize("url", [URL, ""])
+def test_hints_of_a_wheel_name_published_pages(url, monkeypatch):
+    about = email.message.Message()
+    about["Version"] = "1.2.3"
+    if url:
+        about["Project-URL"] = f"Source, {url}"
+    monkeypatch.setattr(installation.metadata, "metadata", lambda _: about)
+    hint = "see docs/how-to/slurm.md#srun"
+    assert str(UsageError("no", hint=hint)).endswith(hint)  # in a checkout
+    monkeypatch.setattr(installation, "CHECKOUT", False)
+    installation._published.cache_clear()
+    published = f"{url}/blob/v1.2.3/docs" if url else "docs"
+    wanted = f"HINT: see {published}/how-to/slurm.md#srun"
+    assert str(UsageError("no", hint=hint)).endswith(wanted)
+    installation._published.cache_clear()
 
 
 def test_a_package_of_the_same_name_is_named(tmp_path, caplog, monkeypatch):
