@@ -1,4 +1,4 @@
-"""Standard input of a script: every rank gets what rank 0 reads."""
+"""Input and output of a script: every rank gets what rank 0 reads; a line is shown once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import launch
 
 KERAS = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
 SCRIPT = """
-import json, os, pdb, sys
+import json, os, pdb, sys, time
 import keras
 
 found = [input("epochs? "), sys.stdin.readline(), [*sys.stdin]]
@@ -32,6 +32,8 @@ for stop in (breakpoint, pdb.set_trace):
         found.append(str(error).split("HINT: ")[1].split(";")[0])
 with open(f"{sys.argv[1]}/{os.environ['COLLECTIVE_RANK']}", "w") as file:
     json.dump(found, file)
+time.sleep(1.2 * int(os.environ["COLLECTIVE_RANK"]))  # longer than a line waits for others
+print(time.strftime("%H:%M:%S"), "a line of all ranks", file=sys.stderr)
 """
 HINT = "collectiverun -np 1 --keras script.py"
 
@@ -48,6 +50,7 @@ def test_every_rank_gets_what_rank_0_reads(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "epochs? "
+    assert done.stderr.count("a line of all ranks") == 1, done.stderr
     for rank in "01":
         found = json.loads((tmp_path / rank).read_text())
         assert found == ["3", "zwölf\n", ["a\n", "b"], "end", HINT, HINT]
