@@ -255,8 +255,8 @@ def main(svg: str | None = None) -> int:
         table.add_section()
     console.print(table)
     console.print(
-        "The programs are in examples/demo; run there, a command is a line above. Losses are "
-        "of\nfloat32: numbers that are added in another order round otherwise."
+        "The programs are in examples/demo; run there, a command is a line above.\n"
+        "Losses are of float32: sums in another order round otherwise."
     )
     if busy > BUSY:
         console.print(
