@@ -116,7 +116,7 @@ def _run_here(
 
 
 def _check_backend(options: LaunchOptions, size: int, launcher: str) -> None:
-    """Refuses a backend that ranks on this host could not use, before they are started.
+    """Refuse a backend that ranks on this host could not use, before they are started.
 
     Like the doctor, it asks a program of its own, because this package must not import a
     backend.

@@ -111,7 +111,7 @@ class RankOutput:
     def attach(
         self, stdout: IO[bytes] | None, stderr: IO[bytes] | None, process: int = 0
     ) -> None:
-        """Takes the pipes of the rank's process; ``start`` begins to read them.
+        """Take the pipes of the rank's process; ``start`` begins to read them.
 
         Args:
             process: Its number.

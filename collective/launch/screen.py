@@ -1,12 +1,12 @@
 """The screen that the ranks of a host share: a line that all print on stderr is shown once.
 
-A line of stderr waits for the same line of the other ranks, for a second at most, and what
-its rank prints behind it waits, too: no rank's lines change their order. Who has printed a
-line is in front of it: ``[0]``, ``[0-3]``. Lines are the same that differ in times or
-process numbers only.
+A line of stderr waits for the same line of the other ranks, for a second at most, and the
+later lines of its rank wait with it, so the lines of a rank keep their order. Each line
+begins with the ranks that have printed it: ``[0]``, ``[0-3]``. Lines that differ only in
+times or process numbers are the same.
 
-Ranks may be seconds apart. Where all run one program, a line that comes later than another
-rank's is left out; it is kept for the report of a rank that fails.
+Ranks may be seconds apart. If all run one program, the screen leaves out a line that another
+rank has printed before; it is kept for the report of a rank that fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collective.launch.likeness import common
 
 WAIT_SECONDS = 0.8
 _BLOCK_SECONDS = 1.0
-_MOST_LINES = 1000  # of a rank, that wait
+_MOST_LINES = 1000  # most waiting lines of a rank
 _MOST_KNOWN = 10_000  # lines that are known to be on the screen
 _KEPT_REPEATED = 100  # of a rank
 
@@ -81,7 +81,7 @@ class Screen:
             self._show_due(self._lines)
 
     def put(self, rank: int, text: str, is_error: bool, process: int = 0) -> None:
-        """Prints a line of a rank, now or in a second.
+        """Print a line of a rank, at once or in a second.
 
         Args:
             process: The rank's process number, by which its lines may differ from others.
@@ -127,17 +127,17 @@ class Screen:
         return all(self._begins_with(each, line) for each in self._open)
 
     def _is_repeated(self, rank: int, line: _Line) -> bool:
-        """Whether the screen has this line as often as the rank has printed it with this."""
+        """Return whether the screen has a line as often as the rank prints it, this time included."""
         printed = self._printed[rank, line.common]
         return self._one_program and printed < self._shown[line.common]
 
     def _begins_with(self, rank: int, line: _Line) -> bool:
-        """Whether the first line of a rank is this one of stderr."""
+        """Return whether the first line of a rank is this line of stderr."""
         lines = self._lines[rank]
         return bool(lines) and lines[0].is_error and lines[0].common == line.common
 
     def _show_first(self, rank: int) -> list[int]:
-        """Prints the first line of a rank, once for all that have it; returns these."""
+        """Print the first line of a rank once for all ranks with it; return these ranks."""
         line = self._lines[rank][0]
         if line.is_error and self._is_repeated(rank, line):
             self._lines[rank].popleft()

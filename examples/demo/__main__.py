@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 ONE = "python"
 OURS = "collectiverun -np 2 --keras"
 ELASTIC = "collectiverun -np 2 --min-np 1 --keras"
-TOLERANCE = 2e-6  # relative: losses are of float32
+TOLERANCE = 2e-6  # relative, because losses are of float32
 BUSY = 0.15  # share of the cores from which on a time says little
 
 
