@@ -25,7 +25,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.running_time import Deadline
 
 
-def python(unedited: str = "") -> str:
+def script_command(unedited: str = "") -> str:
     """Return ``python script.py``, for hints, with the name of the script that runs.
 
     Without a script, as in a notebook or with ``python -m``, it is called script.py. An
@@ -349,7 +349,7 @@ class OneProcessBackend(Backend):
         """Return what to type for one process with so many replicas."""
         takes = {name for kind in cls.__mro__ for name in vars(kind).get("takes", ())}
         devices = f" --devices {replicas}" if "devices" in takes else ""
-        return python(f"--backend {cls.name}{devices}")
+        return script_command(f"--backend {cls.name}{devices}")
 
     @classmethod
     def _found(cls) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collective.comparison.results import Proof, Results
+from collective.comparison.results import EqualityProof, Results
 from collective.comparison.speed import Timed
 from collective.errors import CollectiveError, UsageError
 
@@ -116,7 +116,7 @@ def _colours(names: Mapping[str, Any], reference: str) -> dict[str, str]:
 
 
 def _draw_losses(
-    axes: Any, precision: str, proof: Proof, colours: Mapping[str, str]
+    axes: Any, precision: str, proof: EqualityProof, colours: Mapping[str, str]
 ) -> None:
     """One curve a backend; dashes leave the others visible below the last."""
     axes.set_title(f"Loss of each step, {precision}")
@@ -146,7 +146,9 @@ def _dashes(number: int, lines: int) -> Any:
     return (3 * number, (3, 3 * (lines - 1))) if lines > 1 else "-"
 
 
-def _draw_differences(axes: Any, proof: Proof, colours: Mapping[str, str]) -> None:
+def _draw_differences(
+    axes: Any, proof: EqualityProof, colours: Mapping[str, str]
+) -> None:
     """How far each backend has been from the reference; above the line is no rounding."""
     axes.set_title(f"Largest relative difference from {proof.reference} so far")
     reference = proof.losses.get(proof.reference, [])
