@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from keras.src.saving import saving_lib
 
+from collective import disk
 from collective.replacements import replacing
 
 # The attributes that Keras leaves out of a file, by kind of object. Keras 3.15 keeps them by
@@ -115,7 +116,7 @@ class _File(io.BytesIO):
         with self._file as file:
             if self._error is not None:
                 raise self._error
-            os.fsync(file.fileno())
+            disk.sync(file.fileno())
 
 
 def save_weights(
@@ -164,8 +165,35 @@ def load_weights(
 
     Returns:
         The value of each variable, None for those that are not in the file.
+
+    Raises:
+        ValueError: Among others, if an array is not as ``save_weights`` writes it.
     """
+    _check_arrays(path)
     with _skips_known(), keras.StatelessScope() as scope:
         model.load_weights(path)
     found = [scope.get_current_value(v) for v in variables]
     return [None if value is None else np.asarray(value) for value in found]
+
+
+def _check_arrays(path: str) -> None:
+    """Raise ValueError if an array is compressed, or not in the file.
+
+    Keras reads an array before it compares its shape, so a few bytes could otherwise take
+    all of the host's memory, and another file of the user could become weights.
+    """
+
+    # They return a name, which h5py hands on: not every version lets an error through.
+    def foreign(name: str, found: Any) -> str | None:
+        if not isinstance(found, h5py.Dataset):
+            return None
+        here = not found.external and not found.is_virtual
+        return None if here and found.nbytes <= found.id.get_storage_size() else name
+
+    def elsewhere(name: str, link: Any) -> str | None:
+        return name if isinstance(link, h5py.ExternalLink) else None
+
+    with h5py.File(path) as file:
+        name = file.visititems(foreign) or file.visititems_links(elsewhere)
+    if name:
+        raise ValueError(f"{name} is compressed, or in another file")

@@ -6,12 +6,18 @@ with a folder of its own, without a common disk. ``test_killing`` has whole jobs
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
+import zipfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -25,6 +31,7 @@ from tests import launch
 from tests.training import small
 from tests.training.small import (
     BATCH,
+    FEATURES,
     NAMES,
     PER_EPOCH,
     Waiting,
@@ -248,6 +255,69 @@ def other_model(file: Path) -> None:
     change(file, lambda body: body["state"]["arrays"][0].update(shape=[9, 9]))
 
 
+def pipe(file: Path) -> None:
+    """A reader would wait for ever; nothing in the manifest names the file."""
+    file.unlink()
+    os.mkfifo(file)
+    manifest = file.with_name(storage.MANIFEST)
+    if manifest != file:
+        change(manifest, lambda body: body["files"].pop(file.name))
+
+
+def sealed(file: Path) -> None:
+    """Put the checksums of the files of now into the manifest."""
+    sums = {
+        n: storage._sum(file.with_name(n)) for n in (storage.WEIGHTS, storage.ARRAYS)
+    }
+    change(file.with_name(storage.MANIFEST), lambda body: body.update(files=sums))
+
+
+def bomb(file: Path) -> None:
+    """Two members of 64 MB in a few KB."""
+    with np.load(file) as arrays:
+        huge = dict.fromkeys(arrays, np.zeros(1 << 23))
+    np.savez_compressed(file, **huge)
+    sealed(file)
+
+
+def absurd(file: Path) -> None:
+    """The header of an array of 8 TB."""
+    header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+    with np.load(file) as arrays:
+        names = list(arrays)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array_header_1_0(member, header)
+    sealed(file)
+
+
+def weights(make) -> Callable[[Path], None]:
+    """A fault that puts another array in the place of the first one of the weights."""
+
+    def harm(file: Path) -> None:
+        with h5py.File(file, "r+") as opened:
+            found: list[str] = []
+            opened.visit(lambda n: found.append(n) if n.endswith("vars/0") else None)
+            del opened[found[0]]
+            make(opened, found[0], file)
+        sealed(file)
+
+    return harm
+
+
+def huge(opened: h5py.File, name: str, file: Path) -> None:
+    opened.create_dataset(name, (1 << 20, 1 << 9), "f4", compression="gzip")
+
+
+def linked(opened: h5py.File, name: str, file: Path) -> None:
+    opened[name] = h5py.ExternalLink(file.parent / "other.h5", "x")
+
+
+def outside(opened: h5py.File, name: str, file: Path) -> None:
+    opened.create_dataset(name, (FEATURES, 8), "f4", external=file.parent / "other.bin")
+
+
 def change(file: Path, how) -> None:
     body = json.loads(file.read_text())
     del body["crc32"]
@@ -275,6 +345,22 @@ BAD = {
         storage.MANIFEST,
         "it is of another model, optimizer",
     ),
+    "pipe-weights": (
+        pipe,
+        storage.WEIGHTS,
+        "model.weights.h5 is missing, or not a file",
+    ),
+    "pipe-arrays": (pipe, storage.ARRAYS, "training.npz is missing, or not a file"),
+    "pipe-manifest": (pipe, storage.MANIFEST, "it has no checkpoint.json"),
+    "bomb": (bomb, storage.ARRAYS, "its arrays are larger than the file"),
+    "absurd": (
+        absurd,
+        storage.ARRAYS,
+        "it cannot be read: Unable to allocate 8.00 TiB",
+    ),
+    "huge-weights": (weights(huge), storage.WEIGHTS, "vars/0 is compressed, or in"),
+    "linked-weights": (weights(linked), storage.WEIGHTS, "or in another file"),
+    "outside-weights": (weights(outside), storage.WEIGHTS, "or in another file"),
 }
 
 
@@ -324,6 +410,26 @@ def test_a_bad_one_is_passed_over_and_reported(what, three, trained, tmp_path, c
     with pytest.raises(UsageError, match=r"no checkpoint in .* can be used") as error:
         read_all(folder, trained)
     assert "HINT: " in str(error.value) and error.value.exit_code == 2
+
+
+@PLAIN
+@pytest.mark.parametrize("method", ["is_file", "open", "read_text"])
+def test_one_that_the_disk_does_not_give_is_passed_over(
+    method, three, trained, monkeypatch, capsys
+):
+    *_, second, third = names(three)
+    stock = getattr(Path, method)
+
+    def refused(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.parent.name == third:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stock(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, method, refused)
+    assert read_all(three, trained) == second
+    assert (
+        f"{third} is not used: it cannot be read: [Errno 13]" in capsys.readouterr().err
+    )
 
 
 @PLAIN

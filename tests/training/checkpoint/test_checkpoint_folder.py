@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 import os
 import resource
 import shutil
@@ -12,6 +14,7 @@ import sys
 import keras
 import pytest
 
+from collective import disk
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.observers.checkpoint import schedule, storage
@@ -137,6 +140,31 @@ def test_a_folder_that_was_removed_is_reported(alone, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "none is there" in printed
     assert "HINT: the folder was removed: make it again" in printed
+
+
+def test_a_disk_without_sync_and_maps_holds_checkpoints(
+    tmp_path, alone, monkeypatch, capsys
+):
+    """As some FUSE, NFS and object mounts: named once, and used as they are."""
+
+    def refuses(code):
+        def call(*_, **__):
+            raise OSError(code, os.strerror(code))
+
+        return call
+
+    monkeypatch.setattr(disk, "_warned", set())
+    monkeypatch.setattr(os, "fsync", refuses(errno.EINVAL))
+    monkeypatch.setattr(mmap, "mmap", refuses(errno.ENODEV))
+    checkpoint = Waiting(tmp_path, every=1, keep=2)
+    train(alone, steps=3, checkpoint=checkpoint)
+    assert checkpoint.failed is None
+    assert capsys.readouterr().err.count("cannot be synced to its disk") == 1
+    train(alone, steps=4, checkpoint=Waiting(tmp_path, resume=True))
+    assert names(tmp_path)[-1] == "step-000000004"
+    monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
+    with pytest.raises(CollectiveError, match="Input/output error"):
+        train(alone, steps=5, checkpoint=Waiting(tmp_path, resume=True))
 
 
 @pytest.mark.parametrize("renamed", [False, True])

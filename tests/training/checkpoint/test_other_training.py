@@ -103,6 +103,8 @@ FORGED = [
     lambda body: body["state"].update(step=-5),
     lambda body: body["state"].update(step="5"),
     lambda body: body["state"].update(step=1),
+    lambda body: body["state"].update(step=10**18),
+    lambda body: body.update(files={}),
     lambda body: body["state"].update(arrays=[{"name": "x"}]),
     lambda body: body.update(state=None),
 ]

@@ -289,7 +289,7 @@ class Checkpoint(Observer):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_folder()
             self._store.open()
-            usable = os.access(self.folder, os.W_OK | os.X_OK)
+            usable = os.access(self.folder, os.R_OK | os.W_OK | os.X_OK)
             reason = "no permission"
         except OSError as error:
             usable, reason = False, error.strerror or str(error)

@@ -18,10 +18,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import mmap
-import os
 import re
 import shutil
+import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from collective import disk
 from collective.errors import first_line
 from collective.training import keras_compat
 from collective.training.loop.state import State, flatten, unflatten
@@ -41,6 +41,7 @@ WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json
 NAME = re.compile(r"step-(\d+)")
 PART = ".part-"
 REPLACED = f"{PART}replaced-"
+_BLOCK = 1 << 20  # bytes that are read at a time
 
 
 class Unusable(Exception):
@@ -110,13 +111,13 @@ def write(
         }
         body["crc32"] = _sum_of(body)
         _put(part / MANIFEST, json.dumps(body, indent=1).encode())
-        _to_disk(part)
+        disk.sync_folder(part)
         if target.exists():  # a torn one that was passed over, or the same again
             aside = folder / f"{REPLACED}{target.name}"
             shutil.rmtree(aside, ignore_errors=True)
             target.rename(aside)
         part.rename(target)
-        _to_disk(folder)
+        disk.sync_folder(folder)
     finally:
         remove_parts(folder)
     return target
@@ -139,11 +140,15 @@ def read(
         The state, and a message for the user; mostly empty.
 
     Raises:
-        Unusable: If it is torn, foreign, or of another training.
+        Unusable: If it is torn, foreign, of another training, or cannot be read.
     """
     try:
         return _read(path, model, plan, training, anyway)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except Unusable:
+        raise
+    except (OSError, MemoryError) as error:
+        raise Unusable(f"it cannot be read: {first_line(error)}") from None
+    except Exception as error:
         # Undamaged, for its checksums are right: another program has written it.
         why = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise Unusable(f"{MANIFEST} is not as this program writes it ({why})") from None
@@ -157,10 +162,10 @@ def _read(
     anyway: bool,
 ) -> tuple[State, str]:
     about = _manifest(path)
-    for name, checksum in about["files"].items():
+    for name in (WEIGHTS, ARRAYS):
         if not (path / name).is_file():
-            raise Unusable(f"{name} is missing")
-        if _sum(path / name) != checksum:
+            raise Unusable(f"{name} is missing, or not a file")
+        if _sum(path / name) != about["files"][name]:
             raise Unusable(f"{name} is torn: its checksum is another")
     variables = all_variables(model)
     specs = about["state"]["arrays"]
@@ -184,13 +189,14 @@ def _read(
             model, variables, str(path / WEIGHTS)
         )
         with np.load(path / ARRAYS, allow_pickle=False) as rest:
+            _check_members(rest.zip, path / ARRAYS)
             arrays = [
                 rest[name] if (name := f"array_{i}") in rest else np.asarray(held[i])
                 for i in range(len(specs))
             ]
     except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
         reason = first_line(error)
-        raise Unusable(f"Keras cannot read it: {reason}") from None
+        raise Unusable(f"its arrays cannot be read: {reason}") from None
     for spec, array in zip(specs, arrays, strict=True):
         if [*array.shape] != spec["shape"] or array.dtype.name != spec["dtype"]:
             raise Unusable(f"{spec['name']} is not what it should be")
@@ -205,17 +211,26 @@ def _read(
     return state, "; ".join(filter(None, (message, rate)))
 
 
+def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise ValueError if the arrays are larger than their file, which is not compressed."""
+    if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+        raise ValueError("its arrays are larger than the file")
+
+
 def _check_position(state: State) -> None:
-    """A step of this training has a loss, so their numbers agree."""
+    """Check that every epoch has its logs, and every step its loss.
+
+    A training that began with a later epoch (``initial_epoch``) has none of those before.
+    """
     numbers = (state.epoch, state.step)
     if any(type(n) is not int or n < 0 for n in numbers) or state.losses.ndim != 1:
         raise Unusable(
             f"epoch {state.epoch!r} and step {state.step!r} are not a position"
         )
-    if state.losses.size > state.step:
-        raise Unusable(
-            f"it has {state.losses.size} losses, and its step is {state.step}"
-        )
+    losses, logs = state.losses.size, max(map(len, state.history.values()), default=0)
+    from_zero = logs >= state.epoch
+    if losses > state.step or (from_zero and losses != state.step):
+        raise Unusable(f"it has {losses} losses, and its step is {state.step}")
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -229,7 +244,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         if body["version"] != VERSION:
             raise Unusable(f"it is of version {body['version']}, here it is {VERSION}")
         checksum = body.pop("crc32")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Unusable(f"{MANIFEST} is torn") from None
     if _sum_of(body) != checksum:
         raise Unusable(f"{MANIFEST} is torn: its checksum is another")
@@ -241,14 +256,12 @@ def _sum_of(body: dict[str, Any]) -> str:
 
 
 def _sum(file: Path) -> str:
-    """CRC-32 of a file, which is mapped: nothing is copied."""
-    if not file.stat().st_size:
-        return f"{0:08x}"
-    with (
-        file.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-    ):
-        return f"{zlib.crc32(mapped):08x}"
+    """Return the CRC-32 of a file; it is not mapped, which some file systems cannot do."""
+    found, block = 0, memoryview(bytearray(_BLOCK))
+    with file.open("rb", buffering=0) as opened:
+        while count := opened.readinto(block):
+            found = zlib.crc32(block[:count], found)
+    return f"{found:08x}"
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -256,12 +269,4 @@ def _put(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
-
-
-def _to_disk(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+        disk.sync(file.fileno())

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from collective import disk
 from collective.errors import CollectiveError, UsageError
 from collective.training.input.plan import RowPlan
 
@@ -74,7 +75,7 @@ class Ledger:
 
     def sync(self) -> None:
         """Returns when the disk has all that was written."""
-        os.fsync(self._file)
+        disk.sync(self._file)
 
     def close(self) -> None:
         """Ends writing."""
