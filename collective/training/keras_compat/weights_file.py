@@ -73,12 +73,14 @@ class _File(io.BytesIO):
     """A file for HDF5 whose errors are raised after HDF5 has closed it.
 
     HDF5 ends the process (``h5py`` 3.16) if the disk becomes full while it closes a
-    file. Here its writes always succeed, and the first error is raised afterwards.
+    file. Here its writes always succeed, and the first error is raised afterwards. HDF5
+    also locks a file that it opens itself, even to read it, which fails on a file system
+    without locks.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, mode: str):
         super().__init__()
-        self._file = path.open("w+b", buffering=0)
+        self._file = path.open(mode, buffering=0)
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -116,7 +118,8 @@ class _File(io.BytesIO):
         with self._file as file:
             if self._error is not None:
                 raise self._error
-            disk.sync(file.fileno())
+            if file.writable():
+                disk.sync(file.fileno())
 
 
 def save_weights(
@@ -141,7 +144,7 @@ def save_weights(
     given = _Given([*zeros, *zip(variables, values, strict=True)])
     with (
         _skips_known(),
-        _File(path) as file,
+        _File(path, "w+b") as file,
         given,
     ):
         store = _Store(file, mode="w")
@@ -159,7 +162,7 @@ def save_weights(
 
 
 def load_weights(
-    model: keras.Model, variables: Sequence[keras.Variable], path: str
+    model: keras.Model, variables: Sequence[keras.Variable], path: Path
 ) -> list[np.ndarray | None]:
     """The values that ``model.load_weights`` would assign; assigns nothing.
 
@@ -169,14 +172,27 @@ def load_weights(
     Raises:
         ValueError: Among others, if an array is not as ``save_weights`` writes it.
     """
-    _check_arrays(path)
-    with _skips_known(), keras.StatelessScope() as scope:
-        model.load_weights(path)
+    with _File(path, "rb") as file:
+        with h5py.File(file) as opened:
+            _check_arrays(opened)
+
+        class Opened(saving_lib.H5IOStore):
+            """Keras' store, of the file that is open."""
+
+            def __init__(self, path: Any, mode: str):
+                super().__init__(file, mode=mode)
+
+        with (
+            _skips_known(),
+            replacing(saving_lib, "H5IOStore", Opened),
+            keras.StatelessScope() as scope,
+        ):
+            model.load_weights(path)
     found = [scope.get_current_value(v) for v in variables]
     return [None if value is None else np.asarray(value) for value in found]
 
 
-def _check_arrays(path: str) -> None:
+def _check_arrays(file: h5py.File) -> None:
     """Raise ValueError if an array is compressed, or not in the file.
 
     Keras reads an array before it compares its shape, so a few bytes could otherwise take
@@ -193,7 +209,6 @@ def _check_arrays(path: str) -> None:
     def elsewhere(name: str, link: Any) -> str | None:
         return name if isinstance(link, h5py.ExternalLink) else None
 
-    with h5py.File(path) as file:
-        name = file.visititems(foreign) or file.visititems_links(elsewhere)
+    name = file.visititems(foreign) or file.visititems_links(elsewhere)
     if name:
         raise ValueError(f"{name} is compressed, or in another file")

@@ -179,7 +179,7 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
     left = keras_compat.weights_file.save_weights(made, variables, values, Path(path))
     assert [variables[i].name for i in left] == [keras_compat.seeds.SEED_STATE]
     before = state(made)
-    found = keras_compat.weights_file.load_weights(made, variables, path)
+    found = keras_compat.weights_file.load_weights(made, variables, Path(path))
     for i, (value, old) in enumerate(zip(found, before, strict=True)):
         if i in left:
             assert value is None

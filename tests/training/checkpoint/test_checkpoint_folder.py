@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -142,7 +143,7 @@ def test_a_folder_that_was_removed_is_reported(alone, tmp_path, capsys):
     assert "HINT: the folder was removed: make it again" in printed
 
 
-def test_a_disk_without_sync_and_maps_holds_checkpoints(
+def test_a_disk_without_sync_maps_and_locks_holds_checkpoints(
     tmp_path, alone, monkeypatch, capsys
 ):
     """As some FUSE, NFS and object mounts: named once, and used as they are."""
@@ -160,7 +161,10 @@ def test_a_disk_without_sync_and_maps_holds_checkpoints(
     train(alone, steps=3, checkpoint=checkpoint)
     assert checkpoint.failed is None
     assert capsys.readouterr().err.count("cannot be synced to its disk") == 1
-    train(alone, steps=4, checkpoint=Waiting(tmp_path, resume=True))
+    [*_, saved] = sorted(tmp_path.glob("step-*"))
+    with (saved / storage.WEIGHTS).open("rb") as weights:
+        fcntl.flock(weights, fcntl.LOCK_EX)  # a second lock fails, as any does there
+        train(alone, steps=4, checkpoint=Waiting(tmp_path, resume=True))
     assert names(tmp_path)[-1] == "step-000000004"
     monkeypatch.setattr(os, "fsync", refuses(errno.EIO))
     with pytest.raises(CollectiveError, match="Input/output error"):

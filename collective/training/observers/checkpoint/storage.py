@@ -185,9 +185,7 @@ def _read(
             raise OtherTraining(found)
         message = found and f"{found}; it is used anyway"
     try:
-        held = keras_compat.weights_file.load_weights(
-            model, variables, str(path / WEIGHTS)
-        )
+        held = keras_compat.weights_file.load_weights(model, variables, path / WEIGHTS)
         with np.load(path / ARRAYS, allow_pickle=False) as rest:
             _check_members(rest.zip, path / ARRAYS)
             arrays = [
