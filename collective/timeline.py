@@ -9,6 +9,8 @@ import ctypes
 import os
 
 from collective import library
+from collective.errors import UsageError
+from collective.net import private_files
 
 # A trace grows no larger: about 400,000 collectives.
 LIMIT_BYTES = 64 << 20
@@ -25,11 +27,17 @@ def start(path: str | os.PathLike[str], limit_bytes: int = LIMIT_BYTES) -> None:
     Raises:
         UsageError: If the file cannot be written.
     """
-    library.check_code(
-        library.load().collective_timeline_start(
-            os.fsencode(path), ctypes.c_int64(limit_bytes), os.getpid()
-        )
-    )
+    core = library.load()
+    try:
+        opened = private_files.open_output(path)
+        os.ftruncate(opened, 0)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the timeline {os.fspath(path)}: {error.strerror}",
+            hint="give a file in a folder that exists and is writable",
+            everywhere=False,
+        ) from None
+    core.collective_timeline_start(opened, ctypes.c_int64(limit_bytes), os.getpid())
 
 
 def stop() -> None:

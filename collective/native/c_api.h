@@ -125,9 +125,10 @@ COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size);
 /* Breaks the job: collectives of all ranks fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 
-/* Writes a Chrome trace of this process' collectives, at most `limit` bytes. */
-COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path, int64_t limit,
-                                                    int32_t process);
+/* Writes a Chrome trace of this process' collectives, of `limit` bytes at most, into
+ * `file`, a descriptor of an empty file that the core closes. */
+COLLECTIVE_EXPORT void collective_timeline_start(int32_t file, int64_t limit,
+                                                 int32_t process);
 COLLECTIVE_EXPORT void collective_timeline_stop(void);
 /* Begins or ends to keep a record of each collective in memory. */
 COLLECTIVE_EXPORT void collective_timeline_keep(int32_t on);

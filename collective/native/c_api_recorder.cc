@@ -10,8 +10,8 @@ using namespace collective;
 
 extern "C" {
 
-int32_t collective_timeline_start(const char* path, int64_t limit, int32_t process) {
-  return Guard([&] { StartTimeline(path, limit, process); });
+void collective_timeline_start(int32_t file, int64_t limit, int32_t process) {
+  StartTimeline(Descriptor(file), limit, process);
 }
 
 void collective_timeline_stop() { StopTimeline(); }

@@ -6,6 +6,7 @@ the file, once it is open, must be a plain file of this user that no other user 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -15,6 +16,7 @@ import platformdirs
 from collective.errors import CollectiveError
 
 StrPath = str | os.PathLike[str]
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -45,7 +47,7 @@ def read(path: StrPath) -> bytes:
         OSError: If it cannot be read.
     """
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = os.open(path, _READ)
     except OSError as error:
         if os.path.islink(path):
             raise _foreign(path, "is a link") from None
@@ -53,6 +55,39 @@ def read(path: StrPath) -> bytes:
     with open(opened, "rb") as file:
         _check(path, os.fstat(file.fileno()))
         return file.read()
+
+
+def open_output(path: StrPath, flags: int = 0) -> int:
+    """Open a file to read and write, made if it is missing; return its descriptor.
+
+    In a folder that others can write, too, a name may be theirs: a link to another file of
+    this user, a pipe that nobody reads, or a file that they read.
+
+    Args:
+        flags: Further flags of ``os.open``. A file is not cut with ``O_TRUNC``, which would
+            precede the check, but with ``os.ftruncate``.
+
+    Raises:
+        OSError: Also if it is a link, not a plain file, or of a user who is neither this
+            one nor the owner of its folder.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        opened = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", path) from None
+        raise
+    try:
+        found, folder = os.fstat(opened), os.stat(os.path.dirname(path) or ".")
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", path)
+        if found.st_uid not in (os.geteuid(), folder.st_uid):
+            raise PermissionError(errno.EPERM, "it is another user's", path)
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
 
 
 def check(path: StrPath) -> None:

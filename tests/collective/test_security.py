@@ -13,22 +13,25 @@ import threading
 import pytest
 from meeting import name_of_job, rank
 
-from collective import python_command, run_function
+from collective import python_command, run_function, timeline
 from collective.backends.horovod import build
 from collective.doctor import multi_host, report
 from collective.doctor.findings import Finding
-from collective.errors import CollectiveError, printable
+from collective.errors import CollectiveError, UsageError, printable
 from collective.hosts import Host
 from collective.launch import command_line, output, processes, reachability
 from collective.launch.agents import folders
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
+from collective.training.observers.ledger.writer import Ledger
+from collective.training.observers.trace_file import TraceFile
 from tests import launch
 
 pytestmark = launch.NOT_ON_RANKS
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
+ANOTHER_USER = pytest.param("another user's", marks=as_root)
 
 # ---- listeners ------------------------------------------------------------------
 
@@ -232,6 +235,10 @@ def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypa
         build.kept(target)
 
 
+def begin_trace(path):
+    TraceFile(path, 1000, create=True)
+
+
 @pytest.mark.parametrize("planted", ["rank.0", "rank.0/stdout"])
 def test_output_follows_no_link(planted, tmp_path):
     style = output.OutputStyle(directory=tmp_path)
@@ -245,6 +252,24 @@ def test_output_follows_no_link(planted, tmp_path):
     with pytest.raises(OSError) as refused:
         output.RankOutput(0, 1, style)
     assert str(refused.value.filename).endswith(planted)
+    assert treasure.read_text() == "kept"
+
+
+@pytest.mark.parametrize("how", ["a link", "not a plain file", ANOTHER_USER])
+@pytest.mark.parametrize("write", [timeline.start, begin_trace, Ledger])
+@launch.NEEDS_CORE
+def test_a_planted_name_gets_no_timeline_and_no_ledger(write, how, tmp_path):
+    path, treasure = tmp_path / "planted", tmp_path / "mine"
+    treasure.write_text("kept")
+    if how == "a link":
+        path.symlink_to(treasure)
+    elif how == "not a plain file":
+        os.mkfifo(path)
+    else:
+        path.touch(0o666)
+        os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(UsageError, match=f"planted: it is {how}"):
+        write(os.fspath(path))
     assert treasure.read_text() == "kept"
 
 

@@ -1,19 +1,15 @@
 #include "recorder/timeline.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <string>
 
 #include "clock.h"
-#include "failure.h"
-#include "rendezvous/descriptor.h"
 
 namespace collective {
 namespace {
@@ -66,16 +62,9 @@ std::string Note(const char* name) {
 
 }  // namespace
 
-void StartTimeline(const char* path, int64_t limit_bytes, int32_t number) {
+void StartTimeline(Descriptor empty, int64_t limit_bytes, int32_t number) {
   std::lock_guard<std::mutex> lock(mutex);
-  Descriptor opened(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!opened.valid()) {
-    throw Failure(
-        Code::kInvalidArgument,
-        std::string("cannot write the timeline ") + path + ": " + std::strerror(errno),
-        "give a file in a folder that exists");
-  }
-  file = std::move(opened);
+  file = std::move(empty);
   length = 0;
   limit = limit_bytes;
   process = number;

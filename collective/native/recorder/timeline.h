@@ -9,11 +9,12 @@
 #include <cstdint>
 
 #include "kernels/types.h"
+#include "rendezvous/descriptor.h"
 
 namespace collective {
 
-// Begins to record; throws kInvalidArgument if the file cannot be written.
-void StartTimeline(const char* path, int64_t limit_bytes, int32_t process);
+// Begins to record into an empty file.
+void StartTimeline(Descriptor empty, int64_t limit_bytes, int32_t process);
 void StopTimeline();
 
 // Begins or ends to keep a record of each collective in memory.

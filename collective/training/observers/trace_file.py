@@ -10,6 +10,7 @@ Its size is limited.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collective.errors import UsageError
+from collective.log import log
+from collective.net import private_files
 
 Event = dict[str, Any]
 END = b"\n]\n"
@@ -28,7 +31,7 @@ class TraceFile:
 
     Args:
         limit_bytes: Maximum size; events beyond it are dropped.
-        create: Whether to truncate the file; otherwise events are appended.
+        create: Whether to empty the file; otherwise events are appended.
 
     Raises:
         UsageError: On this rank, if the file cannot be written.
@@ -37,9 +40,10 @@ class TraceFile:
     def __init__(self, path: str, limit_bytes: int, create: bool):
         self.path = path
         self.limit = limit_bytes
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_TRUNC * create
         try:
-            self._file = os.open(path, flags, 0o666)
+            self._file = private_files.open_output(path)
+            if create:
+                os.ftruncate(self._file, 0)
         except OSError as error:
             raise UsageError(
                 f"the timeline cannot be written to {path}: {error.strerror}",
@@ -51,7 +55,7 @@ class TraceFile:
     def add(self, events: Sequence[Event]) -> None:
         """Adds events, or a note if they would exceed the limit.
 
-        A full disk ends the trace, not the training.
+        A full disk, or one without locks, ends the trace, not the training.
         """
         if self.full or not events:
             return
@@ -62,8 +66,9 @@ class TraceFile:
                     self.full = True
                     note = {**events[-1], "name": "the trace is full", "ph": "i"}
                     self._append([note], self.limit)
-        except OSError:
+        except OSError as error:
             self.full = True
+            log.warning("the timeline %s ends here: %s", self.path, error.strerror)
 
     def read(self) -> list[Event]:
         """Returns every event so far."""
@@ -96,7 +101,7 @@ class TraceFile:
         if written != len(whole):  # full disk: restore the former end
             os.ftruncate(self._file, size)
             os.pwrite(self._file, END[:size], place)
-            raise OSError("the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return True
 
     def _repaired(self, size: int) -> int:

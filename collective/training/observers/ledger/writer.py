@@ -21,6 +21,7 @@ import numpy as np
 
 from collective import disk
 from collective.errors import CollectiveError, UsageError
+from collective.net import private_files
 from collective.training.input.plan import RowPlan
 
 PRIME = 2**31 - 1
@@ -46,7 +47,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = private_files.open_output(path, os.O_APPEND)
         except OSError as error:
             raise UsageError(
                 f"the ledger cannot be written to {path}: {error.strerror}",
