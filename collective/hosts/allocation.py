@@ -8,11 +8,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from collective.errors import UsageError
 from collective.hosts import slurm
 from collective.hosts.host import Host, HostError
+from collective.hosts.reading import read_text
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _read(
     file: str, variable: str, read: Callable[[list[str]], dict[str, int]]
 ) -> list[Host]:
     try:
-        lines = [line for line in Path(file).read_text().splitlines() if line.strip()]
+        lines = [line for line in read_text(file).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the hosts of the job, {variable}={file}: {error}",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from collective.errors import UsageError
 
+_SHOWN = 150  # characters of either end of a long text
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
 _ZONE = re.compile(r"[A-Za-z0-9._-]+")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*[$]?")
@@ -28,7 +29,9 @@ class HostError(UsageError):
 
     def __init__(self, source: str, line: int, found: str, expected: str):
         where = f"{source}, line {line}" if line else source
-        super().__init__(f"{where}: {found}", hint=expected)
+        long = len(found) > 2 * _SHOWN
+        shown = f"{found[:_SHOWN]}...{found[-_SHOWN:]}" if long else found
+        super().__init__(f"{where}: {shown}", hint=expected)
 
 
 @dataclass(frozen=True)

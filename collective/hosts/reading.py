@@ -17,6 +17,8 @@ from collective.errors import UsageError
 from collective.hosts import slurm
 from collective.hosts.host import Host, HostError, is_ipv6, is_name, merged
 
+MOST_BYTES = 16 << 20  # of a file
+MOST_CHARACTERS = 1 << 17  # of a line: as many as one argument of a command may have
 _VARIABLE = re.compile(r"(?:export\s+)?(SLURM_[A-Z_]+)=(.*)")
 _KEYS = ("slots", "max_slots", "user")
 # Options of MPICH that do not affect the placement of ranks.
@@ -35,7 +37,7 @@ def read(file: str | Path) -> list[Host]:
         HostError: At the first bad line: its number, and what was expected there.
     """
     try:
-        text = Path(file).read_bytes().decode("utf-8-sig")
+        text = read_text(file)
     except OSError as error:
         raise UsageError(
             f"cannot read the hostfile {file}: {error.strerror}",
@@ -47,6 +49,22 @@ def read(file: str | Path) -> list[Host]:
     return parse(text, str(file))
 
 
+def read_text(file: str | Path) -> str:
+    """The text of a file of hosts.
+
+    Raises:
+        OSError: If it cannot be read.
+        UnicodeDecodeError: If it is not text.
+        HostError: If it is too long.
+    """
+    with open(file, "rb") as opened:
+        data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        what = f"it has more than {MOST_BYTES >> 20} MB"
+        raise HostError(str(file), 0, what, _EXPECTED)
+    return data.decode("utf-8-sig")
+
+
 def parse(text: str, source: str = "hostfile") -> list[Host]:
     """Return the hosts of lines in any dialect; errors name the lines' ``source``.
 
@@ -56,6 +74,9 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
     hosts: list[Host] = []
     variables: dict[str, str] = {}
     for number, whole in enumerate(text.splitlines(), start=1):
+        if len(whole) > MOST_CHARACTERS:
+            what = f"it has over {MOST_CHARACTERS} characters"
+            raise HostError(source, number, what, _EXPECTED)
         line = " ".join(whole.partition("#")[0].split())
         variable = _VARIABLE.fullmatch(line)
         if variable:
@@ -70,6 +91,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
             try:
                 # After a blank follow options, which may have commas.
                 hosts += _line(line) if " " in line else _items(line)
+                slurm.check_number(hosts)
             except ValueError as error:
                 raise HostError(source, number, str(error), _EXPECTED) from None
     hosts = hosts or slurm.allocation(variables, source)
@@ -92,6 +114,7 @@ def _items(text: str) -> list[Host]:
         if not item.strip():
             raise ValueError(f"{text!r} has an empty item")
         hosts += _line(item.strip())
+        slurm.check_number(hosts)
     return hosts
 
 

@@ -35,8 +35,10 @@ def allocation(
     if not given:
         return []
     try:
-        parts = [part.strip() for part in split(variables[given])]
-        hosts = [Host(name) for part in parts for name in expand(part)]
+        hosts: list[Host] = []
+        for part in split(variables[given]):
+            hosts += map(Host, expand(part.strip()))
+            check_number(hosts)
     except ValueError as error:
         example = f"{given}=node[01-04,7]"
         raise HostError(source, 0, f"{given}: {error}", example) from None
@@ -69,7 +71,14 @@ def counts(text: str) -> list[int]:
         if found is None or int(found[1]) < 1:
             raise ValueError(f"{part!r} is not a number of tasks")
         numbers += [int(found[1])] * int(found[2] or 1)
+        check_number(numbers)
     return numbers
+
+
+def check_number(found: Sequence[object]) -> None:
+    """Raise ValueError if there are more hosts than any job has."""
+    if len(found) > MOST_NAMES:
+        raise ValueError(f"over {MOST_NAMES} hosts")
 
 
 def tasks(hosts: Sequence[Host]) -> str:
@@ -80,18 +89,18 @@ def tasks(hosts: Sequence[Host]) -> str:
 
 def split(text: str) -> list[str]:
     """Split at commas outside brackets; ValueError if the brackets do not match."""
-    parts, depth = [""], 0
-    for letter in text:
+    parts: list[str] = []
+    depth = start = 0
+    for place, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
             break
         if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
+            parts.append(text[start:place])
+            start = place + 1
     if depth:
         raise ValueError(f"the brackets of {text!r} do not match")
-    return parts
+    return [*parts, text[start:]]
 
 
 def expand(text: str) -> list[str]:

@@ -17,7 +17,7 @@ try:
         single_host,
         versions,
     )
-    from collective.launch.discovery import Discovery
+    from collective.launch.discovery import SCRIPT_SECONDS, Discovery
     from collective.launch.elastic import ElasticRanks
     from collective.launch.options import EXAMPLE, LaunchOptions
     from collective.launch.output import print_message, settled
@@ -65,7 +65,8 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if script:
         from collective.launch.restarting import RestartingLauncher
 
-        with Discovery(script, options.slots_per_host) as discovery:
+        seconds = min(options.start_timeout or SCRIPT_SECONDS, SCRIPT_SECONDS)
+        with Discovery(script, options.slots_per_host, seconds) as discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
     placed = hosts.place(found, options.num_proc)

@@ -14,17 +14,25 @@ from collective.launch import processes
 from collective.launch.output import print_message
 
 EVERY_SECONDS = 1.0  # as horovodrun has it
-_SCRIPT_SECONDS = 60.0
+SCRIPT_SECONDS = 60.0
 
 
 class Discovery:
     """Runs once a second a shell command that prints ``host:slots`` for each host.
 
-    A host without slots in its line has ``slots_per_host``.
+    Args:
+        slots_per_host: For hosts without slots in their line.
+        seconds: How long the command may take.
     """
 
-    def __init__(self, script: str, slots_per_host: int | None = None):
+    def __init__(
+        self,
+        script: str,
+        slots_per_host: int | None = None,
+        seconds: float = SCRIPT_SECONDS,
+    ):
         self.script, self._slots_per_host = script, slots_per_host
+        self._seconds = seconds
         self.hosts: list[hosts.Host] = []  # the present hosts, with their slots
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -57,26 +65,35 @@ class Discovery:
                     print_message(f"host discovery: {error}")
 
     def _run_script(self) -> list[hosts.Host]:
-        with processes.in_memory() as output:
-            self._process = process = subprocess.Popen(
-                ["sh", "-c", self.script],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                start_new_session=True,  # so that the whole process group can be killed
-            )
-            if processes.wait(process, _SCRIPT_SECONDS) is None:
-                processes.signal_group(process.pid, signal.SIGKILL)
-                process.wait()
-            output.seek(0)
-            text = output.read()
-        if process.returncode:
-            raise UsageError(
-                f"--host-discovery-script {self.script} failed: exit code "
-                f"{process.returncode}",
-                hint="a command that prints a line like 'localhost:4' for each host",
-            )
+        text = self._output()
         found = hosts.parse(text, self.script) if text.strip() else []
         return [
             dataclasses.replace(host, slots=host.slots or self._slots_per_host or 1)
             for host in found
         ]
+
+    def _output(self) -> str:
+        with processes.in_memory() as output:
+            try:
+                self._process = process = subprocess.Popen(
+                    ["sh", "-c", self.script],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    start_new_session=True,  # so that the whole group can be killed
+                )
+            except OSError as error:
+                raise self._failure(error.strerror or str(error)) from None
+            if exceeded := processes.wait(process, self._seconds, [output]):
+                processes.signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+                raise self._failure(exceeded)
+            if process.returncode:
+                raise self._failure(f"exit code {process.returncode}")
+            output.seek(0)
+            return output.read()
+
+    def _failure(self, why: str) -> UsageError:
+        return UsageError(
+            f"--host-discovery-script {self.script} failed: {why}",
+            hint="a command that prints a line like 'localhost:4' for each host",
+        )

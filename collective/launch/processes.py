@@ -26,6 +26,7 @@ from collective.running_time import Deadline
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
+MOST_OUTPUT = 1 << 20  # bytes, of a command that answers a question
 _CLOSE = "close\n"  # written to the watchdog
 _SHOWN_CHILDREN = 3
 _STATES = {
@@ -220,14 +221,28 @@ class Result:
     error: str = ""
 
 
-def wait(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """Return the exit code of a process; None if it has not ended in time."""
+def wait(
+    process: subprocess.Popen[Any], seconds: float, outputs: Sequence[IO[str]]
+) -> str:
+    """Wait for the end of a process; return the limit that it exceeds, or an empty text.
+
+    The process still runs if it exceeds one.
+
+    Args:
+        outputs: The files of ``in_memory`` that it writes to.
+    """
     deadline = Deadline(seconds)
     while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(deadline.pause())
+        # The time is asked less often: of a long pause of this process, it counts little.
+        for _ in range(max(1, int(deadline.pause() / _POLL_SECONDS))):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+            if any(os.fstat(file.fileno()).st_size > MOST_OUTPUT for file in outputs):
+                return f"more than {MOST_OUTPUT >> 20} MB of output"
+            if process.returncode is not None:
+                return ""
         if deadline.passed():
-            return None
+            return f"no answer in {seconds:g} s"
 
 
 def in_memory(text: str = "") -> IO[str]:
@@ -245,7 +260,9 @@ def in_memory(text: str = "") -> IO[str]:
 
 
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
-    """Run a command, and kill it with all its processes at a deadline.
+    """Run a command, and kill it with all its processes at a limit.
+
+    The limits are of time and of what it writes (``MOST_OUTPUT``).
 
     All users of the machine see the command, but not its ``stdin``. The call does not wait
     for processes that the command leaves running.
@@ -255,14 +272,13 @@ def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
             process = subprocess.Popen(command, stdin=given, stdout=out, stderr=errors)
         except OSError as error:
             return Result(None, error=f"{command[0]}: {error.strerror}")
-        code = wait(process, seconds)
-        if code is None:
+        if exceeded := wait(process, seconds, (out, errors)):
             kill_tree(process.pid)
             process.wait()
-            return Result(None, error=f"no answer in {seconds:g} s")
+            return Result(None, error=exceeded)
         for written in (out, errors):
             written.seek(0)
-        return Result(code, out.read(), " ".join(errors.read().split()))
+        return Result(process.returncode, out.read(), " ".join(errors.read().split()))
 
 
 class Watchdog:

@@ -124,6 +124,12 @@ MALFORMED = [
     ("SLURM_JOB_NODELIST=n[1-3]\nSLURM_TASKS_PER_NODE=2,x", 0, "'x'"),
     ("SLURM_JOB_NODELIST=a\nb slots=2", 2, "among Slurm's variables"),
     ("b slots=2\nSLURM_JOB_NODELIST=a", 2, "among lines of hosts"),
+    ("a\n" + "b," * 100_000, 2, "it has over 131072 characters"),
+    ("n[0-99999],m[0-99999]," * 99 + "a", 1, "over 100000 hosts"),
+    ("n[0-99999]\nm", 2, "over 100000 hosts"),
+    ("SLURM_JOB_NODELIST=n[0-99999],m[0-99999]", 0, "over 100000 hosts"),
+    ("SLURM_JOB_NODELIST=a\nSLURM_TASKS_PER_NODE=1(x999999),1", 0, "over 100000 hosts"),
+    ("a" * 100_000, 1, "aaa' is not the name or address of a host"),
 ]
 
 
@@ -135,7 +141,7 @@ def test_malformed(text, line, message, tmp_path):
         read(file)
     error = caught.value
     assert error.message.startswith(f"{file}, line {line}: " if line else f"{file}: ")
-    assert message in error.message
+    assert message in error.message and len(error.message) < 1000
     assert error.hint and error.exit_code == 2
 
 
@@ -144,6 +150,8 @@ def test_what_is_no_text_and_what_is_not_there(tmp_path):
     binary.write_bytes(b"a\nb\xff\xfe\n")
     with pytest.raises(HostError, match="line 2: not a text file"):
         read(binary)
+    with pytest.raises(HostError, match="it has more than 16 MB"):
+        read("/dev/zero")
     with pytest.raises(UsageError, match="No such file"):
         read(tmp_path / "missing")
     with pytest.raises(UsageError, match="Is a directory"):

@@ -79,11 +79,21 @@ def test_what_a_script_reports(script, slots, wanted):
     assert sum(host.slots for host in discovery.hosts) == wanted
 
 
-@pytest.mark.parametrize("script", ["false", "echo localhost:many"])
-def test_a_script_that_fails(script):
-    with pytest.raises(UsageError) as caught, Discovery(script):
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("false", "false failed: exit code 1\n"),
+        ("echo localhost:many", "slots=many: not a whole number"),
+        ("sleep 1000", "sleep 1000 failed: no answer in 0.5 s\n"),
+        ("yes localhost", "failed: more than 1 MB of output\n"),
+        ("head -c 5000000 /dev/zero", "failed: more than 1 MB of output\n"),
+    ],
+)
+def test_a_script_that_fails(script, why):
+    seconds = 0.5 if script.startswith("sleep") else 60
+    with pytest.raises(UsageError) as caught, Discovery(script, seconds=seconds):
         pass
-    assert script.split()[-1].split(":")[-1] in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_a_script_may_leave_a_daemon_behind():

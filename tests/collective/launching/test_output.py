@@ -347,9 +347,9 @@ def test_what_a_command_started_is_killed_at_its_deadline(tmp_path, monkeypatch)
     file = tmp_path / "pid"
     wait = processes.wait
 
-    def wait_from_then_on(process, seconds):
+    def wait_from_then_on(process, seconds, outputs):
         await_that(lambda: file.exists() and file.read_text().endswith("\n"))
-        return wait(process, seconds)
+        return wait(process, seconds, outputs)
 
     monkeypatch.setattr(processes, "wait", wait_from_then_on)
     script = f"setsid sleep 1000 & echo $! > {file}; sleep 1000"

@@ -25,6 +25,8 @@ def test_an_answer_or_why_there_is_none():
     assert processes.run(["sleep", "1000"], 0.1) == processes.Result(
         None, "", "no answer in 0.1 s"
     )
+    endless = processes.run(["yes"], 100)
+    assert endless == processes.Result(None, "", "more than 1 MB of output")
     none = processes.run(["/no/such/program"], 1)
     assert (
         none.code is None
