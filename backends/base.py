@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from collective import deadline, recorder
+from collective import deadline, recorder, streams
 from collective.backends.options import Options
 from collective.environment import Environment, detect_rank
 from collective.errors import CollectiveError, UsageError
@@ -44,9 +44,8 @@ def script_command(unedited: str = "") -> str:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End this process at once, from any thread; the launcher then ends the others."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Ends this process at once, from any thread; the launcher then ends the others."""
+    streams.flush()
     os._exit(exit_code)
 
 

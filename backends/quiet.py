@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
+
+from collective import streams
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -26,13 +27,13 @@ def quiet() -> Iterator[None]:
         yield
         return
     os.environ[LEVEL], os.environ["COLLECTIVE_QUIET"] = "3", "1"
-    sys.stderr.flush()
+    streams.flush()
     kept = os.dup(2)
     try:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        sys.stderr.flush()
+        streams.flush()
         os.dup2(kept, 2)
         os.close(kept)

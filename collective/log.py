@@ -7,6 +7,7 @@ what was chosen, and why; ``warning`` and ``error`` show less.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -20,8 +21,10 @@ class _ToStderr(logging.Handler):
     """A handler that writes to the current ``sys.stderr``, and flushes it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = with_addresses(f"{record.levelname.lower()}: {record.getMessage()}")
-        print(text, file=sys.stderr, flush=True)
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        # A script may have closed it, or its reader have ended.
+        with contextlib.suppress(ValueError, OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _level(name: str) -> int:

@@ -30,6 +30,24 @@ def open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
 
 
+def flush() -> None:
+    """Write what is buffered, before a process ends itself."""
+    for stream in (sys.stdout, sys.stderr):
+        with _may_be_closed():
+            stream.flush()
+
+
+def report(text: str) -> None:
+    """Print an error to standard error, from code that must go on after it."""
+    with _may_be_closed():
+        print(text, file=sys.stderr, flush=True)
+
+
+def _may_be_closed() -> contextlib.AbstractContextManager[None]:
+    """By the script, which has also replaced it, or because its reader has ended."""
+    return contextlib.suppress(AttributeError, ValueError, OSError)
+
+
 def outlive_readers() -> None:
     """Turn errors of standard output into one warning, from now on.
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collective import recorder, requirements
+from collective import recorder, requirements, streams
 from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
 from collective.command_parser import Parser
@@ -237,5 +237,5 @@ def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int
 def _wait_for_rank_zero(rank: int) -> None:
     """Give rank 0 time to print the error: the job ends then, and this rank with it."""
     if rank:
-        sys.stderr.flush()
+        streams.flush()
         time.sleep(_OWN_ERROR_SECONDS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective import recorder
+from collective import recorder, streams
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
@@ -58,7 +58,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise
         if isinstance(error, KeyboardInterrupt) or interrupts.noticed():
             recorder.close()
-            print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
+            streams.report(f"rank {backend.rank}: interrupted")
             backend.abort(interrupts.INTERRUPTED)
             raise
         if fails_alike(error, backend):
@@ -73,8 +73,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         if isinstance(error, CollectiveError):
             exit_code, what = error.exit_code, f"error: {error}"
         else:
-            traceback.print_exc()
-        print(f"rank {backend.rank}: {what}", file=sys.stderr, flush=True)
+            streams.report(traceback.format_exc().rstrip())
+        streams.report(f"rank {backend.rank}: {what}")
         backend.abort(exit_code)
         raise
 

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from collective.training.keras_compat.tensorflow_names import determinism
+
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:
     """A ``tf.function`` without AutoGraph and without TensorFlow's advice on retracing.
@@ -26,13 +28,16 @@ def kept_with(
     """What was traced for a model, by what it is for; empty where something has changed.
 
     As Keras keeps ``train_function``. It is an attribute of the model: both end together.
+    Nor does it serve after determinism of operations was switched on or off: a graph of
+    before may have operations that fail with it, such as our clock.
 
     Args:
         what: Part of the attribute's name.
         of: Objects that are in the graphs: others, and nothing serves any more.
         flags: Values that are, likewise.
     """
-    name, key = f"_collective_{what}", ([id(one) for one in of], list(flags))
+    name = f"_collective_{what}"
+    key = ([id(one) for one in of], [*flags, determinism.is_enabled()])
     kept = vars(model).get(name)
     if kept is None or kept.key != key:
         kept = vars(model)[name] = _Kept(key, list(of))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import collective
+from collective.training.keras_compat.tensorflow_names import determinism
 from tests import launch
 from tests.training.small import NAMES, on_rank_zero
 from tests.training.test_equivalence import together
@@ -91,6 +93,19 @@ def test_trained_again_it_is_not_traced_again(backend):
             np.testing.assert_allclose(one[name], values, rtol=1e-9)
     assert counts[0] and counts[3]
     assert counts[1] == counts[2] == counts[4] == 0
+
+
+@pytest.mark.skipif(launch.launched(), reason="one process shows it")
+def test_determinism_is_switched_on_between_two_trainings():
+    """What was traced before reads a clock that TensorFlow then refuses."""
+    model, (x, y) = made(), rows()
+    before = determinism.is_enabled()
+    try:
+        collective.fit(model, x, y, backend="tf-mirrored:2", verbose=0)
+        tf.config.experimental.enable_op_determinism()
+        collective.fit(model, x, y, backend="tf-mirrored:2", verbose=0)
+    finally:
+        determinism.enable(before)
 
 
 def test_a_backend_of_a_name_is_opened_once():

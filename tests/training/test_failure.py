@@ -1,8 +1,14 @@
 """One rank fails: its report, and how it ends the job."""
 
+import io
+import os
+import sys
+
 import pytest
 import tensorflow as tf
 
+from collective.backends import base
+from collective.log import log
 from collective.training.failure import ends_the_job
 
 
@@ -42,6 +48,22 @@ def test_a_rank_that_fails_ends_the_job(error, code, message, capfd):
     printed = capfd.readouterr().err
     assert message in printed
     assert ("Traceback" in printed) == (code == 1)
+
+
+def test_a_rank_that_has_closed_its_streams_ends_the_job(monkeypatch):
+    for name in ("stdout", "stderr"):
+        closed = io.StringIO()
+        closed.close()
+        monkeypatch.setattr(sys, name, closed)
+    rank = Rank()
+    with pytest.raises(Aborted), ends_the_job(rank):
+        raise KeyError("x")
+    assert rank.exit_code == 1
+    monkeypatch.setattr(os, "_exit", rank.abort)
+    with pytest.raises(Aborted):
+        base.end_process(3)
+    assert rank.exit_code == 3
+    log.warning("nobody reads this")
 
 
 def test_what_every_rank_raises_can_be_caught_and_others_not():

@@ -233,8 +233,10 @@ class Head:
         link.put(0, HELLO)
         self.nodes[address] = node
         self.changed.set()
-        async for frame in link.frames():
-            await self._from_node(frame)
+        # One that says what no agent says is lost, as one that says nothing.
+        with contextlib.suppress(ValueError):
+            async for frame in link.frames():
+                await self._from_node(frame)
         del self.nodes[address]
         link.close()
         if not self.ended:
@@ -250,11 +252,13 @@ class Head:
             return None
         try:  # another version may send more fields
             version, name, slots, number, *_ = json.loads(frame.data)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return None
         mine, others = self.settings, self.nodes.values()
         if version != mine.version:
             why = f"it has collective {version}, the head has {mine.version}"
+        elif not (isinstance(name, str) and type(slots) is type(number) is int):
+            return None
         elif address in (*self.nodes, self.address):
             why = f"there is an agent of {address} already"
         elif number == 0 or number in [node.number for node in others]:

@@ -80,7 +80,7 @@ class _File(io.BytesIO):
 
     def __init__(self, path: Path, mode: str):
         super().__init__()
-        self._file = path.open(mode, buffering=0)
+        self._file = io.FileIO(path, mode)
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -144,7 +144,7 @@ def save_weights(
     given = _Given([*zeros, *zip(variables, values, strict=True)])
     with (
         _skips_known(),
-        _File(path, "w+b") as file,
+        _File(path, "w+") as file,
         given,
     ):
         store = _Store(file, mode="w")
@@ -172,7 +172,7 @@ def load_weights(
     Raises:
         ValueError: Among others, if an array is not as ``save_weights`` writes it.
     """
-    with _File(path, "rb") as file:
+    with _File(path, "r") as file:
         with h5py.File(file) as opened:
             _check_arrays(opened)
 

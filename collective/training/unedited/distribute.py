@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from collective import backends
+from collective import backends, streams
 from collective.backends.base import Backend
 from collective.backends.registry import BACKENDS
 from collective.environment import detect
@@ -136,13 +135,13 @@ def _silence() -> Callable[[], None]:
 
     The file descriptor is replaced: libraries and child processes are silent, too.
     """
-    sys.stdout.flush()
+    streams.flush()
     nowhere, screen = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
     def end() -> None:
-        sys.stdout.flush()
+        streams.flush()
         os.dup2(screen, 1)
         os.close(screen)
 

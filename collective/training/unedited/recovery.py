@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import keras
 
+from collective import streams
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, ProcessExit
@@ -122,7 +123,7 @@ class Recovery:
         """
         if self._elastic is None:
             return attempt()
-        sys.stdout.flush()  # so that what rank 0 has printed outlives it
+        streams.flush()  # so that what rank 0 has printed outlives it
         self._number += 1
         self._size = self._backend.size
         before = RandomState(model)

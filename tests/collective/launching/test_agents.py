@@ -187,6 +187,8 @@ HELLO_OF_NODE_1 = [mine(1, 1).version, "n", 1, 1, False]
         (["9, protocol 3", "n", 1, 1, False, "more"], (END, b"it has collective 9")),
         (["9, protocol 3"], None),
         (7, None),
+        ([*HELLO_OF_NODE_1[:2], "many", 1, False], None),
+        pytest.param("[" * 5_000_000, None, id="nested"),
         ([*HELLO_OF_NODE_1], (HELLO, b"")),
     ],
 )
@@ -199,7 +201,7 @@ def test_a_node_of_another_version_is_answered_or_dropped(said, answer):
         opened, key = await node._proved(settings_of_1)
         opened.setblocking(False)
         link = Link(*await asyncio.open_connection(sock=opened), key)
-        data = json.dumps(said).encode()
+        data = (said if isinstance(said, str) else json.dumps(said)).encode()
         head_of_frame = HEADER.pack(0, HELLO, len(data))
         sealed = Seal(key, b"node").close(head_of_frame, data)
         link.writer.write(2 * (head_of_frame + sealed))
