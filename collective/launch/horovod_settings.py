@@ -7,9 +7,9 @@ under both names.
 from __future__ import annotations
 
 import argparse
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from collective.environment import Environment
@@ -19,6 +19,7 @@ from collective.launch.output import print_message
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _NEVER = "1000000000"
+_MOST_CHARACTERS = 1 << 16  # of a YAML file, which takes a second
 
 
 def _text(value: Any) -> str:
@@ -176,12 +177,16 @@ def read_config(file: str, options: argparse.Namespace) -> None:
     import yaml  # takes time, so not at every start of the launcher
 
     try:
-        config = yaml.safe_load(Path(file).read_text()) or {}
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"it has over {_MOST_CHARACTERS} characters")
+        config = yaml.safe_load(text) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read {file}: {error}", hint="--config-file FILE.yaml"
         ) from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except Exception as error:  # of any kind: `!!int ""` is an IndexError
         raise UsageError(
             f"{file} is not YAML: {' '.join(str(error).split())}",
             hint="params:\n  fusion_threshold_mb: 32",
@@ -193,7 +198,7 @@ def read_config(file: str, options: argparse.Namespace) -> None:
     if controller is not None:
         if controller not in ("mpi", "gloo"):
             raise UsageError(
-                f"{file}: unknown controller: {controller!r}",
+                f"{file}: unknown controller: {reprlib.repr(controller)}",
                 hint="controller: mpi, or controller: gloo",
             )
         if not options.use_mpi and not options.use_gloo:
@@ -219,8 +224,8 @@ def _typed(setting: Setting, value: Any, file: str) -> Any:
     fits = type(value) is kind or (kind is float and type(value) is int)
     if not fits:
         raise UsageError(
-            f"{file}: {setting.section}: {setting.key}: {value!r} is not of type "
-            f"{kind.__name__}",
+            f"{file}: {setting.section}: {setting.key}: {reprlib.repr(value)} is not "
+            f"of type {kind.__name__}",
             hint=f"a value as {setting.option} takes it",
         )
     return value

@@ -125,6 +125,12 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
     }
 
 
+# Nine lists, each of ten times the one before.
+BILLION = "v0: &v0 [x]\n" + "\n".join(
+    f"v{i}: &v{i} [{', '.join([f'*v{i - 1}'] * 10)}]" for i in range(1, 10)
+)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -134,6 +140,12 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
         ("params:\n  cache_capacity: many", "is not of type int"),
         ("params:\n  cache_capacity: true", "is not of type int"),
         ("controller: jsrun", "jsrun"),
+        ("a: !!int ''", "is not YAML: string index out of range"),
+        ("a: !!timestamp x", "is not YAML"),
+        ("[" * 5000, "is not YAML"),
+        ("#" * (1 << 20), "is not YAML: it has over 65536 characters"),
+        (BILLION + "\ncontroller: *v9", "unknown controller"),
+        (f"{BILLION}\nparams: {{cache_capacity: *v9}}", "is not a section"),
     ],
 )
 def test_bad_configuration_files(tmp_path, text, message):
