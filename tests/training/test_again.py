@@ -96,14 +96,16 @@ def test_trained_again_it_is_not_traced_again(backend):
 
 
 @pytest.mark.skipif(launch.launched(), reason="one process shows it")
-def test_determinism_is_switched_on_between_two_trainings():
+def test_determinism_is_switched_on_between_two_trainings(backends_by_name):
     """What was traced before reads a clock that TensorFlow then refuses."""
-    model, (x, y) = made(), rows()
+    (x, y), three = rows(), backends_by_name("tf-mirrored:3")
+    with three.scope():
+        model = made()
     before = determinism.is_enabled()
     try:
-        collective.fit(model, x, y, backend="tf-mirrored:2", verbose=0)
+        collective.fit(model, x, y, backend=three, verbose=0)
         tf.config.experimental.enable_op_determinism()
-        collective.fit(model, x, y, backend="tf-mirrored:2", verbose=0)
+        collective.fit(model, x, y, backend=three, verbose=0)
     finally:
         determinism.enable(before)
 
