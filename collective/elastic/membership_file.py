@@ -18,6 +18,8 @@ import functools
 import os
 import stat
 
+from collective.errors import UsageError
+
 VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank repeats work that
@@ -83,10 +85,19 @@ def new_memory(name: str, size: int) -> tuple[int, str]:
     """Return a descriptor of new memory, and the value by which ranks open it.
 
     ``size`` bytes follow the header.
+
+    Raises:
+        UsageError: A limit of this process does not allow it.
     """
-    file = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(file, len(HEADER) + size)
-    os.pwrite(file, HEADER, 0)
+    try:
+        file = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(file, len(HEADER) + size)
+        os.pwrite(file, HEADER, 0)
+    except OSError as error:
+        raise UsageError(
+            f"no memory can be shared with the ranks: {error.strerror}",
+            hint="ulimit -f unlimited; ulimit -n 1024",
+        ) from None
     return file, f"/proc/{os.getpid()}/fd/{file}:{os.fstat(file).st_ino}"
 
 

@@ -1,11 +1,13 @@
 """Memory that a launcher shares with its ranks, and the effect of a stale variable."""
 
 import os
+import resource
 
 import pytest
 
 from collective.elastic import membership_file, wait_report
 from collective.elastic.membership_file import JOINED, MembershipFile
+from collective.errors import UsageError
 from tests.collective.unlaunched_ranks import Ranks
 from tests.launch import NEEDS_CORE, NOT_ON_RANKS
 
@@ -38,6 +40,18 @@ def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
     assert not report.waits() and report.works()
     with wait_report.reported_wait():
         assert report.waits() and not report.works()
+
+
+def test_a_limit_on_the_size_of_files_is_named():
+    """Memory that processes share counts as a file."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, old[1]))
+    try:
+        with pytest.raises(UsageError, match="File too large") as refused:
+            MembershipFile(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert "ulimit -f" in refused.value.hint
 
 
 @pytest.mark.parametrize("inode", [None, 1], ids=["of the same inode", "of another"])
