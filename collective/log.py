@@ -12,8 +12,6 @@ import logging
 import os
 import sys
 
-from collective.installation import with_addresses
-
 VARIABLE = "COLLECTIVE_LOG"
 
 
