@@ -231,10 +231,11 @@ class Growing(keras.layers.Layer):
     """A place at which TensorFlow may need much memory."""
 
     def call(self, x: Any) -> Any:
-        def call() -> np.int64:
+        def call(rows: np.int32) -> np.int64:
             return np.int64(fault().at("forward") or 1)
 
-        size = tf.numpy_function(call, [], tf.int64)
+        # Of a stateful function, all ranks take the result of rank 0.
+        size = tf.numpy_function(call, [tf.shape(x)[0]], tf.int64, stateful=False)
         return x + tf.cast(tf.reduce_sum(tf.zeros([size], tf.float64)), x.dtype)
 
 
@@ -270,7 +271,9 @@ class Flips(Adam):
                 value.reshape(-1).view(np.uint32)[0] ^= 1
             return value
 
-        weight.assign(tf.numpy_function(flip, [weight, self.iterations], weight.dtype))
+        # Of a stateful function, all ranks would take the result of rank 0.
+        inputs = [weight, self.iterations]
+        weight.assign(tf.numpy_function(flip, inputs, weight.dtype, stateful=False))
 
 
 def model(

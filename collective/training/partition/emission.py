@@ -316,9 +316,12 @@ class Emission:
         return len(self.share.own)
 
     def of_rank_zero(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
-        """Rank 0's tensor, of a value that each rank has made whole."""
+        """Returns rank 0's tensor of a value that each rank has made whole.
+
+        A handle stands for what is in the memory of one process, and is not sent.
+        """
         is_read = value.users or value in self.graph.outputs
-        if self.exchange.place[1] == 1 or not is_read:
+        if self.exchange.place[1] == 1 or not is_read or value.is_handle:
             return tensor
         return self.pending.broadcast(value, tensor)
 
@@ -400,7 +403,9 @@ class Emission:
             return True
         made: list[tf.Operation] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
-        is_first = plan.is_single and atomics.is_of_rank_zero(node, self.exchange)
+        is_first = plan.is_of_rank_zero or (
+            plan.is_single and atomics.is_of_rank_zero(node, self.exchange)
+        )
         times = times_made(node, inputs) if plan.is_single else len(self.share.own)
         times = 1 if is_first else times
         makes = first_replicas(len(self.share.own), times)
@@ -439,6 +444,7 @@ class Emission:
         count = self.traffic.exchanges
         with tf.control_dependencies([*before, *self.pending.last]):
             outputs, op = plan.joint(self, inputs)
+        outputs = _all_outputs(node, outputs)
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
         ):
@@ -458,8 +464,17 @@ class Emission:
             return list(op.outputs), [op]
         made = plan.emit(self, inputs)
         if isinstance(made, tf.Operation):
-            return list(made.outputs), [made]
-        return list(made), [tensor.op for tensor in made]
+            return _all_outputs(node, made.outputs), [made]
+        return _all_outputs(node, made), [tensor.op for tensor in made]
+
+
+def _all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
+    """Checks that a rule has made every output of a node."""
+    if len(made) != len(node.outputs):
+        raise ValueError(
+            f"the rule of {node} made {len(made)} outputs, not {len(node.outputs)}"
+        )
+    return list(made)
 
 
 def _is_small(value: Value) -> bool:

@@ -89,7 +89,7 @@ class Exchange(Protocol):
         ...
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Rank 0's tensor, of the same shape and dtype on every rank."""
+        """Rank 0's tensor: numbers or text, of the same dtype on every rank."""
         ...
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
@@ -271,14 +271,26 @@ class BackendExchange(OnOneDevice):
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``. Every other rank adds zeros to the bits."""
+        is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
+        if tensor.dtype == tf.string or not tensor.shape.is_fully_defined():
+            return self._broadcast_any_shape(tensor, is_root)
         carrier = _carrier(tensor.dtype)
         bits = as_bits(_carried(tensor, carrier))
-        is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
         sent_bits = tf.where(is_root, bits, tf.zeros_like(bits))
         (sent,) = self._sums([[sent_bits]], NONE)  # no sum of a step, which is checked
         found = _arrived(tf.bitcast(sent, carrier), tensor.dtype)
         group = self._backend.tensor
         return found if group is None else group.of_first(found)
+
+    def _broadcast_any_shape(self, tensor: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:
+        """Gathers a shape and elements, of which every other rank has none."""
+        sent = tf.cast(is_root, tf.int64)
+        own = tf.shape(tensor, tf.int64)
+        shape = self.gather(own[: sent * tf.size(own, tf.int64)])
+        with tf.control_dependencies([shape]):
+            flat = tf.reshape(tensor, [-1])
+            flat = self.gather(flat[: sent * tf.size(flat, tf.int64)])
+        return tf.ensure_shape(tf.reshape(flat, shape), tensor.shape)
 
 
 class TimedExchange(BackendExchange):

@@ -28,6 +28,7 @@ from collective.training.partition.layouts import (
     is_whole,
 )
 from collective.training.partition.sizes import AnySize, Symbol, agreed, symbolic
+from collective.training.partition.stateful import may_differ
 from collective.training.partition.values import is_constant, learn
 
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
@@ -45,6 +46,8 @@ class Plan:
         emit: Makes the outputs of one replica from its inputs; by default the same
             operation is made on them.
         is_fallback: Whether no rule applied.
+        is_of_rank_zero: Whether all take what rank 0 makes, since ranks may make other
+            results of the same inputs; see ``stateful``.
         whole: Makes all outputs whole from whole inputs without asking another replica,
             where the plan gives them sharded.
         share: Makes a replica's part of a whole output for less than a slice of it
@@ -59,6 +62,7 @@ class Plan:
     outputs: Sequence[Layout]
     emit: Emit | None = None
     is_fallback: bool = False
+    is_of_rank_zero: bool = False
     whole: Emit | None = None
     share: Callable[[Any, Sharded], tf.Tensor | None] | None = None
     joint: Callable[[Any, list[Any]], tuple[list[Any], tf.Operation]] | None = None
@@ -292,7 +296,10 @@ def _planned(node: Node, rows: Rows) -> Plan:
     plan = None if found is None else found(node, layouts, rows)
     if plan is None or not _is_possible(plan, node, rows):
         plan = Plan(
-            [WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs), is_fallback=True
+            [WHOLE] * len(node.inputs),
+            [WHOLE] * len(node.outputs),
+            is_fallback=True,
+            is_of_rank_zero=may_differ(node),
         )
     for value, wanted in zip(node.inputs, plan.inputs, strict=True):
         if not _is_given(value, wanted, rows):

@@ -283,3 +283,17 @@ def test_spaces_and_batches(blocks: tuple[int, ...]) -> None:
     operands = Operands(generator(1), blocks).sharded([4, 6, 3], 0, unit)
     made = check(operands, functions, derivatives=1)
     assert not made.fallbacks, made.fallbacks
+
+
+def test_regions_that_follow_from_a_seed() -> None:
+    def pooled(pool: Any, x: tf.Tensor) -> Any:
+        return list(pool(x, [1, 1.4, 1.6, 1], seed=3))
+
+    with tf.device("CPU"):
+        for derivatives, pool in enumerate(  # TensorFlow has no gradient of averages
+            (tf.nn.fractional_avg_pool, tf.nn.fractional_max_pool)
+        ):
+            operands = Operands(generator(3), (1, 2)).sharded([7, 8, 2])
+            functions = {"pool": lambda x, pool=pool: pooled(pool, x)}
+            made = check(operands, functions, derivatives=derivatives)
+            assert not made.fallbacks

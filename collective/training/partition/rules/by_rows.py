@@ -19,6 +19,7 @@ from collective.training.partition.propagation import (
 )
 from collective.training.partition.rules.empty import rows_wanted, with_a_row
 from collective.training.partition.rules.products import contraction
+from collective.training.partition.stateful import may_differ
 from collective.training.partition.values import alike, of_rows, shape_rule
 
 
@@ -284,6 +285,38 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
     return backward
 
 
+@rule("FractionalMaxPool", "FractionalAvgPool")
+def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Pools each image by the same regions, which a seed gives on every replica."""
+    if not may_differ(node):
+        plan = _images(node, layouts, rows)
+        if plan is None or not isinstance(plan.outputs[0], Sharded):
+            return plan
+        return with_a_row(Plan(plan.inputs, [plan.outputs[0], WHOLE, WHOLE]), node)
+
+    def drawn(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        pooled, *regions = emission.copy(node, x)
+        # TensorFlow says that they are one shorter than they are.
+        default = tf.compat.v1.placeholder_with_default
+        return [pooled, *(default(bounds, [None]) for bounds in regions)]
+
+    return Plan([WHOLE], [WHOLE] * 3, drawn, is_fallback=True, is_of_rank_zero=True)
+
+
+_images = by_rows([0], None)
+
+
+@shape_rule("FractionalMaxPool", "FractionalAvgPool")
+def _pooled(node: Node) -> Any:
+    images, pooled = node.inputs[0].shape, node.outputs[0].static_shape()
+    if images is None or pooled is None:
+        return None
+    return [(images[0], *pooled[1:]), None, None]
+
+
+rule("FractionalMaxPoolGrad")(rows_wanted(by_rows([0, 1, 2], None)))
+alike("FractionalMaxPoolGrad")
+rule("FractionalAvgPoolGrad")(_with_shape(0, [1]))
 rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")(_with_shape(0, [2]))
 rule("DepthwiseConv2dNativeBackpropInput")(_with_shape(0, [2]))
 rule("AvgPoolGrad", "AvgPool3DGrad")(_with_shape(0, [1]))

@@ -6,9 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import WHOLE, Layout
-from collective.training.partition.propagation import Plan, Rows, rule, whole
+from collective.training.partition.propagation import Made, Plan, Rows, rule, whole
+from collective.training.partition.stateful import SHOWN
 
 
 @rule(
@@ -44,30 +46,27 @@ def watched(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([WHOLE, *shown], [])
 
 
-@rule(
-    "Print",
-    "PrintV2",
-    "LogicalPrint",
-    "WriteSummary",
-    "WriteScalarSummary",
-    "WriteHistogramSummary",
-    "WriteImageSummary",
-    "WriteRawProtoSummary",
-    "WriteFile",
-)
+@rule(*SHOWN)
 def on_rank_zero(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What others see of a step: once."""
-    if node.outputs:
-        return whole(node)
+    """What others see of a step, such as a line of text: rank 0 does it, once.
 
-    def emit(emission: Any, inputs: list[Any]) -> tf.Operation:
-        def once() -> tf.Tensor:
-            emission.copy(node, inputs)
-            with tf.control_dependencies(
-                tf.compat.v1.get_default_graph().get_operations()[-1:]
-            ):
-                return tf.constant(0)
+    What follows such an operation follows a branch that all ranks have, so the order of
+    several effects stays.
+    """
+    passed = list(layouts[: len(node.outputs)])  # of Print, which returns its input
+    rest = [WHOLE] * (len(layouts) - len(passed))
 
-        return tf.cond(emission.share.is_lead[0], once, lambda: tf.constant(0)).op
+    def emit(emission: Any, inputs: list[Any]) -> Made:
+        given = [tf.identity(x) for x in inputs[: len(passed)]]
+        if emission.replica:
+            return given
 
-    return Plan([WHOLE] * len(layouts), [], emit)
+        def shown() -> tf.Tensor:
+            with tf.control_dependencies([copy_operation(node.op, inputs)]):
+                return tf.constant(True)
+
+        done = tf.cond(emission.share.is_lead[0], shown, lambda: tf.constant(False))
+        with tf.control_dependencies([done]):
+            return [tf.identity(x) for x in given] or tf.no_op()
+
+    return Plan([*passed, *rest], passed, emit)

@@ -20,6 +20,7 @@ from collective.training.partition.layouts import WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import quotient
+from collective.training.partition.stateful import may_differ
 from collective.training.partition.values import alike
 
 # Kernels that reject numbers keep so many 32-bit words of the stream for each of theirs,
@@ -131,13 +132,13 @@ def advanced(counter: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     "StatefulUniformInt",
 )
 def stateful(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Draws that follow from all that was drawn before: those of rank 0, everywhere."""
-    inputs = [WHOLE] * len(layouts)
-    if node.op.op_def.name.startswith("Stateful"):
-        return whole(node)  # of a ``tf.random.Generator``: its state is a variable
+    """Draws that follow from all that was drawn before: made whole.
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        drawn = emission.copy(node, x)[0]
-        return [emission.of_rank_zero(node.outputs[0], drawn)]
-
-    return Plan(inputs, [WHOLE], emit)
+    The state of a ``tf.random.Generator`` is a variable; that of others is hidden in each
+    process, so all take what rank 0 draws.
+    """
+    return Plan(
+        [WHOLE] * len(layouts),
+        [WHOLE] * len(node.outputs),
+        is_of_rank_zero=may_differ(node),
+    )
