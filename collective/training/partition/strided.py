@@ -102,6 +102,8 @@ def _range(
     ):
         begin, stop, step = slice(bounds[0], bounds[1], step).indices(size)
         return Entry(axis, out, begin, len(range(begin, stop, step)), step, False)
+    if step == -1 and all(open_):  # backwards
+        return Entry(axis, out, size - 1, size, step, False)
     if step != 1:
         return Entry(axis, out, None, None, step, False)
     start = 0 if open_[0] else _place(bounds[0], size)

@@ -134,6 +134,28 @@ def _of_sizes(node: Node) -> Shape:
     return sizes if isinstance(sizes, tuple) else None
 
 
+@shape_rule("MirrorPadGrad")
+def _unpad(node: Node) -> Shape:
+    x, pads = node.inputs[0], sizes_in(node.inputs[1])
+    if x.shape is None or not isinstance(pads, tuple):
+        return None
+    return tuple(size - total(p) for size, p in zip(x.shape, pads, strict=True))
+
+
+@shape_rule("Unique", "UniqueV2")
+def _distinct(node: Node) -> Any:
+    return [None, node.inputs[0].shape if node.inputs[0].rank == 1 else None]
+
+
+@shape_rule("Diag", "DiagPart")
+def _tensor_diagonal(node: Node) -> Shape:
+    shape = node.inputs[0].shape
+    if shape is None:
+        return None
+    return (*shape, *shape) if node.type == "Diag" else shape[: len(shape) // 2]
+
+
+alike("InvertPermutation")
 alike("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub")
 
 
@@ -173,6 +195,12 @@ def _strided_slice(node: Node) -> Any:
     if entries is None:
         return None
     return [tuple(e.length for e in entries if e.out is not None)]
+
+
+@shape_rule("StridedSliceGrad")
+def _sliced_from(node: Node) -> Shape:
+    sizes = sizes_in(node.inputs[0])
+    return sizes if isinstance(sizes, tuple) else None
 
 
 @shape_rule("GatherV2")

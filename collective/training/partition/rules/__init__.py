@@ -8,6 +8,8 @@ declares all of them.
 from collective.training.partition.rules import (
     by_rows,
     control_flow,
+    crops,
+    diagonals,
     effects,
     elementwise,
     indexing,
@@ -27,6 +29,8 @@ from collective.training.partition.rules import (
 __all__ = [
     "by_rows",
     "control_flow",
+    "crops",
+    "diagonals",
     "effects",
     "elementwise",
     "indexing",

@@ -83,8 +83,9 @@ _FAMILIES: list[tuple[str, Sequence[int] | None, int | None]] = [
     ("SelfAdjointEigV2 Eig LogMatrixDeterminant MatrixSquareRoot", None, 2),
     ("MatrixLogarithm MatrixExponential", None, 2),
     ("MatrixSolve MatrixSolveLs TridiagonalSolve", [0, 1], 2),
-    ("MatrixBandPart", [0], 2),
-    ("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3", [0], 2),
+    ("NthElement", [0], 1),
+    ("DrawBoundingBoxesV2", [0, 1], None),
+    ("CombinedNonMaxSuppression", [0, 1], None),
     ("Cross", [0, 1], 1),
     ("FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel", [0], 1),
 ]
@@ -100,6 +101,8 @@ _WITH_ROWS: list[tuple[str, Sequence[int]]] = [
     ("MaxPool MaxPoolV2 MaxPool3D", [0]),
     ("MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad", [0, 1, 2]),
     ("AvgPool AvgPool3D LRN", [0]),
+    ("MaxPoolWithArgmax", [0]),
+    ("MaxPoolGradWithArgmax", [0, 1, 2]),
     ("LRNGrad", [0, 1, 2]),
     ("InTopK InTopKV2", [0, 1]),
     ("MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad", [0, 1, 2]),
@@ -114,7 +117,6 @@ alike(
         "Softmax",
         "LogSoftmax",
         "BiasAdd",
-        "MatrixBandPart",
         "AdjustContrastv2",
         "AdjustHue",
     ]
@@ -122,51 +124,7 @@ alike(
 alike(*["AdjustSaturation", "RGBToHSV", "HSVToRGB", "Cholesky", "MatrixInverse", "LRN"])
 alike("Cross")
 alike(*["MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2", "LRNGrad"])
-
-
-@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def set_diagonal(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Matrices and their diagonals, row by row."""
-    layouts = summed(layouts)
-    found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
-    rank = node.inputs[0].rank
-    if not found:
-        return whole(node)
-    if rank is None or found[0].axis >= rank - 2:
-        return None
-    rest = [WHOLE] * (len(layouts) - 2)
-    return Plan([found[0], found[0], *rest], [found[0]])
-
-
-alike("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-
-
-def _axes_of_diagonal(node: Node) -> int | None:
-    """How many of the last axes are of one matrix: two where it has several diagonals."""
-    if node.type == "MatrixDiag":
-        return 1
-    which = node.inputs[1].const
-    return None if which is None else 1 + (which.min() != which.max())
-
-
-@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
-def matrix_of_diagonal(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Makes a matrix of each diagonal, or of several that belong together."""
-    axes = _axes_of_diagonal(node)
-    return None if axes is None else by_rows([0], axes)(node, layouts, rows)
-
-
-@shape_rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
-def _of_diagonal(node: Node) -> Any:
-    x, axes = node.inputs[0].shape, _axes_of_diagonal(node)
-    if x is None or axes is None:
-        return None
-    is_square = node.type == "MatrixDiag" or (
-        axes == 1
-        and all(sizes_in(value) in (0, -1, (0,)) for value in node.inputs[1:4])
-    )
-    side = x[-1] if is_square else None
-    return [(*x[:-axes], side, side)]
+alike("MaxPoolGradWithArgmax", "DrawBoundingBoxesV2")
 
 
 @rule("MatrixTriangularSolve", "BandedTriangularSolve")
@@ -189,40 +147,6 @@ def triangular_solve(node: Node, layouts: list[Layout], rows: Rows) -> Plan | No
     return with_a_row(plan, node, {0: 1}) if node.type.startswith("Band") else plan
 
 
-@rule("FractionalMaxPool", "FractionalAvgPool")
-def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Pools each image alone, all at the same places, which follow from the seed.
-
-    Without a seed they are drawn again in each step: those of rank 0 are taken.
-    """
-    (layout,) = summed(layouts)
-    if node.attr("deterministic"):
-        if not isinstance(layout, Sharded):
-            return whole(node)
-        is_first = not layout.axis
-        plan = Plan([layout], [layout, WHOLE, WHOLE])
-        return with_a_row(plan, node) if is_first else None
-
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
-        return [
-            emission.of_rank_zero(value, tensor)
-            for value, tensor in zip(node.outputs, emission.copy(node, x), strict=True)
-        ]
-
-    return Plan([WHOLE], [WHOLE] * 3, emit, isinstance(layout, Sharded))
-
-
-@rule("FractionalMaxPoolGrad")
-def fractional_pool_gradient(
-    node: Node, layouts: list[Layout], rows: Rows
-) -> Plan | None:
-    """The gradient of each image, at the places that were pooled."""
-    return with_a_row(by_rows([0, 1, 2], None)(node, layouts, rows), node)
-
-
-alike("FractionalMaxPoolGrad")
-
-
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def projective(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Images, each with a transform of its own, or all with one."""
@@ -234,16 +158,6 @@ def projective(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     rest = [WHOLE] * (len(layouts) - 2)
     one = transforms[0] == 1
     return Plan([layout, WHOLE if one else layout, *rest], [layout])
-
-
-@rule("CropAndResize")
-def crop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Whole images, of which each box takes a part."""
-    layouts = summed(layouts)
-    boxes = next((lay for lay in layouts[1:3] if isinstance(lay, Sharded)), None)
-    if boxes is None or boxes.axis:
-        return None
-    return Plan([WHOLE, boxes, boxes, WHOLE], [boxes])
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
