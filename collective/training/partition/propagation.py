@@ -233,27 +233,70 @@ def pull_back(graph: Graph, rows: Rows) -> None:
     """Has a rank compute its piece alone of what is read in pieces alone.
 
     Such are the gradient's square of an optimizer with sharded slots, and the gradient
-    itself, whose sum is then scattered.
+    itself, whose sum is then scattered. Where its norm is read, too, the norm is a sum over
+    the pieces.
     """
     if not any(OWNED in node.plan.inputs for node in graph.nodes):
         return
-    returned = set(graph.outputs)
+    returned, of_sums = set(graph.outputs), _of_sums(graph)
+    # Of nodes that end in sums over all elements: how each would work on pieces.
+    could: dict[Node, Plan] = {}
     for node in reversed(graph.nodes):
         for value in node.outputs:
-            value.is_read_owned = value not in returned and _is_read_owned(value)
+            value.is_read_owned = value not in returned and _is_read_owned(
+                value, could if value in of_sums else {}
+            )
         if node.type == "IdentityN":
             _pull_through(node, returned)
             continue
-        found = OWNED_RULES.get(node.type)
-        if node.is_stateful or not node.outputs or found is None:
+        plan = _on_pieces(node, rows)
+        if plan is None or returned.intersection(node.outputs):
             continue
-        if not all(v.is_read_owned for v in node.outputs):
-            continue
-        if not all(lay == WHOLE for lay in (*node.plan.inputs, *node.plan.outputs)):
-            continue
-        plan = found(node, [seen(value) for value in node.inputs], rows)
-        if plan is not None and list(plan.outputs) == [OWNED]:
-            node.plan, node.outputs[0].layout = plan, OWNED
+        (value,) = node.outputs
+        if isinstance(plan.outputs[0], Partial):
+            could[node] = plan
+        elif value.is_read_owned:
+            node.plan, value.layout = plan, OWNED
+        elif value.users and all(user in could for user in value.users):
+            could[node] = plan
+
+
+def _of_sums(graph: Graph) -> set[Value]:
+    """Returns the partial sums, and what is computed of them element by element."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        passes = node.type in OWNED_RULES or node.type == "IdentityN"
+        for value in node.outputs:
+            if value.layout == SUM or (
+                passes
+                and any(v in found and v.shape == value.shape for v in node.inputs)
+            ):
+                found.add(value)
+    return found
+
+
+def _on_pieces(node: Node, rows: Rows) -> Plan | None:
+    """Returns the plan of a whole node that works on pieces, or None."""
+    found = OWNED_RULES.get(node.type)
+    if node.is_stateful or len(node.outputs) != 1 or found is None:
+        return None
+    if not all(lay == WHOLE for lay in (*node.plan.inputs, *node.plan.outputs)):
+        return None
+    return found(node, [seen(value) for value in node.inputs], rows)
+
+
+def _take_pieces(node: Node, could: dict[Node, Plan]) -> None:
+    """Has a node work on pieces, and those behind it up to a sum."""
+    plan = could.pop(node, None)
+    if plan is None:
+        return
+    (value,) = node.outputs
+    node.plan, value.layout = plan, plan.outputs[0]
+    value.is_read_owned = value.layout == OWNED
+    value.is_needed_whole = not value.is_read_owned
+    if value.is_read_owned:
+        for user in value.users:
+            _take_pieces(user, could)
 
 
 def _pull_through(node: Node, returned: set[Value]) -> None:
@@ -267,14 +310,25 @@ def _pull_through(node: Node, returned: set[Value]) -> None:
     node.plan = Plan(layouts, layouts)
 
 
-def _is_read_owned(value: Value) -> bool:
+def _is_read_owned(value: Value, could: dict[Node, Plan]) -> bool:
+    """Whether all that read a value take the piece of their rank.
+
+    Args:
+        could: Nodes that take it, too, where another one does.
+    """
     wanted = [
-        layout
-        for node in set(value.users)
+        (node, layout)
+        for node in dict.fromkeys(value.users)
         for read, layout in zip(node.inputs, node.plan.inputs, strict=True)
         if read is value and layout is not None
     ]
-    return bool(wanted) and all(layout == OWNED for layout in wanted)
+    if not any(layout == OWNED for _, layout in wanted):
+        return False
+    if not all(layout == OWNED or node in could for node, layout in wanted):
+        return False
+    for node, _ in wanted:
+        _take_pieces(node, could)
+    return True
 
 
 def _planned(node: Node, rows: Rows) -> Plan:
