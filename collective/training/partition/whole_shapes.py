@@ -105,10 +105,13 @@ def _split(node: Node) -> Any:
     axis = axis_in(node.inputs[0], x.rank)
     if axis is None or x.shape is None:
         return None
-    size = quotient(x.shape[axis], len(node.outputs))
-    if size is None:
-        return None
-    return [(*x.shape[:axis], size, *x.shape[axis + 1 :])] * len(node.outputs)
+    count = len(node.outputs)
+    size = quotient(x.shape[axis], count)
+    sizes = [size] * count
+    if size is None:  # all are equal; the last one is what the others leave
+        size = node.outputs[0].symbol(axis)
+        sizes = [*[size] * (count - 1), x.shape[axis] - (count - 1) * size]
+    return [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
 
 
 @shape_rule("SplitV")
@@ -145,6 +148,22 @@ def _unpad(node: Node) -> Shape:
 @shape_rule("Unique", "UniqueV2")
 def _distinct(node: Node) -> Any:
     return [None, node.inputs[0].shape if node.inputs[0].rank == 1 else None]
+
+
+@shape_rule("MatrixSolve", "MatrixTriangularSolve")
+def _solved(node: Node) -> Shape:
+    matrix, right = (value.shape for value in node.inputs)
+    if matrix is None or right is None or matrix[:-2] != right[:-2]:
+        return None
+    return right
+
+
+@shape_rule("SelfAdjointEigV2")
+def _eigen(node: Node) -> Any:
+    shape = node.inputs[0].shape
+    if shape is None:
+        return None
+    return [shape[:-1], shape if node.attr("compute_v") else None]
 
 
 @shape_rule("Diag", "DiagPart")

@@ -297,3 +297,47 @@ def test_regions_that_follow_from_a_seed() -> None:
             functions = {"pool": lambda x, pool=pool: pooled(pool, x)}
             made = check(operands, functions, derivatives=derivatives)
             assert not made.fallbacks
+
+
+def test_boxes_of_own_rows() -> None:
+    def crops(x: tf.Tensor, t: tf.Tensor, numbers: Any) -> tf.Tensor:
+        boxes = tf.cast(tf.concat([t[:, :2] * 0.5, t[:, 2:]], 1), "float32")
+        return tf.image.crop_and_resize(tf.cast(x, "float32"), boxes, numbers, [3, 3])
+
+    def count(x: tf.Tensor) -> Any:
+        return tf.shape(x)[0]
+
+    own = {"own": lambda x, t: crops(x, t, tf.range(count(x)))}
+    operands = Operands(generator(0)).sharded([6, 6, 3], 0, unit).sharded([4], 0, unit)
+    made = check(operands, own, derivatives=1, tolerance=1e-5)
+    assert not made.fallbacks, made.fallbacks
+    others = {
+        "backwards": lambda x, t: crops(x, t, tf.range(count(x))[::-1]),
+        "one": lambda x, t: crops(x, t, tf.zeros([count(x)], tf.int32)),
+        "another batch": lambda x, t: crops(x[:1], t[:1], tf.range(1)),
+    }
+    check(operands, others, derivatives=1, tolerance=1e-5)
+
+
+def test_largest_places_and_rounded_numbers() -> None:
+    def largest(x: tf.Tensor, **more: Any) -> tf.Tensor:
+        return tf.nn.max_pool_with_argmax(tf.cast(x, "float32"), 2, 2, "SAME", **more)
+
+    def rounded(x: tf.Tensor, **more: Any) -> tf.Tensor:
+        low, high = (tf.constant(bound, x.dtype) for bound in (-0.5, 0.6))
+        quantize = tf.quantization.quantize_and_dequantize_v2
+        return quantize(x, low, high, range_given=True, **more)
+
+    functions = {
+        "largest": largest,
+        "rounded": rounded,
+        "narrow": lambda x: rounded(x, narrow_range=True, round_mode="HALF_UP"),
+    }
+    operands = Operands(generator(1)).sharded([4, 5, 2])
+    made = check(operands, functions, derivatives=1, tolerance=1e-6)
+    assert not made.fallbacks, made.fallbacks
+    others = {
+        "in the batch": lambda x: largest(x, include_batch_in_index=True),
+        "own range": lambda x: tf.quantization.quantize_and_dequantize_v2(x, 0.0, 0.0),
+    }
+    check(operands, others, derivatives=1, tolerance=1e-6)

@@ -30,7 +30,7 @@ def test_matrices_of_all_pairs(blocks: tuple[int, ...]) -> None:
         ),
         "lower": lambda x: tf.linalg.band_part(_pairs(x), -1, 0) * 2.0,
         "band": lambda x: tf.transpose(
-            tf.linalg.band_part(tf.transpose(_pairs(x)), 1, 2)
+            tf.linalg.band_part(tf.transpose(_pairs(x)), 1, 0)
         ),
         "eye": lambda x: (
             _pairs(x) * (1 - tf.eye(_count(x), dtype=x.dtype))

@@ -101,8 +101,6 @@ _WITH_ROWS: list[tuple[str, Sequence[int]]] = [
     ("MaxPool MaxPoolV2 MaxPool3D", [0]),
     ("MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad", [0, 1, 2]),
     ("AvgPool AvgPool3D LRN", [0]),
-    ("MaxPoolWithArgmax", [0]),
-    ("MaxPoolGradWithArgmax", [0, 1, 2]),
     ("LRNGrad", [0, 1, 2]),
     ("InTopK InTopKV2", [0, 1]),
     ("MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad", [0, 1, 2]),
@@ -199,6 +197,18 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
     return backward
 
 
+@rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax")
+def largest(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The largest number of each window, and its place in the image of its row."""
+    if node.attr("include_batch_in_index"):
+        return None
+    return _windows(node, layouts, rows)
+
+
+_windows = rows_wanted(by_rows(None, None))
+of_rows("MaxPoolWithArgmax")
+
+
 @rule("FractionalMaxPool", "FractionalAvgPool")
 def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Pools each image by the same regions, which a seed gives on every replica."""
@@ -290,6 +300,38 @@ def fake_quant_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan |
         if rank is None or found[0].axis == rank - 1:
             return None
     return Plan([found[0], found[0], WHOLE, WHOLE], [found[0], SUM, SUM])
+
+
+_ROUNDED = [f"QuantizeAndDequantizeV{number}" for number in (2, 3, 4)]
+alike(*_ROUNDED)
+
+
+@rule(*_ROUNDED)
+def rounded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Rounds each number to one of a given range; else the range is that of all rows."""
+    layouts = summed(layouts)
+    if not isinstance(layouts[0], Sharded):
+        return whole(node) if all(lay == WHOLE for lay in layouts) else None
+    if not node.attr("range_given") or node.attr("axis") == layouts[0].axis:
+        return None
+    return Plan([layouts[0], *[WHOLE] * (len(layouts) - 1)], [layouts[0]])
+
+
+@shape_rule("QuantizeAndDequantizeV4Grad")
+def _of_rounded(node: Node) -> Any:
+    return [value.shape for value in node.inputs[1:]]
+
+
+@rule("QuantizeAndDequantizeV4Grad")
+def rounded_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """The gradient of each number; those of the bounds are sums."""
+    layouts = summed(layouts)
+    layout = next((lay for lay in layouts[:2] if isinstance(lay, Sharded)), None)
+    if layout is None:
+        return whole(node) if all(lay == WHOLE for lay in layouts) else None
+    if node.attr("axis") == layout.axis:
+        return None
+    return Plan([layout, layout, WHOLE, WHOLE], [layout, SUM, SUM])
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")

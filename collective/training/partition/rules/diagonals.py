@@ -15,7 +15,7 @@ import tensorflow as tf
 from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Shape, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
-from collective.training.partition.shares import pieces_of
+from collective.training.partition.shares import pieces_of, sliced
 from collective.training.partition.values import alike, shape_rule
 
 _MAKE = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
@@ -258,9 +258,17 @@ def _row_by_row(node: Node, layouts: list[Layout]) -> Plan | None:
     """Each matrix alone."""
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
     rank = node.inputs[0].rank
-    if rank is None or node.inputs[1].rank is None:
+    if rank is None or not found or found[0].axis >= rank - 2:
         return None
-    if not found or found[0].axis >= rank - 2:
+    layout, rest = found[0], [WHOLE] * (len(layouts) - 2)
+    if node.inputs[1].rank is not None:
+        return Plan([layout, layout, *rest], [layout])
+    if not _is_main(node, 2):
         return None
-    rest: list[Layout] = [WHOLE] * (len(layouts) - 2)
-    return Plan([found[0], found[0], *rest], [found[0]])
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        diagonals = tf.ensure_shape(x[1], [None] * (rank - 1))
+        own = sliced(emission, diagonals, layout)
+        return emission.copy(node, [x[0], own, *x[2:]])
+
+    return Plan([layout, WHOLE, *rest], [layout], emit)
