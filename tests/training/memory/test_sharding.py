@@ -182,9 +182,12 @@ if launch.launched():
 
     def test_gradients_are_summed_in_pieces(backend, monkeypatch, caplog):
         monkeypatch.setenv("COLLECTIVE_EXPLAIN", "1")
-        with caplog.at_level("INFO", logger="collective"):
-            small.train(backend, steps=1, shard_optimizer=True)
-        assert backend.rank or "4 summed in pieces" in caplog.text
+        for name in ("adam", "clipnorm", "global-clipnorm"):
+            caplog.clear()
+            model = small.model(OPTIMIZERS[name])
+            with caplog.at_level("INFO", logger="collective"):
+                small.train(backend, model=model, steps=1, shard_optimizer=True)
+            assert backend.rank or "4 summed in pieces" in caplog.text, name
 
     def test_checkpoints_are_whole(backend, reference):
         keras.config.set_floatx("float64")
