@@ -240,7 +240,8 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     # Nothing may be known of a diagonal of zeros, in a gradient: it is taken as it is.
     is_whole = of_diagonal == WHOLE
-    wanted = [layout, WHOLE if is_whole else along, *[WHOLE] * (len(layouts) - 2)]
+    taken: Layout = WHOLE if is_whole else along
+    wanted: list[Layout] = [layout, taken, *[WHOLE] * (len(layouts) - 2)]
     by_rows = layout.axis == along.axis
 
     def compute(emission: Any, given: list[Any], row: Any, column: Any) -> tf.Tensor:
