@@ -168,3 +168,22 @@ def test_variables_are_looked_up_by_rows() -> None:
     }
     made = check(Operands(generator(0), (1, 1)).sharded([], 0, below(5)), functions)
     assert not made.fallbacks
+
+
+def test_behind_pairs_of_rows_an_encoder_stays_shared_out() -> None:
+    """Only what the pairs are made of is gathered, forward and backward."""
+    wide = 7
+
+    def pairwise(x: tf.Tensor, w: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        z = tf.nn.tanh(x @ w) @ v
+        return tf.exp(-tf.reduce_sum((z[:, None] - z[None]) ** 2, -1))
+
+    def halves(x: tf.Tensor, w: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        z = tf.nn.tanh(x @ w) @ v
+        return z[1:] * z[:-1]
+
+    functions = {"pairwise": pairwise, "halves": halves}
+    operands = Operands(generator(4)).sharded([3]).whole([3, wide]).whole([wide, 2])
+    made = check(operands, functions, derivatives=1)
+    inner = [v for v in made.traffic.gathers if v.shape and v.shape[-1] == wide]
+    assert not inner and set(made.fallbacks) == {"StridedSlice"}
