@@ -33,6 +33,23 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _OF_PLACE = {"_output_shapes", "_class", "_XlaCompile", "_lower_using_switch_merge"}
 
 
+def function_graph_of(name: str) -> Any:
+    """Returns an empty graph of a function, to be made inside of ``as_default``."""
+    return tf.__internal__.FuncGraph(new_name(name))
+
+
+def complete(
+    graph: Any,
+    arguments: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    effects: Sequence[tf.Operation],
+) -> None:
+    """Says what a function's graph is called with, returns and does besides."""
+    graph.inputs = [*arguments, *(inner for _, inner in graph.captures)]
+    graph.outputs = graph.structured_outputs = list(outputs)
+    graph.control_outputs = list(effects)
+
+
 def new_name(begin: str) -> str:
     """A name that no function of this process has."""
     return f"{begin}_{ops.uid()}"
@@ -80,6 +97,19 @@ def copy_operation(
         return graph._create_op_internal(
             op.type, list(inputs), dtypes, attrs=values, op_def=op.op_def
         )
+
+
+def set_text_attribute(op: tf.Operation, name: str, text: str) -> None:
+    """Gives an operation an attribute of ours, whose name begins with an underscore."""
+    op._set_attr(name, attr_value_pb2.AttrValue(s=text.encode()))
+
+
+def text_attribute(op: tf.Operation, name: str) -> str | None:
+    """Returns an attribute of ours, or None if the operation has none of this name."""
+    try:
+        return str(op.get_attr(name).decode())
+    except ValueError:
+        return None
 
 
 def one_open_shape() -> attr_value_pb2.AttrValue:

@@ -94,12 +94,19 @@ class Emission:
     @property
     def own_rows(self) -> AnySize:
         """The number of rows as a size, to compute other sizes with."""
-        return symbolic(self._own[self.replica])
+        return self._rows_of(self.replica)
 
     @property
     def first_row(self) -> AnySize:
         """The index of its first row in the batch."""
+        if self.share.places is not None:
+            return self.share.places[self.replica][0]
         return symbolic(self._first[self.replica])
+
+    def _rows_of(self, replica: int) -> AnySize:
+        if self.share.places is not None:
+            return self.share.places[replica][1]
+        return symbolic(self._own[replica])
 
     def number(self, size: AnySize) -> tf.Tensor:
         """int64 scalar: what a size is in this step."""
@@ -189,9 +196,16 @@ class Emission:
     def put(self, value: Value, layout: Layout, tensors: list[tf.Tensor]) -> None:
         """Keeps a value in a layout: a tensor for each replica, or one for all."""
         if value.shape is not None and not value.is_handle and layout != MOMENTS:
-            for tensor in tensors:
-                _set_shape(tensor, value, layout)
+            for replica, tensor in enumerate(tensors):
+                _set_shape(tensor, value, layout, self._rows_of(replica))
         self._forms[value, layout] = tensors
+
+    def made_of(self, value: Value) -> tf.Tensor | None:
+        """Returns the first replica's tensor of a value, whole if it was made whole."""
+        for layout in (WHOLE, value.layout):
+            if tensors := self._forms.get((value, layout)):
+                return tensors[0]
+        return None
 
     def get(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
         """Returns a value in a layout, or None if it waits for an exchange."""
@@ -484,8 +498,12 @@ def _is_small(value: Value) -> bool:
     return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL
 
 
-def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:
-    """Tells TensorFlow the sizes that are numbers."""
+def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout, own: AnySize) -> None:
+    """Tells TensorFlow the sizes that are numbers.
+
+    Args:
+        own: Rows of the replica whose tensor it is.
+    """
     assert value.shape is not None
     if layout == OWNED:
         tensor.set_shape([None])
@@ -494,7 +512,8 @@ def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout) -> None:
         None if isinstance(size, Size) else size for size in value.shape
     ]
     if isinstance(layout, Sharded):
-        sizes[layout.axis] = None
+        size = own * layout.per_row
+        sizes[layout.axis] = size if isinstance(size, int) else None
     try:
         tensor.set_shape(sizes)
     except ValueError as error:

@@ -92,6 +92,17 @@ class Exchange(Protocol):
         """Rank 0's tensor: numbers or text, of the same dtype on every rank."""
         ...
 
+    def of_marker(
+        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """What an exchange along another axis of the mesh makes of tensors.
+
+        Args:
+            marker: Which exchange it is (``mesh.markers``).
+            op: The operation that stands for it, of which ``tensors`` are the inputs.
+        """
+        ...
+
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handles of a variable on each device, or the one of all."""
         ...
@@ -121,6 +132,12 @@ class OnOneDevice:
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handle of the variable."""
         return [variable.handle]
+
+    def of_marker(
+        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Never called: the mesh has one axis."""
+        raise NotImplementedError(marker)
 
     def reduce_devices(
         self,

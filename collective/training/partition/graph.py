@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.layouts import WHOLE, Layout, Shape
+from collective.training.partition.markers import MARKED, Marker, marker_of
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
 _HANDLES = {tf.resource, tf.variant}
@@ -147,6 +148,7 @@ class Node:
         "bodies",
         "control",
         "inputs",
+        "marker",
         "mean",
         "number",
         "op",
@@ -162,19 +164,23 @@ class Node:
         self.outputs = [Value(self, i, t) for i, t in enumerate(op.outputs)]
         self.bodies: list[Graph] = []  # of a loop or branch, its functions
         self.mean: Value | None = None  # of a variance; see rules/moments.py
+        # What it stands for, if not for itself: see ``mesh.markers``.
+        self.marker: Marker | None = marker_of(op)
         self.plan: Any = None  # see ``propagation``
         for value in inputs:
             value.users.append(self)
 
     @property
     def type(self) -> str:
-        """The type of the operation."""
+        """The type of the operation, or of what it stands for."""
+        if self.marker is not None:
+            return MARKED.get(self.marker.kind, "MarkedReduction")
         return str(self.op.type) if self.mean is None else "Variance"
 
     @property
     def is_stateful(self) -> bool:
         """Whether it does more than compute its outputs, or computes others each time."""
-        return bool(self.op.op_def.is_stateful)
+        return self.marker is not None or bool(self.op.op_def.is_stateful)
 
     def attr(self, name: str) -> Any:
         """An attribute of the operation."""

@@ -73,7 +73,7 @@ class PartitionedMethod:
             self.source = traced(function).get_concrete_function(*rows)
         # Those that are computed in the graph itself, not in a loop or branch.
         self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
-        owned = None if slots is None else slots.handles
+        placed = {} if slots is None else slots.placed
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -86,7 +86,7 @@ class PartitionedMethod:
         known = dataclasses.replace(known, whole_gradients=whole_gradients)
         # The first of the variables that share a gradient.
         by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
-        self.partition = Partition(self.source, layouts, known, by_name, owned)
+        self.partition = Partition(self.source, layouts, known, by_name, placed)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:

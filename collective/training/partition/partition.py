@@ -12,6 +12,7 @@ import dataclasses
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from collective.training.partition import whole_shapes as whole_shapes
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, read
-from collective.training.partition.layouts import OWNED, WHOLE, Layout
+from collective.training.partition.layouts import WHOLE, Layout
 from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
 from collective.training.partition.schedule import without_rows
 from collective.training.partition.shares import Share
@@ -41,6 +42,19 @@ def _many_objects() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True)
+class Placed:
+    """How a variable lies of which each replica has a part.
+
+    Attributes:
+        layout: Of the variable; a rank's piece of it is ``OWNED``.
+        handles: Of the parts: of each replica of this process, or one for all.
+    """
+
+    layout: Layout
+    handles: Sequence[tf.Tensor]
+
+
 class Partition:
     """The graph of a function, and how everything in it lies over the replicas.
 
@@ -49,8 +63,8 @@ class Partition:
         layouts: Of its arguments, one for each tensor; ``Sharded(0)`` has rows.
         rows: What is known of the rows of a batch.
         gradients: By the name of a tensor: the variable whose gradient it is.
-        owned: By the ``id`` of the handle of a variable that it was traced with: the handle
-            of the one with this rank's piece.
+        placed: How the variables lie of which a replica has a part, by the ``id`` of the
+            handle that the function was traced with.
     """
 
     @_many_objects()
@@ -60,16 +74,16 @@ class Partition:
         layouts: Sequence[Layout],
         rows: Rows,
         gradients: Mapping[str, Any] | None = None,
-        owned: Mapping[int, tf.Tensor] | None = None,
+        placed: Mapping[int, Placed] | None = None,
     ):
         self.function = function
         self.rows = rows
         self.graph = read(function.graph, gradients)
         rules.moments.find(self.graph)
         self._arguments = len(layouts)
-        self._owned = owned or {}
+        self._placed = placed or {}
         captured = [
-            OWNED if id(outer) in self._owned else WHOLE
+            self._placed[id(outer)].layout if id(outer) in self._placed else WHOLE
             for outer, _ in function.graph.captures
         ]
         self.layouts = [*layouts, *captured]
@@ -89,7 +103,7 @@ class Partition:
         wanted: Sequence[Layout] | None = None,
         attached: Sequence[tf.Tensor] = (),
     ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
-        """Makes the graph of this process, inside of a function that is being traced.
+        """Makes the graph of this process, inside of a graph that is being made.
 
         Args:
             arguments: For each argument of the function, this process' part of it for each
@@ -104,10 +118,26 @@ class Partition:
             For each tensor that the function returns, one for each replica, or one for
             all where it is whole; and the sums of what is attached.
         """
-        emission = Emission(
-            self.graph, share, self.rows.rows, exchange, traffic or Traffic()
-        )
+        emission = self.begun(arguments, share, exchange, traffic or Traffic())
         emission.pending.attached = list(attached)
+        outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
+        sums = emission.pending.attached
+        with tf.control_dependencies(emission.effects()):
+            return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
+
+    def begun(
+        self,
+        arguments: Sequence[list[tf.Tensor]],
+        share: Share,
+        exchange: Exchange,
+        traffic: Traffic,
+    ) -> Emission:
+        """Returns an emission that has the inputs of the graph, and nothing else so far.
+
+        Args:
+            arguments, share, exchange, traffic: As of ``emit``.
+        """
+        emission = Emission(self.graph, share, self.rows.rows, exchange, traffic)
         first = self._arguments
         for value, layout, tensors in zip(
             self.graph.inputs[:first], self.layouts[:first], arguments, strict=True
@@ -115,10 +145,7 @@ class Partition:
             emission.put(value, layout, list(tensors))
         for value, layout, tensors in self._captured(exchange):
             emission.put(value, layout, tensors)
-        outputs = emission.run(wanted or [WHOLE] * len(self.graph.outputs))
-        sums = emission.pending.attached
-        with tf.control_dependencies(emission.effects()):
-            return [[tf.identity(t) for t in tensors] for tensors in outputs], sums
+        return emission
 
     def emit_without_rows(self, exchange: Exchange) -> tf.Tensor:
         """Makes the writes that do not depend on rows; returns an empty vector."""
@@ -144,10 +171,12 @@ class Partition:
             self.function.graph.captures,
             strict=True,
         ):
-            if id(outer) in variables and id(outer) not in self._owned:
+            if id(outer) in self._placed:
+                yield value, layout, list(self._placed[id(outer)].handles)
+            elif id(outer) in variables:
                 yield value, layout, list(exchange.copies(variables[id(outer)]))
             else:
-                yield value, layout, [self._owned.get(id(outer), outer)]
+                yield value, layout, [outer]
 
     @property
     def fallbacks(self) -> list[Any]:

@@ -131,6 +131,17 @@ class Pending:
         for value, whole in zip(values, wholes, strict=True):
             emission.put(value, WHOLE, [whole])
 
+    def of_marker(
+        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """What an exchange along another axis of the mesh makes of tensors, in order."""
+        self._traffic.writes_early |= self._traffic.writes
+        with self._in_order():
+            made = self._exchange.of_marker(marker, op, tensors)
+        self._traffic.in_groups += 1
+        self._note(made)
+        return made
+
     def broadcast(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
         """Rank 0's tensor, of a value that each rank has made whole."""
         self._traffic.writes_early |= self._traffic.writes

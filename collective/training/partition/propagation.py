@@ -90,11 +90,18 @@ class Rows:
     whole_lists: bool = False
     # Whether gradients of variables are summed as such, and not what is computed of them.
     whole_gradients: bool = False
+    # Whether these are rows of a batch, and not the places of a model axis: see ``places``.
+    of_batch: bool = True
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
         """Returns the rows of batches of any length."""
         return cls(symbolic(Symbol("rows")), expected)
+
+    @classmethod
+    def places(cls, count: int) -> Rows:
+        """Returns the places of a model axis of so many ranks, of which each has one."""
+        return cls(count, count, of_batch=False)
 
 
 Rule = Callable[[Node, list[Layout], Rows], Plan | None]
@@ -108,6 +115,12 @@ class NeedsWholeLists(Exception):
 RULES: dict[str, Rule] = {}
 #: For operations with an ``Owned`` input. Without a rule, such inputs are taken whole.
 OWNED_RULES: dict[str, Rule] = {}
+#: For operations on the handle of a variable that is cut along an axis. Without a rule,
+#: they are an error: no replica has the whole variable.
+HANDLE_RULES: dict[str, Rule] = {}
+#: Asked before ``RULES``, for axes that weights are cut along and batches are not:
+#: channels, units, words of a vocabulary.
+AXIS_RULES: dict[str, Rule] = {}
 
 
 def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
@@ -162,6 +175,7 @@ _HAND_ON = frozenset(
         "Slice",
         "StridedSlice",
         "Split",
+        "MarkedSum",
     ]
 )
 _UNREAD = {"Shape", "ZerosLike", "OnesLike"}  # read the shape alone
@@ -346,9 +360,16 @@ def _planned(node: Node, rows: Rows) -> Plan:
                 "variables",
             )
         layouts = [WHOLE if layout == OWNED else layout for layout in layouts]
-    found = RULES.get(node.type)
-    plan = None if found is None else found(node, layouts, rows)
-    if plan is None or not _is_possible(plan, node, rows):
+    if not node.bodies and any(_is_cut_handle(value) for value in node.inputs):
+        return _of_handle(node, layouts, rows)
+    plan = None
+    for table in (AXIS_RULES, RULES):
+        found = table.get(node.type)
+        if plan is None and found is not None:
+            plan = found(node, layouts, rows)
+            if plan is not None and not _is_possible(plan, node, rows):
+                plan = None
+    if plan is None:
         plan = Plan(
             [WHOLE] * len(node.inputs),
             [WHOLE] * len(node.outputs),
@@ -376,7 +397,7 @@ def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
 
 def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
     """Whether nothing that is known of an output contradicts its layout."""
-    if not isinstance(layout, Sharded):
+    if not isinstance(layout, Sharded) or value.is_handle:
         return True
     if value.shape is None:
         return False
@@ -385,14 +406,34 @@ def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
 
 
 def _is_given(value: Value, wanted: Layout | None, rows: Rows) -> bool:
-    if wanted is None:
+    if wanted is None or value.is_handle:
         return True
     return is_convertible(value.layout, wanted, value.shape, rows.rows)
+
+
+def _is_cut_handle(value: Value) -> bool:
+    return value.is_handle and isinstance(value.layout, Sharded)
+
+
+def _of_handle(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
+    """The plan of what reads or writes a variable that is cut along an axis."""
+    found = HANDLE_RULES.get(node.type)
+    plan = None if found is None else found(node, layouts, rows)
+    if plan is None:
+        name = next(v.source.name for v in node.inputs if _is_cut_handle(v))
+        raise UsageError(
+            f"{node.op.name} ({node.type}) uses the variable {name}, which is cut over a "
+            "model axis, in a way that has no rule",
+            hint="leave this variable out of the layout map",
+        )
+    return plan
 
 
 def _apply_layout(value: Value, rows: Rows) -> None:
     """The size of a sharded axis follows from the layout."""
     layout = value.layout
+    if value.is_handle:  # the layout is that of the variable
+        return
     if isinstance(layout, Sharded) and value.shape is not None:
         shape = list(value.shape)
         size = agreed([shape[layout.axis], layout.per_row * rows.rows])

@@ -21,10 +21,16 @@ class Share:
         vector: int64: the rows of the batch; then for each replica its first row, its
             rows, and whether it is the first replica of the job.
         count: The number of replicas.
+        places: Of each replica its first row and its rows, where these are numbers.
     """
 
-    def __init__(self, vector: tf.Tensor, count: int):
-        self.vector = vector
+    def __init__(
+        self,
+        vector: tf.Tensor,
+        count: int,
+        places: Sequence[tuple[int, int]] | None = None,
+    ):
+        self.vector, self.places = vector, places
         with on_host():
             parts = tf.unstack(vector, num=1 + _FIELDS * count)
             self.is_lead = [tf.cast(part, tf.bool) for part in parts[3::_FIELDS]]
@@ -44,9 +50,17 @@ class Share:
             vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
         return cls(vector, len(replicas))
 
+    @classmethod
+    def of_places(cls, total: int, places: Sequence[int]) -> Share:
+        """Makes a share of the places of a model axis: each replica has one of them."""
+        fields = [total, *(field for i in places for field in (i, 1, int(not i)))]
+        with on_host():
+            vector = tf.constant(fields, tf.int64)
+        return cls(vector, len(places), [(i, 1) for i in places])
+
     def within(self, vector: tf.Tensor) -> Share:
         """Returns this share in another graph, to which the vector was passed."""
-        return Share(vector, len(self.own))
+        return Share(vector, len(self.own), self.places)
 
 
 def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:

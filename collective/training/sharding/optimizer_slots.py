@@ -16,13 +16,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
-import tensorflow as tf
 
 from collective.backends import Options
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat.tensorflow_names import stand_in
+from collective.training.partition.layouts import OWNED
+from collective.training.partition.partition import Placed
 from collective.training.sharding.shards import FlatShard, Gather
 from collective.training.sharding.whole import ShardedVariables
 
@@ -71,11 +72,14 @@ class ShardedSlots(ShardedVariables):
             yield
 
     @property
-    def handles(self) -> dict[int, tf.Tensor]:
-        """The handle of this rank's piece, by the ``id`` of the stand-in's handle."""
+    def placed(self) -> dict[int, Placed]:
+        """Where this rank's pieces are, by the ``id`` of the stand-in's handle."""
+        handles = {
+            id(v): keras_compat.model.tf_variable(v).handle for v in self._sharded
+        }
         return {
-            id(self._stand_ins[id(v)].handle): keras_compat.model.tf_variable(v).handle
-            for v in self._sharded
+            id(self._stand_ins[key].handle): Placed(OWNED, [handle])
+            for key, handle in handles.items()
         }
 
     def broadcast_shards(self) -> None:

@@ -29,7 +29,9 @@ def with_a_row(
         return plan
     assert plan.emit is None, node
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Any, x: list[Any]) -> Any:
+        if isinstance(emission.own_rows, int) and emission.own_rows:
+            return emission.copy(node, x)
         given = [
             _padded(emission, value, tensor, layout, filled.get(place, 0))
             if isinstance(layout, Sharded)

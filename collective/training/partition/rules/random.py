@@ -60,6 +60,8 @@ def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _layout_of_draw(node: Node, rows: Rows) -> Sharded | None:
     """Sharded where the first axis is that of one or a few batches."""
     sizes = sizes_in(node.inputs[0])
+    if not rows.of_batch:
+        return None  # whatever a weight's part meets takes its part of the whole draw
     if not isinstance(sizes, tuple) or not sizes:
         return None
     batches = quotient(sizes[0], rows.rows)

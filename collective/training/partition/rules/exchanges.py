@@ -1,0 +1,66 @@
+"""Exchanges along an axis of the mesh that an earlier pass has left in the graph.
+
+The ranks of such an axis have the same rows, so places stay where they are. See
+``collective.training.partition.markers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.partition.graph import Node
+from collective.training.partition.layouts import SUM, Layout, Sharded
+from collective.training.partition.propagation import Plan, Rows, rule, summed
+from collective.training.partition.values import shape_rule
+
+
+def _exchanged(
+    node: Node, taken: Sequence[Layout | None], made: Sequence[Layout]
+) -> Plan:
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        assert node.marker is not None
+        return list(emission.pending.of_marker(node.marker, node.op, inputs))
+
+    return Plan(taken, made, emit)
+
+
+@rule("MarkedSum")
+def marked_sum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Sums along two axes come in any order."""
+    taken = [
+        layout if layout == SUM and value.dtype.is_floating else summed([layout])[0]
+        for value, layout in zip(node.inputs, layouts, strict=True)
+    ]
+    return _exchanged(node, taken, taken)
+
+
+@rule("MarkedReduction", "MarkedFirst")
+def marked_reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Works on each element alone."""
+    taken = summed(layouts)
+    return _exchanged(node, taken, taken)
+
+
+@rule("MarkedGather")
+def marked_gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Joins along the first axis, where no rows may be."""
+    *parts, axis = summed(layouts)
+    if isinstance(parts[0], Sharded) and not parts[0].axis:
+        return None
+    return _exchanged(node, [*parts, axis], [parts[0]])
+
+
+@shape_rule("MarkedSum", "MarkedReduction", "MarkedFirst")
+def _as_given(node: Node) -> Any:
+    return [value.shape for value in node.inputs]
+
+
+@shape_rule("MarkedGather")
+def _joined(node: Node) -> Any:
+    shape = node.inputs[0].shape
+    if shape is None:
+        return None
+    return (shape[0] * (len(node.inputs) - 1), *shape[1:])
