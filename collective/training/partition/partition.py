@@ -55,6 +55,15 @@ class Placed:
     handles: Sequence[tf.Tensor]
 
 
+def _share_rows(values: Sequence[Value], rows: Rows) -> Rows:
+    """Gives values whose first axis is as long one symbol for its size."""
+    open_ = [v for v in values if v.shape and not isinstance(v.shape[0], int)]
+    for value in open_:
+        assert value.shape is not None
+        value.shape = (open_[0].symbol(0), *value.shape[1:])
+    return dataclasses.replace(rows, batch=open_[0].symbol(0)) if open_ else rows
+
+
 class Partition:
     """The graph of a function, and how everything in it lies over the replicas.
 
@@ -65,6 +74,7 @@ class Partition:
         gradients: By the name of a tensor: the variable whose gradient it is.
         placed: How the variables lie of which a replica has a part, by the ``id`` of the
             handle that the function was traced with.
+        alike: Arguments, by their places, that are whole and have the rows of one batch.
     """
 
     @_many_objects()
@@ -75,10 +85,12 @@ class Partition:
         rows: Rows,
         gradients: Mapping[str, Any] | None = None,
         placed: Mapping[int, Placed] | None = None,
+        alike: Sequence[int] = (),
     ):
         self.function = function
-        self.rows = rows
         self.graph = read(function.graph, gradients)
+        rows = _share_rows([self.graph.inputs[place] for place in alike], rows)
+        self.rows = rows
         rules.moments.find(self.graph)
         self._arguments = len(layouts)
         self._placed = placed or {}

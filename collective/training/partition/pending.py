@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.copies import reduced
-from collective.training.partition.exchange import Exchange
+from collective.training.partition.exchange import Exchange, Values
 from collective.training.partition.graph import Value, variables_of
 from collective.training.partition.layouts import (
     MOMENTS,
@@ -130,6 +130,30 @@ class Pending:
         self._note(wholes)
         for value, whole in zip(values, wholes, strict=True):
             emission.put(value, WHOLE, [whole])
+
+    def at_once(self, kind: str, values: Values) -> list[tf.Tensor]:
+        """Reduces values in the middle of an operation that is made of several.
+
+        Args:
+            values: Of each, the parts of the replicas of this process.
+        """
+        self._traffic.writes_early |= self._traffic.writes
+        with self._in_order():
+            totals = reduced(self._exchange, kind, values)
+        self._traffic.in_groups += 1
+        self._note([tensor for total in totals for tensor in total])
+        return [total[0] for total in totals]
+
+    def gathered_at_once(
+        self, emission: Any, parts: Sequence[tf.Tensor], layout: Sharded
+    ) -> tf.Tensor:
+        """Gathers the parts of an operation's tensor that is none of the graph's."""
+        self._traffic.writes_early |= self._traffic.writes
+        with self._in_order():
+            whole = gathered(emission, parts, layout)
+        self._traffic.in_groups += 1
+        self._note([whole])
+        return whole
 
     def of_marker(
         self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]

@@ -27,7 +27,13 @@ from collective.training.partition.layouts import (
     is_convertible,
     is_whole,
 )
-from collective.training.partition.sizes import AnySize, Symbol, agreed, symbolic
+from collective.training.partition.sizes import (
+    AnySize,
+    Size,
+    Symbol,
+    agreed,
+    symbolic,
+)
 from collective.training.partition.stateful import may_differ
 from collective.training.partition.values import is_constant, learn
 
@@ -92,6 +98,14 @@ class Rows:
     whole_gradients: bool = False
     # Whether these are rows of a batch, and not the places of a model axis: see ``places``.
     of_batch: bool = True
+    # In a pass over a model axis: the rows of the batch, of which each rank has all.
+    batch: AnySize = 0
+
+    @property
+    def lasting(self) -> set[Symbol]:
+        """The symbols that stand for one number in all of a step."""
+        sizes = (self.rows, self.batch)
+        return {s for size in sizes if isinstance(size, Size) for s in size.symbols}
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
@@ -118,8 +132,8 @@ OWNED_RULES: dict[str, Rule] = {}
 #: For operations on the handle of a variable that is cut along an axis. Without a rule,
 #: they are an error: no replica has the whole variable.
 HANDLE_RULES: dict[str, Rule] = {}
-#: Asked before ``RULES``, for axes that weights are cut along and batches are not:
-#: channels, units, words of a vocabulary.
+#: Asked before ``RULES`` in a pass over a model axis: channels, units, words of a vocabulary
+#: are what weights are cut along. Each replica has some of them, which rows need not.
 AXIS_RULES: dict[str, Rule] = {}
 
 
@@ -363,7 +377,7 @@ def _planned(node: Node, rows: Rows) -> Plan:
     if not node.bodies and any(_is_cut_handle(value) for value in node.inputs):
         return _of_handle(node, layouts, rows)
     plan = None
-    for table in (AXIS_RULES, RULES):
+    for table in (RULES,) if rows.of_batch else (AXIS_RULES, RULES):
         found = table.get(node.type)
         if plan is None and found is not None:
             plan = found(node, layouts, rows)

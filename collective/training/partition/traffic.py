@@ -16,7 +16,8 @@ class Traffic:
         # What is summed for its pieces alone.
         self.scattered: list[Value] = []
         self.broadcasts: list[Value] = []  # what all have as rank 0 made it
-        self.in_groups = 0  # collectives of the program itself, in a tensor group
+        # Others: of the program itself, along another axis, in the middle of an operation.
+        self.in_groups = 0
         # Whether variables are written, and whether that is before the last exchange.
         self.writes = self.writes_early = False
 

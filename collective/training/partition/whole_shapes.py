@@ -131,6 +131,14 @@ def _filled(node: Node) -> Shape:
     return sizes if isinstance(sizes, tuple) and -1 not in sizes else None
 
 
+@shape_rule(
+    "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"
+)
+def _image_of_sizes(node: Node) -> Shape:
+    sizes = sizes_in(node.inputs[0])
+    return sizes if isinstance(sizes, tuple) and len(sizes) > 2 else None
+
+
 @shape_rule("Empty", "ScatterNd")
 def _of_sizes(node: Node) -> Shape:
     sizes = sizes_in(node.inputs[0 if node.type == "Empty" else 2])

@@ -60,6 +60,7 @@ class OnePass:
         function: What has the ``graph`` of a traced function.
         places: Ranks of the axis.
         cut: By variable: its layout, and the variables with the parts.
+        has_rows: Of each argument.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class OnePass:
         function: Any,
         places: int,
         cut: Sequence[tuple[tf.Variable, Sharded, Sequence[tf.Variable]]],
+        has_rows: Sequence[bool],
     ):
         placed = {
             id(variable.handle): Placed(layout, [part.handle for part in parts])
@@ -74,7 +76,10 @@ class OnePass:
         }
         count = len(function.graph.inputs) - len(function.graph.captures)
         whole = [WHOLE] * count
-        self.partition = Partition(function, whole, Rows.places(places), placed=placed)
+        alike = [place for place, has in enumerate(has_rows) if has]
+        self.partition = Partition(
+            function, whole, Rows.places(places), None, placed, alike
+        )
         self.traffic = Traffic()
         self.graph = tensorflow_names.function_graph_of("model")
         with self.graph.as_default():
@@ -206,7 +211,7 @@ class Meshed:
                     for i in range(places)
                 ]
                 self.cut.append((variable, layout, parts))
-        self.model = OnePass(self.stock, places, self.cut)
+        self.model = OnePass(self.stock, places, self.cut, has_rows)
         rows = [len(a) for a, has in zip(arguments, has_rows, strict=True) if has]
         self.rows = OverRows(self.model, has_rows, replicas, max([1, *rows]))
 
@@ -288,7 +293,9 @@ class Ranks:
             mine.append(tf.Variable(value))
             placed[id(variable.handle)] = Placed(layout, [mine[-1].handle])
         self.variables.append(mine)
-        passed = AxisPass(meshed.stock, "model", part, meshed.places, placed)
+        passed = AxisPass(
+            meshed.stock, "model", part, meshed.places, placed, None, self.has_rows
+        )
         layouts = [ROWS if rows else WHOLE for rows in self.has_rows]
         partition = Partition(passed, layouts, Rows.unknown(8))
 

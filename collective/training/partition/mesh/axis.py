@@ -7,7 +7,7 @@ last one is over the rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +32,7 @@ class AxisPass:
         placed: How the variables lie that are cut, by the ``id`` of the handle that the
             function was traced with.
         gradients: By the name of a tensor: the variable whose gradient it is.
+        has_rows: Of each argument, whether its first axis has the rows of the batch.
 
     Attributes:
         graph: A ``FuncGraph`` with the same arguments and results.
@@ -47,10 +48,16 @@ class AxisPass:
         size: int,
         placed: Mapping[int, Placed],
         gradients: Mapping[str, Any] | None = None,
+        has_rows: Sequence[bool] = (),
     ):
         count = len(function.graph.inputs) - len(function.graph.captures)
         self.partition = Partition(
-            function, [WHOLE] * count, Rows.places(size), gradients, placed
+            function,
+            [WHOLE] * count,
+            Rows.places(size),
+            gradients,
+            placed,
+            [place for place, has in enumerate(has_rows) if has],
         )
         self.traffic = Traffic()
         self.graph = tensorflow_names.function_graph_of(axis)

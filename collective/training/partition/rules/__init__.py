@@ -7,6 +7,8 @@ declares all of them.
 
 from collective.training.partition.rules import (
     by_rows,
+    channels,
+    classes,
     control_flow,
     crops,
     diagonals,
@@ -16,6 +18,7 @@ from collective.training.partition.rules import (
     handles,
     indexing,
     lists,
+    look_ups,
     moments,
     owned,
     products,
@@ -30,6 +33,8 @@ from collective.training.partition.rules import (
 
 __all__ = [
     "by_rows",
+    "channels",
+    "classes",
     "control_flow",
     "crops",
     "diagonals",
@@ -39,6 +44,7 @@ __all__ = [
     "handles",
     "indexing",
     "lists",
+    "look_ups",
     "moments",
     "owned",
     "products",

@@ -261,9 +261,7 @@ def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 def _is_rows(size: Any, rows: Rows) -> bool:
     """Whether a size is known in every graph of the step."""
-    if not (isinstance(size, Size) and isinstance(rows.rows, Size)):
-        return False
-    return size.symbols <= rows.rows.symbols
+    return isinstance(size, Size) and size.symbols <= rows.lasting
 
 
 @rule("OptionalNone")

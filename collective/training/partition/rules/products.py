@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
 from collective.training.partition.whole_shapes import labels_of
@@ -26,6 +26,17 @@ def contraction(
         out: The letters of the result. Other letters are summed over.
         repeated: The letters of axes along which an operand of size 1 is repeated.
     """
+    return contracted(node.inputs, layouts, rows, labels, out)
+
+
+def contracted(
+    values: Sequence[Value],
+    layouts: Sequence[Layout],
+    rows: Rows,
+    labels: Sequence[str],
+    out: str,
+) -> Plan | None:
+    """The plan of a sum over products of values; see ``contraction``."""
     layouts = summed(layouts)
     found = [
         (labels[i][lay.axis], lay, len(labels[i]))
@@ -33,13 +44,13 @@ def contraction(
         if isinstance(lay, Sharded)
     ]
     if not found:
-        return whole(node)
+        return Plan([WHOLE] * len(values), [WHOLE])
     # If the two differ, take the one that stays in the result: nothing is summed then.
     found.sort(key=lambda entry: (entry[0] not in out, -entry[2]))
     letter, layout, _ = found[0]
     size = layout.per_row * rows.rows
     wanted: list[Layout] = []
-    for value, have, label in zip(node.inputs, layouts, labels, strict=True):
+    for value, have, label in zip(values, layouts, labels, strict=True):
         axis = label.find(letter)
         if axis < 0:
             wanted.append(WHOLE)
