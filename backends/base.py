@@ -8,6 +8,7 @@ uses this class only and does not know which backend it has.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import time
@@ -139,6 +140,7 @@ class Backend(ABC):
     stages: Sequence[str] = ()
 
     _rank_zero_code = ""  # the code that rank 0 runs alone now, if any
+    _of_all: Backend | None = None  # of a group of ranks: the backend that made it
 
     def __init__(self, options: Options, environment: Environment | None = None):
         self.options = options
@@ -153,6 +155,47 @@ class Backend(ABC):
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.replicas = place.size
         self.local_replicas = range(place.rank, place.rank + 1)
+
+    def among(self, groups: Sequence[Sequence[int]]) -> Backend:
+        """Outside ``run``: this backend, among the ranks of one of several groups.
+
+        Every rank calls it, with the same groups in the same order. What it returns has
+        the collectives, ``rank`` and ``size`` of this rank's group alone. Both work,
+        whichever is used last; the caller has the ranks of two groups that overlap call
+        their collectives in one order.
+
+        Args:
+            groups: Ranks, of which each is in one group.
+
+        Raises:
+            UsageError: The groups are not that, or the backend has no such groups.
+        """
+        groups = [sorted(group) for group in groups]
+        ranks = sorted(rank for group in groups for rank in group)
+        if ranks != list(range(self.size)):
+            raise UsageError(
+                f"groups {[list(group) for group in groups]} of {self.size} ranks",
+                hint="each rank must be in one group",
+            )
+        number = next(i for i, group in enumerate(groups) if self.rank in group)
+        found = copy.copy(self)
+        found._of_all = self
+        found.rank, found.size = groups[number].index(self.rank), len(groups[number])
+        found.replicas, found.local_replicas = (
+            found.size,
+            range(found.rank, found.rank + 1),
+        )
+        found._form_groups(groups, number)
+        return found
+
+    def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
+        """Has this copy of a backend exchange within group ``number`` alone."""
+        if self.size == 1 == len(groups):
+            return  # one process, alone before and after
+        raise UsageError(
+            f"backend {self.name!r} has no groups of ranks",
+            hint="backend native, mpi, tf-multiworker or horovod",
+        )
 
     @classmethod
     @abstractmethod
@@ -296,6 +339,8 @@ class Backend(ABC):
 
     def require_all_ranks(self) -> None:
         """Raise CollectiveError in code that only rank 0 runs."""
+        if self._of_all is not None:
+            self._of_all.require_all_ranks()
         if self._rank_zero_code:
             raise CollectiveError(
                 f"a collective was called from {self._rank_zero_code}, "

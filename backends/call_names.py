@@ -13,7 +13,12 @@ class CallNames:
     TensorFlow's own names come from the names of tensors, or from a counter of the
     process. Both differ between ranks if one rank traces a function more often than
     another.
+
+    Attributes:
+        prefix: The begin of each name: the members of a group of ranks.
     """
+
+    prefix = ""
 
     def __init__(self) -> None:
         # Calls traced so far in each function.
@@ -34,4 +39,4 @@ class CallNames:
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
         # The name of a backward pass contains the number of its trace.
         function = re.sub(r"_\d+", "", graph.name)
-        return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {function}")
+        return re.sub("[^A-Za-z0-9]+", "_", f"{self.prefix}sums {number} of {function}")

@@ -35,7 +35,7 @@ from collective.buckets import aligned_empty, in_buckets, reduce_arrays_flat
 from collective.elastic import membership_file, wait_report
 from collective.environment import Environment
 from collective.environment.base import place_on
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 
 
 class MPIBackend(
@@ -70,6 +70,13 @@ class MPIBackend(
     def availability(cls, environment: Environment) -> Availability:
         """Return whether it is usable: under mpirun, with mpi4py."""
         return world.mpi_availability(environment)
+
+    def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
+        """``MPI_Comm_split``."""
+        if self.elastic:
+            raise UsageError("groups of ranks with min_np", hint="drop min_np")
+        self.world = self.world.Split(number, self.rank)
+        self._failures = None  # of all ranks: theirs to use, and to free
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         import tensorflow as tf
@@ -199,9 +206,11 @@ class MPIBackend(
 
     def close(self) -> None:
         """Free the communicator; MPI itself ends with the process."""
-        if self._failures is not None and self.world != self._mpi.COMM_NULL:
+        if self.elastic or self.world == self._mpi.COMM_NULL:
+            return
+        if self._failures is not None:
             self._failures.Free()
-            self.world.Free()
+        self.world.Free()
 
     def abort(self, exit_code: int) -> None:
         """Call ``MPI_Abort``, which ends every rank."""

@@ -58,6 +58,7 @@ class NativeBackend(
     launcher = "collectiverun"
     takes = frozenset({"algorithm", "transport_dtype"})
     exchanges = True
+    _group: ProcessSet | None = None  # the ranks of a backend that is ``among`` some
 
     def __init__(self, options: Options, environment: Environment | None = None):
         elastic = options.min_np is not None or options.max_np is not None
@@ -144,7 +145,15 @@ class NativeBackend(
     @property
     def _peers(self) -> ProcessSet | None:
         """The ranks that have the same shard of each replica as this one; None: all."""
-        return None if self.tensor is None else self.tensor.across
+        return self._group if self.tensor is None else self.tensor.across
+
+    def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
+        """Make a process set of each group: all ranks make all of them."""
+        if self.elastic or self.tensor is not None:
+            what = "min_np" if self.elastic else "tensor_parallel"
+            raise UsageError(f"groups of ranks with {what}", hint=f"drop {what}")
+        sets = [ProcessSet(group) for group in groups]
+        self._group = sets[number]
 
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
         return self._ops.all_reduce(
@@ -157,12 +166,12 @@ class NativeBackend(
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        return self._ops.reducescatter(rows, Sum)[0]
+        return self._ops.reducescatter(rows, Sum, process_set=self._group)[0]
 
     def _all_gather(self, row: Any) -> Any:
         import tensorflow as tf
 
-        rows = self._ops.allgather(row[None])
+        rows = self._ops.allgather(row[None], process_set=self._group)
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
@@ -170,18 +179,23 @@ class NativeBackend(
 
         replicas, count, length = rows.shape
         flat = tf.reshape(rows, [replicas * count, length])
-        return self._ops.alltoall(flat, [count] * replicas)[0]
+        counts = [count] * replicas
+        return self._ops.alltoall(flat, counts, process_set=self._group)[0]
 
     def _gather_rows(self, tensor: Any) -> Any:
         """Gather the rows of all replicas, of which each may be on several ranks."""
         return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        collective.broadcast(data, root, out=data, name="broadcast_array")
+        if self._group is not None:
+            root = self._group.ranks[root]
+        collective.broadcast(
+            data, root, out=data, name="broadcast_array", process_set=self._group
+        )
 
     def _barrier(self) -> None:
         """Wait for every process."""
-        collective.barrier()
+        collective.barrier(process_set=self._group)
 
     def record(self, on: bool) -> None:
         """Start or stop recording the collectives that the core runs."""

@@ -14,9 +14,11 @@ ends the job.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ from collective.environment.gpus import are_shared, of_host
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
-_GROUP = 0x636F6C6C  # key of all ranks; the strategy counts its own from 1
+_ALL = 0x636F6C6C  # the key of all ranks; the strategy counts its own from 1
 _DTYPES = {"bfloat16", "float16", "float32", "float64", "int32", "int64"}
 _PRIMES = 1000003, 2**31 - 1
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
@@ -105,6 +107,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
             # TensorFlow's own "auto" is a ring, also between GPUs.
             self._hint = "ring" if are_shared(environment) else "nccl"
         self._names = CallNames()
+        self._key, self._keys = _ALL, itertools.count(_ALL + 1)
         with tf.device(self._device):  # the ops that have it run one after the other
             self._order = tf.Variable(0.0, trainable=False, name="collective_order")
 
@@ -116,6 +119,12 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
             what = f"{environment.size} processes by {environment.launcher}"
             return Availability(True, f"{what}, which names all addresses")
         return found
+
+    def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
+        """Each group has a key of its own, by which TensorFlow knows its members."""
+        keys = [next(self._keys) for _ in groups]  # all ranks count alike
+        self._key, self._names = keys[number], CallNames()
+        self.world = _StrategyWorld(self)
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:
@@ -150,7 +159,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
             return tf.raw_ops.CollectiveReduceV2(
                 input=vector,
                 group_size=self.size,
-                group_key=_GROUP,
+                group_key=self._key,
                 instance_key=key,
                 ordering_token=[self._order.handle],
                 merge_op="Add",

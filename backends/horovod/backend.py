@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
             )
         self.hvd = hvd
         self._names = CallNames()
+        self._group: dict[str, Any] = {}  # arguments of a collective within a group
         configure(options, environment, self.overlaps)
 
     @classmethod
@@ -82,6 +84,29 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
             started = "one process, started without horovodrun"
         return Availability(False, started, f"horovodrun -np 4 {script_command()}")
 
+    def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
+        """Makes a process set of each group: all ranks make all of them.
+
+        Horovod has one of all ranks, which it does not make again, and none is needed of
+        one rank.
+        """
+        self._names = CallNames()
+        if len(groups) == 1:
+            return
+        try:
+            sets = [
+                self.hvd.add_process_set(self.hvd.ProcessSet(list(group)))
+                for group in groups
+                if len(group) > 1
+            ]
+        except ValueError as error:
+            raise UsageError(
+                f"Horovod makes no groups of ranks: {error}",
+                hint="HOROVOD_DYNAMIC_PROCESS_SETS=1 for every rank",
+            ) from None
+        self._group = {"process_set": made for made in sets if made.included()}
+        self._names.prefix = f"ranks {'_'.join(map(str, groups[number]))} "
+
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:
             return tensors
@@ -94,16 +119,24 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
                     op=self.hvd.Sum,
                     name=self._names.next(),
                     ignore_name_scope=True,
+                    **self._group,
                 )
                 for i, total in zip(indices, sums, strict=True):
                     out[i] = total
         return out
 
     def _gather_rows(self, tensor: Any) -> Any:
-        return self.hvd.allgather(_computed(tensor), name=self._names.next())
+        name = self._names.next()
+        return self.hvd.allgather(_computed(tensor), name=name, **self._group)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        data[:] = self.hvd.broadcast(data, root_rank=root, name="broadcast_array")
+        name = "broadcast_array"
+        if self.size == 1:
+            return
+        if self._group:
+            members = self._group["process_set"].ranks
+            root, name = members[root], f"{name}_{members}"
+        data[:] = self.hvd.broadcast(data, root_rank=root, name=name, **self._group)
 
     def _barrier(self) -> None:
         """Broadcast: Horovod starts no broadcast before every rank has called it."""

@@ -16,6 +16,7 @@ from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
 from collective.training.object_collectives import join
 from collective.training.partition import pieces
+from collective.training.partition.markers import FIRST, GATHER, Marker
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
@@ -93,12 +94,12 @@ class Exchange(Protocol):
         ...
 
     def of_marker(
-        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+        self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """What an exchange along another axis of the mesh makes of tensors.
 
         Args:
-            marker: Which exchange it is (``mesh.markers``).
+            marker: Which exchange it is.
             op: The operation that stands for it, of which ``tensors`` are the inputs.
         """
         ...
@@ -134,7 +135,7 @@ class OnOneDevice:
         return [variable.handle]
 
     def of_marker(
-        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+        self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Never called: the mesh has one axis."""
         raise NotImplementedError(marker)
@@ -184,10 +185,16 @@ class BackendExchange(OnOneDevice):
     Args:
         virtual: The pieces that the replicas of a process are, whose sums have the same
             bits on any number of processes. If None, a sum is added in any order.
+        axes: By the name of another axis of the mesh: the exchange along it.
     """
 
-    def __init__(self, backend: Backend, virtual: VirtualReplicas | None = None):
-        self._backend = backend
+    def __init__(
+        self,
+        backend: Backend,
+        virtual: VirtualReplicas | None = None,
+        axes: Mapping[str, Exchange] | None = None,
+    ):
+        self._backend, self._axes = backend, axes or {}
         self.tree = None if virtual is None else Tree(virtual, backend)
 
     @property
@@ -286,6 +293,12 @@ class BackendExchange(OnOneDevice):
                 found[i] = whole
         return found
 
+    def of_marker(
+        self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """See ``Exchange``."""
+        return exchanged(self._axes[marker.axis], marker, tensors)
+
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``. Every other rank adds zeros to the bits."""
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
@@ -310,13 +323,24 @@ class BackendExchange(OnOneDevice):
         return tf.ensure_shape(tf.reshape(flat, shape), tensor.shape)
 
 
+def exchanged(
+    along: Exchange, marker: Marker, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Makes the exchange that a marker stands for, of tensors of this process."""
+    if marker.kind == GATHER:
+        return [along.gather(tensors[0])]
+    if marker.kind == FIRST:
+        return [along.broadcast(tensors[0])]
+    return along.reduce(marker.kind, [[tensor] for tensor in tensors])
+
+
 class TimedExchange(BackendExchange):
     """Notes when its exchanges of the graph that it was made in begin and end.
 
     Args:
         number: Of the step: the first sum then fails on every rank where one of them is
             not finite on any (``collective.training.step.finite``).
-        virtual: As of ``BackendExchange``.
+        virtual, axes: As of ``BackendExchange``.
     """
 
     def __init__(
@@ -324,8 +348,9 @@ class TimedExchange(BackendExchange):
         backend: Backend,
         number: tf.Tensor | None = None,
         virtual: VirtualReplicas | None = None,
+        axes: Mapping[str, Exchange] | None = None,
     ):
-        super().__init__(backend, virtual)
+        super().__init__(backend, virtual, axes)
         self._number = number
         self._graph = tf.compat.v1.get_default_graph()
         self._start: tf.Tensor | None = None
@@ -407,7 +432,7 @@ class OneOrderedProcess(BackendExchange):
     """The exchange of a job of one process, with ordered sums over pieces."""
 
     def __init__(self, virtual: VirtualReplicas):
-        self.tree = Tree(virtual, OneReplica())
+        self.tree, self._axes = Tree(virtual, OneReplica()), {}
 
     def _all_reduce(
         self, tensors: list[tf.Tensor], rounded: list[int]

@@ -20,6 +20,7 @@ from collective.training.partition.exchange import (
     OnOneDevice,
     Values,
     combined,
+    exchanged,
 )
 from collective.training.partition.markers import FIRST, GATHER, Marker
 
@@ -122,12 +123,7 @@ class ThreadExchange(OnOneDevice):
         self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """See ``Exchange``."""
-        along = self._axes[marker.axis]
-        if marker.kind == GATHER:
-            return [along.gather(tensors[0])]
-        if marker.kind == FIRST:
-            return [along.broadcast(tensors[0])]
-        return along.reduce(marker.kind, [[t] for t in tensors])
+        return exchanged(self._axes[marker.axis], marker, tensors)
 
 
 def together(calls: Sequence[Callable[[], Any]], groups: Sequence[Group]) -> list[Any]:
