@@ -104,7 +104,8 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
                 f"Horovod makes no groups of ranks: {error}",
                 hint="HOROVOD_DYNAMIC_PROCESS_SETS=1 for every rank",
             ) from None
-        self._group = {"process_set": made for made in sets if made.included()}
+        mine = next((made for made in sets if made.included()), None)
+        self._group = {} if mine is None else {"process_set": mine}
         self._names.prefix = f"ranks {'_'.join(map(str, groups[number]))} "
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:

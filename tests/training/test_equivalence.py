@@ -15,8 +15,10 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
+from collective.training.partition.mesh.ranks import groups_along
 from tests import launch
 from tests.training.cases import CASES, PRECISIONS, differences, train
+from tests.training.mesh_on_ranks import check_group, check_mesh
 
 HERE = "tests/training/test_equivalence.py"
 # The first is one process that divides every batch into four micro-batches.
@@ -134,6 +136,31 @@ def test_every_rank_gets_the_values_of_rank_zero(backend):
     together(backend, backend.broadcast, variables)
     for variable in variables:
         np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 1.5))
+
+
+def has_groups(backend):
+    """Whether the backend is that of several ranks, with a replica in each."""
+    return backend.size > 1 and len(backend.local_replicas) == 1
+
+
+def test_ranks_in_groups(backend):
+    if not has_groups(backend):
+        pytest.skip("one process")
+    size = backend.size
+    for sizes in ({"a": size, "b": 1}, {"a": -(-size // 2), "b": size // 2}):
+        if sizes["a"] * sizes["b"] != size:
+            sizes = {"a": 1, "b": size}
+        for axis in sizes:
+            together(backend, check_group, backend, groups_along(sizes, axis))
+    uneven = [list(range(1, size)), [0]]
+    together(backend, check_group, backend, uneven)
+
+
+def test_a_mesh_of_ranks(backend):
+    if not has_groups(backend):
+        pytest.skip("one process")
+    replicas = 2 if backend.size == 4 else 1
+    together(backend, check_mesh, backend, replicas, backend.size // replicas)
 
 
 def needing(name: str):

@@ -207,6 +207,11 @@ class Emission:
                 return tensors[0]
         return None
 
+    def drop(self, value: Value, layout: Layout) -> None:
+        """Forgets a form of a value, which is made again when it is read next."""
+        if value not in self.graph.outputs:
+            self._forms.pop((value, layout), None)
+
     def get(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
         """Returns a value in a layout, or None if it waits for an exchange."""
         key = value, layout
@@ -448,6 +453,9 @@ class Emission:
             if value.is_needed_whole and _is_small(value):
                 self.get(value, WHOLE)  # travels with the next exchange
         self._made[node.number] = made
+        for value, layout in zip(node.inputs, plan.inputs, strict=True):
+            if layout == WHOLE != value.layout:
+                self.pending.read(value, made)
         return True
 
     def _make_jointly(

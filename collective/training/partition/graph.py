@@ -147,6 +147,7 @@ class Node:
     __slots__ = (
         "bodies",
         "control",
+        "in_pieces",
         "inputs",
         "marker",
         "mean",
@@ -167,6 +168,7 @@ class Node:
         # What it stands for, if not for itself: see ``mesh.markers``.
         self.marker: Marker | None = marker_of(op)
         self.plan: Any = None  # see ``propagation``
+        self.in_pieces = False  # whether it reduces pieces, one on each rank
         for value in inputs:
             value.users.append(self)
 

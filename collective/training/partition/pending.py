@@ -23,6 +23,14 @@ from collective.training.partition.layouts import (
 from collective.training.partition.shares import gathered
 from collective.training.partition.traffic import Traffic
 
+#: Weights that are joined together, at most, but for one that is larger.
+JOINED_BYTES = 32 << 20
+
+
+def is_weight(value: Value) -> bool:
+    """Whether it is what is read of a variable."""
+    return value.node is not None and value.node.type == "ReadVariableOp"
+
 
 class Pending:
     """Exchanges together whatever waits at the same time.
@@ -42,6 +50,9 @@ class Pending:
         self.last: list[tf.Operation] = []  # what runs behind all exchanges so far
         # Written as they come, for they are all weights: few are in memory at a time.
         self.joined: set[Value] = set()
+        # The weights of the last join, which the next one replaces, by what reads them.
+        self._readers: dict[Value, list[tf.Operation]] = {}
+        self._readers_before: list[tf.Operation] = []
 
     def add(self, value: Value, layout: Layout) -> None:
         """A value is to be exchanged.
@@ -63,7 +74,7 @@ class Pending:
     def exchange(self, emission: Any) -> None:
         """Exchanges all that wait, and gives the emission the results."""
         self._traffic.writes_early |= self._traffic.writes
-        values, self._values = self._values, {}
+        values, self._values = self._taken()
         by_kind: dict[str, list[Value]] = {}
         for value, layout in values.items():
             if isinstance(layout, Partial):
@@ -87,6 +98,25 @@ class Pending:
                 emission.put(value, WHOLE, [whole])
         if owned := [v for v, layout in values.items() if v.layout == layout == OWNED]:
             self._join(emission, owned)
+
+    def _taken(self) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
+        """Splits what waits into what is exchanged now and what waits for the next time.
+
+        Weights in pieces are joined in the order in which they are read, some at a time.
+        """
+        now: dict[Value, Layout] = {}
+        later: dict[Value, Layout] = {}
+        bytes_ = 0
+        for value, layout in self._values.items():
+            if value.layout == layout == OWNED and is_weight(value):
+                elements = tf.TensorShape(value.shape).num_elements() or 0
+                size = value.dtype.size * elements
+                if later or (bytes_ and bytes_ + size > JOINED_BYTES):
+                    later[value] = layout
+                    continue
+                bytes_ += size
+            now[value] = layout
+        return now, later
 
     def _reduce(
         self, emission: Any, kind: str, values: list[Value], scattered: list[Value]
@@ -121,15 +151,33 @@ class Pending:
             emission.put(value, OWNED, next(totals))
 
     def _join(self, emission: Any, values: list[Value]) -> None:
-        """Makes values whole of which each rank has a piece."""
+        """Makes values whole of which each rank has a piece.
+
+        A weight is dropped when the next is joined, and joined again for the backward
+        pass. A join waits for what reads the weights of the last but one: the wire is
+        busy while the last are used, and no more are in memory.
+        """
+        weights = [value for value in values if is_weight(value)]
+        before = self._readers_before if weights else []
         own = [emission.get(value, OWNED)[0] for value in values]
-        with self._in_order():
+        with self._in_order(), tf.control_dependencies(before):
+            own = [tf.identity(piece) for piece in own] if before else own
             wholes = self._exchange.join(own, [value.shape for value in values])
         self._traffic.joins += values
         self.joined.update(values)
         self._note(wholes)
         for value, whole in zip(values, wholes, strict=True):
             emission.put(value, WHOLE, [whole])
+        if weights:
+            self._readers_before = [op for ops in self._readers.values() for op in ops]
+            for value in self._readers:
+                emission.drop(value, WHOLE)
+            self._readers = {value: [] for value in weights}
+
+    def read(self, value: Value, ops: Sequence[tf.Operation]) -> None:
+        """Notes what reads a value: a weight that was joined is needed until then."""
+        if value in self._readers:
+            self._readers[value] += ops
 
     def at_once(self, kind: str, values: Values) -> list[tf.Tensor]:
         """Reduces values in the middle of an operation that is made of several.

@@ -32,6 +32,7 @@ from collective.training.partition.sizes import (
     Size,
     Symbol,
     agreed,
+    product,
     symbolic,
 )
 from collective.training.partition.stateful import may_differ
@@ -202,6 +203,15 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         inputs: The layout of each input of the graph. The shape of an input that is
             sharded follows from it.
     """
+    _lay_out(graph, inputs, rows)
+    pull_back(graph, rows)
+    if _reduce_pieces(graph):
+        _lay_out(graph, inputs, rows)
+        pull_back(graph, rows)
+
+
+def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
+    """As ``propagate``, from the inputs on alone."""
     for value, layout in zip(graph.inputs, inputs, strict=True):
         shape, const, sizes = value.shape, value.const, value.sizes
         value.layout = layout
@@ -223,7 +233,6 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
             if isinstance(value.layout, Partial) and layout not in (None, value.layout):
                 value.is_needed_whole = True
-    pull_back(graph, rows)
 
 
 def _exchanges_before(node: Node) -> int:
@@ -327,6 +336,49 @@ def _take_pieces(node: Node, could: dict[Node, Plan]) -> None:
             _take_pieces(user, could)
 
 
+_REDUCTIONS = {"Sum", "L2Loss", "Max", "Min", "All", "Any"}
+
+
+def _reduce_pieces(graph: Graph) -> bool:
+    """Has a norm of what ranks read in pieces be a sum over the pieces.
+
+    The norm of a gradient would else be all that keeps the gradient whole.
+
+    Returns:
+        Whether some reductions are to be planned again.
+    """
+    found = False
+    for node in graph.nodes:
+        if node.type not in _REDUCTIONS or node.in_pieces or not node.inputs:
+            continue
+        value, (out,) = node.inputs[0], node.outputs
+        is_number = out.is_static and product(out.shape or ()) == 1
+        if is_number and value.layout == WHOLE and value.is_static and value.rank:
+            node.in_pieces = _is_made_for(node, value)
+            found = found or node.in_pieces
+    return found
+
+
+def _is_made_for(reader: Node, value: Value) -> bool:
+    """Whether a value that one node reads whole is made of what others read in pieces."""
+    while True:
+        others = [node for node in value.users if node is not reader]
+        if any(_takes_pieces(node, value) for node in others):
+            return True
+        made = value.node
+        if others or made is None or made.type not in OWNED_RULES or made.is_stateful:
+            return False
+        alike = [v for v in made.inputs if v.shape == value.shape]
+        if len(set(alike)) != 1 or alike[0].layout == OWNED:
+            return False
+        reader, value = made, alike[0]
+
+
+def _takes_pieces(node: Node, value: Value) -> bool:
+    pairs = zip(node.inputs, node.plan.inputs, strict=True)
+    return any(read is value and layout == OWNED for read, layout in pairs)
+
+
 def _pull_through(node: Node, returned: set[Value]) -> None:
     """Hands on as pieces those tensors of which only pieces, or nothing, is read."""
     layouts = list(node.plan.outputs)
@@ -361,6 +413,8 @@ def _is_read_owned(value: Value, could: dict[Node, Plan]) -> bool:
 
 def _planned(node: Node, rows: Rows) -> Plan:
     layouts = [seen(value) for value in node.inputs]
+    if node.in_pieces:
+        layouts[0] = OWNED
     if OWNED in layouts and not node.bodies:
         of_owned = OWNED_RULES.get(node.type)
         plan = None if of_owned is None else of_owned(node, layouts, rows)

@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
+from collective.training.partition import pieces
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import OneProcess
-from collective.training.partition.layouts import ROWS, WHOLE, Sharded
+from collective.training.partition.layouts import OWNED, ROWS, WHOLE, Sharded
 from collective.training.partition.mesh.axis import AxisPass
 from collective.training.partition.partition import Partition, Placed
 from collective.training.partition.propagation import Rows
@@ -21,11 +22,15 @@ from tests.training.partition.threads import Group, ThreadExchange, together
 
 
 class Weight(NamedTuple):
-    """A variable, and how it is cut: along an axis, in so many blocks."""
+    """A variable, and how it is cut: along an axis, in so many blocks.
+
+    In pieces, it is cut over the axis of the batch besides.
+    """
 
     value: np.ndarray
     axis: int | None = None
     blocks: int = 1
+    in_pieces: bool = False
 
     def layout(self, parts: int) -> Sharded:
         """How it lies over so many ranks."""
@@ -267,6 +272,8 @@ class Ranks:
         self.along = [Group(places) for _ in range(replicas)]
         self.across = [Group(replicas) for _ in range(places)]
         self._emissions: list[Any] = []
+        self._kept: list[tf.Variable] = []  # a handle is known by its id
+        self.traffic: list[Traffic] = []
         self.variables: list[list[tf.Variable]] = []
         for replica in range(replicas):
             for part in range(places):
@@ -281,23 +288,45 @@ class Ranks:
             tf.TensorSpec([replicas], tf.int64), *specs
         )
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph of all ranks."""
+        return self._emitted.graph
+
     def _partitioned(self, part: int, replica: int, exchange: ThreadExchange) -> Any:
         meshed = self.meshed
         cut = {id(v): layout for v, layout, _ in meshed.cut}
-        mine, placed = [], {}
-        for variable in meshed.variables:
+        mine, placed, pieces_ = [], {}, {}
+        for weight, variable in zip(meshed.weights, meshed.variables, strict=True):
             layout = cut.get(id(variable), WHOLE)
             value = variable.numpy()
             if isinstance(layout, Sharded):
                 value = piece(value, layout, part, meshed.places)
+            between = variable
+            if weight.in_pieces:
+                between = tensorflow_names.stand_in(value.shape, value.dtype.name)
+                self._kept.append(between)
+                value = pieces.cut(value, replica, self.replicas)
             mine.append(tf.Variable(value))
-            placed[id(variable.handle)] = Placed(layout, [mine[-1].handle])
+            if weight.in_pieces:
+                pieces_[id(between.handle)] = Placed(OWNED, [mine[-1].handle])
+            else:
+                between = mine[-1]
+            placed[id(variable.handle)] = Placed(layout, [between.handle])
         self.variables.append(mine)
-        passed = AxisPass(
-            meshed.stock, "model", part, meshed.places, placed, None, self.has_rows
-        )
+        passed: Any = meshed.stock
+        if meshed.places > 1:
+            passed = AxisPass(
+                meshed.stock, "model", part, meshed.places, placed, None, self.has_rows
+            )
+        else:
+            pieces_ = {
+                key: pieces_.get(id(of.handles[0]), of) for key, of in placed.items()
+            }
         layouts = [ROWS if rows else WHOLE for rows in self.has_rows]
-        partition = Partition(passed, layouts, Rows.unknown(8))
+        partition = Partition(passed, layouts, Rows.unknown(8), None, pieces_)
+        traffic = Traffic()
+        self.traffic.append(traffic)
 
         def emit(counts: tf.Tensor, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             ends = tf.cumsum(counts)
@@ -307,7 +336,7 @@ class Ranks:
                 [x[first : first + own]] if rows else [x]
                 for x, rows in zip(given, self.has_rows, strict=True)
             ]
-            made, _ = partition.emit(parts, share, exchange, Traffic())
+            made, _ = partition.emit(parts, share, exchange, traffic)
             return [tensors[0] for tensors in made]
 
         return emit
@@ -327,11 +356,14 @@ class Ranks:
                 assert_close(b, a, f"result {number} of rank {rank}", tolerance)
         cut = {id(v): layout for v, layout, _ in self.meshed.cut}
         for rank, mine in enumerate(self.variables):
-            for number, (v, held) in enumerate(
-                zip(self.meshed.variables, mine, strict=True)
+            for number, (v, weight, held) in enumerate(
+                zip(self.meshed.variables, self.meshed.weights, mine, strict=True)
             ):
                 value = v.numpy()
                 if id(v) in cut:
                     part = rank % self.meshed.places
                     value = piece(value, cut[id(v)], part, self.meshed.places)
+                if weight.in_pieces:
+                    replica = rank // self.meshed.places
+                    value = pieces.cut(value, replica, self.replicas)
                 assert_close(held, value, f"variable {number} of {rank}", tolerance)

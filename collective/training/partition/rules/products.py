@@ -26,7 +26,7 @@ def contraction(
         out: The letters of the result. Other letters are summed over.
         repeated: The letters of axes along which an operand of size 1 is repeated.
     """
-    return contracted(node.inputs, layouts, rows, labels, out)
+    return contracted(node.inputs, layouts, rows, labels, out, repeated=repeated)
 
 
 def contracted(
@@ -35,6 +35,8 @@ def contracted(
     rows: Rows,
     labels: Sequence[str],
     out: str,
+    *,
+    repeated: str = "",
 ) -> Plan | None:
     """The plan of a sum over products of values; see ``contraction``."""
     layouts = summed(layouts)

@@ -1,0 +1,91 @@
+"""Weights in pieces over the ranks of the batch (ZeRO-3), beside the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from collective.training.partition import pending
+from tests.training.partition.meshed import Meshed, Ranks, Weight
+from tests.training.partition.operands import generator
+
+LAYERS, WIDTH = 4, 6
+
+
+def trained(given: Any, variables: Any) -> Any:
+    """A step of Adam with a global norm, over layers of one width."""
+    kernels, firsts, seconds = (
+        variables[i * LAYERS : (i + 1) * LAYERS] for i in range(3)
+    )
+    with tf.GradientTape() as tape:
+        h = given[0]
+        for kernel in kernels:
+            h = tf.tanh(h @ kernel)
+        loss = tf.reduce_mean(h**2)
+    slopes = tape.gradient(loss, kernels)
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in slopes]))
+    for kernel, m, v, slope in zip(kernels, firsts, seconds, slopes, strict=True):
+        slope = slope / tf.maximum(norm, 0.1)
+        m.assign_add((slope - m) * 0.1)
+        v.assign_add((tf.square(slope) - v) * 0.01)
+        kernel.assign_sub(m * 0.1 / (tf.sqrt(v) + 1e-7))
+    return [loss, norm]
+
+
+@pytest.mark.parametrize("mesh", [(2, 1), (3, 1), (2, 2)], ids=str)
+def test_zero_3(mesh: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas, places = mesh
+    monkeypatch.setattr(pending, "JOINED_BYTES", 8 * WIDTH * WIDTH // places)
+    rng = generator(replicas)
+    axes = [1, 0, 1, 0] if places > 1 else [None] * LAYERS
+    weights = [
+        Weight(
+            rng.normal(size=(WIDTH, WIDTH)) ** (2 if kind == 2 else 1), axis, 1, True
+        )
+        for kind in range(3)
+        for axis in axes
+    ]
+    x = rng.normal(size=(7, WIDTH))
+    made = Meshed(trained, [x], [True], weights, places=places, replicas=replicas)
+    ranks = Ranks(made, [True], replicas)
+    for _ in range(2):
+        ranks.compare([7 - (replicas - 1), *[1] * (replicas - 1)], [x])
+    traffic = ranks.traffic[0]
+    # Each kernel for the forward pass; for the backward pass all but that of the last
+    # layer, which is at hand, and of the first, whose input has no gradient.
+    assert len(traffic.joins) == 2 * LAYERS - 2
+    assert len(traffic.scattered) == LAYERS
+    assert not traffic.gathers
+
+
+def test_a_join_waits_for_the_layer_before_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending, "JOINED_BYTES", 1)
+    rng = generator(0)
+    weights = [
+        Weight(rng.normal(size=(WIDTH, WIDTH)), None, 1, True)
+        for _ in range(3 * LAYERS)
+    ]
+    x = rng.normal(size=(4, WIDTH))
+    made = Meshed(trained, [x], [True], weights, places=1, replicas=2)
+    ranks = Ranks(made, [True], 2)
+    graph = ranks.graph
+    products = [op for op in graph.get_operations() if op.type == "MatMul"]
+    third = products[2 * 2]  # of rank 0, whose layers come in turn with rank 1's
+    assert any(_is_behind(third, op) for op in products[:2])
+
+
+def _is_behind(op: tf.Operation, other: tf.Operation) -> bool:
+    """Whether the weight of a product is joined only after another product."""
+    stack, seen = [op.inputs[1].op], set()
+    while stack:
+        found = stack.pop()
+        if found is other:
+            return True
+        if found.name not in seen:
+            seen.add(found.name)
+            stack += [t.op for t in found.inputs] + list(found.control_inputs)
+    return False
