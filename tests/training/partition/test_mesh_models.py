@@ -266,7 +266,7 @@ def test_a_step_is_that_of_one_process(
     if mesh[1] == 1:
         return
     assert made.cut > 0.4 * made.elements
-    assert not made.model.fallbacks
+    assert set(made.model.fallbacks) <= ({"AddN", "Reshape"} if model == "lstm" else set())
     if optimizer != "Adafactor":  # the factors of its slots are whole
         assert len(made.model.gathers) <= MOST_GATHERS[model], made.model.gathers
     if model == "transformer":  # Megatron's: a sum for each of four pairs, both ways
@@ -274,5 +274,5 @@ def test_a_step_is_that_of_one_process(
     assert made.rows.traffic.gathers == []
 
 
-# Of the states of each gate, round by round.
-MOST_GATHERS = {"mlp": 0, "cnn": 0, "lstm": 8, "transformer": 0, "experts": 0}
+# Of an LSTM the states, round by round; of experts the gradient of the whole gate.
+MOST_GATHERS = {"mlp": 0, "cnn": 0, "lstm": 8, "transformer": 0, "experts": 2}

@@ -179,6 +179,22 @@ alike(*_ONE)
 EACH_ELEMENT = (*_ONE, *_MORE)
 
 
+@shape_rule("AddN")
+def _of_one_shape(node: Node) -> Any:
+    """Returns what is known of any operand, which is true of all."""
+    shapes = [v.shape for v in node.inputs if v.shape is not None]
+    if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes):
+        return None
+    return tuple(min(sizes, key=_unknown) for sizes in zip(*shapes, strict=True))
+
+
+def _unknown(size: AnySize) -> int:
+    """How little is known of a size: an argument's is better than an operation's."""
+    if isinstance(size, int):
+        return 0
+    return 1 if all(symbol.is_positive for symbol in size.symbols) else 2
+
+
 @rule(*EACH_ELEMENT)
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """The result lies as the largest sharded operand does."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.sizes import product
 from collective.training.partition.whole_shapes import labels_of
 
 
@@ -41,15 +42,16 @@ def contracted(
     """The plan of a sum over products of values; see ``contraction``."""
     layouts = summed(layouts)
     found = [
-        (labels[i][lay.axis], lay, len(labels[i]))
+        (labels[i][lay.axis], lay, len(labels[i]), _elements(values[i]))
         for i, lay in enumerate(layouts)
         if isinstance(lay, Sharded)
     ]
     if not found:
         return Plan([WHOLE] * len(values), [WHOLE])
     # If the two differ, take the one that stays in the result: nothing is summed then.
-    found.sort(key=lambda entry: (entry[0] not in out, -entry[2]))
-    letter, layout, _ = found[0]
+    # If both do, the other is gathered: the one with fewer elements.
+    found.sort(key=lambda entry: (entry[0] not in out, -entry[2], -entry[3]))
+    letter, layout, *_ = found[0]
     size = layout.per_row * rows.rows
     wanted: list[Layout] = []
     for value, have, label in zip(values, layouts, labels, strict=True):
@@ -67,6 +69,17 @@ def contracted(
         wanted.append(want)
     made = layout.moved(out.index(letter)) if letter in out else SUM
     return Plan(wanted, [made])
+
+
+_TYPICAL = 32  # of an unknown size
+
+
+def _elements(value: Value) -> int:
+    """About how many elements a value has."""
+    size = product(value.shape or ())
+    if isinstance(size, int):
+        return size
+    return sum(f * _TYPICAL ** len(term) for term, f in size.terms.items())
 
 
 @rule("MatMul")

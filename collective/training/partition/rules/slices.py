@@ -14,6 +14,8 @@ from collective.training.partition.sizes import AnySize, quotient, total
 from collective.training.partition.strided import Entry, entries, entries_of
 from collective.training.partition.values import axis_in
 
+_MOST_LIKE_IT = 16  # blocks of zeros beside a slice
+
 
 def blocks_within(
     layout: Sharded, begin: AnySize | None, length: AnySize | None, rows: Rows
@@ -232,11 +234,7 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
     behind = quotient(sizes[axis] - entry.begin - entry.length, rows.rows)
     if ahead is None or behind is None:
         return None
-    blocks = (
-        *([ahead] if ahead else []),
-        *layout.blocks,
-        *([behind] if behind else []),
-    )
+    blocks = (*_zeros(ahead, layout), *layout.blocks, *_zeros(behind, layout))
     made = Sharded(axis, blocks)
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
@@ -250,6 +248,15 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
         return [_padded(found, bounds, node, axis, gradient, local, upstream)]
 
     return Plan([*[WHOLE] * 4, layout], [made], emit)
+
+
+def _zeros(length: AnySize, layout: Sharded) -> tuple[AnySize, ...]:
+    """Blocks of zeros beside those of a layout: like them, to be added to their like."""
+    (first, *others), count = layout.blocks, quotient(length, layout.blocks[0])
+    is_even = all(block == first for block in others)
+    if is_even and isinstance(count, int) and 0 <= count <= _MOST_LIKE_IT:
+        return (first,) * count
+    return (length,) if length else ()
 
 
 def _padded(

@@ -1,0 +1,41 @@
+"""Layouts of a model's variables over a mesh: ``keras.distribution``'s words, found by us."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def suggest(
+    model: Any,
+    mesh: Any,
+    *,
+    batch_dim_name: str | None = None,
+    x: Any = None,
+    rows: int = 32,
+) -> Any:
+    """Returns a layout map for a model, and prints it, to be edited.
+
+    Args:
+        model: A built Keras model.
+        mesh: A ``keras.distribution.DeviceMesh`` of several axes.
+        batch_dim_name: The axis of the batch; by default the first.
+        x: Inputs, as an example, for a model without symbolic ones.
+        rows: Of a batch, to weigh activations by.
+
+    Returns:
+        A ``keras.distribution.LayoutMap``.
+
+    Raises:
+        UsageError: The mesh has no axis for the model, or the model no inputs.
+    """
+    import keras
+
+    from collective.training.partition.mesh import suggestion
+    from collective.training.partition.mesh.layouts import Mesh
+
+    axes = suggestion.suggest(model, Mesh.of(mesh, batch_dim_name), x=x, rows=rows)
+    found = keras.distribution.LayoutMap(mesh)
+    for path, names in axes.items():
+        print(f"layout_map[{path!r}] = {names}")
+        found[path] = names
+    return found
