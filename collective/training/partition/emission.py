@@ -41,7 +41,7 @@ from collective.training.partition.listed import list_as
 from collective.training.partition.pending import Pending
 from collective.training.partition.propagation import Plan, is_single
 from collective.training.partition.schedule import Queue, is_write
-from collective.training.partition.shares import Share, sliced
+from collective.training.partition.shares import Share, sliced, tell_shape
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
 
@@ -197,7 +197,7 @@ class Emission:
         """Keeps a value in a layout: a tensor for each replica, or one for all."""
         if value.shape is not None and not value.is_handle and layout != MOMENTS:
             for replica, tensor in enumerate(tensors):
-                _set_shape(tensor, value, layout, self._rows_of(replica))
+                tell_shape(tensor, value, layout, self._rows_of(replica))
         self._forms[value, layout] = tensors
 
     def made_of(self, value: Value) -> tf.Tensor | None:
@@ -504,27 +504,3 @@ def _is_small(value: Value) -> bool:
     if value.variable is not None or not value.is_static or value.shape is None:
         return False
     return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL
-
-
-def _set_shape(tensor: tf.Tensor, value: Value, layout: Layout, own: AnySize) -> None:
-    """Tells TensorFlow the sizes that are numbers.
-
-    Args:
-        own: Rows of the replica whose tensor it is.
-    """
-    assert value.shape is not None
-    if layout == OWNED:
-        tensor.set_shape([None])
-        return
-    sizes: list[int | None] = [
-        None if isinstance(size, Size) else size for size in value.shape
-    ]
-    if isinstance(layout, Sharded):
-        size = own * layout.per_row
-        sizes[layout.axis] = size if isinstance(size, int) else None
-    try:
-        tensor.set_shape(sizes)
-    except ValueError as error:
-        raise ValueError(
-            f"the rule of {value.node}: {value} was made with shape {tensor.shape}"
-        ) from error

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.partition.graph import Value
 from collective.training.partition.known import on_host
-from collective.training.partition.layouts import Sharded
-from collective.training.partition.sizes import AnySize
+from collective.training.partition.layouts import OWNED, Layout, Sharded
+from collective.training.partition.sizes import AnySize, Size
 
 _FIELDS = 3  # of each replica in a vector
 
@@ -149,3 +150,27 @@ def _from_front(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = list(range(1, tensor.shape.rank))
     order.insert(axis, 0)
     return tf.transpose(tensor, order)
+
+
+def tell_shape(tensor: tf.Tensor, value: Value, layout: Layout, own: AnySize) -> None:
+    """Tells TensorFlow the sizes that are numbers.
+
+    Args:
+        own: Rows of the replica whose tensor it is.
+    """
+    assert value.shape is not None
+    if layout == OWNED:
+        tensor.set_shape([None])
+        return
+    sizes: list[int | None] = [
+        None if isinstance(size, Size) else size for size in value.shape
+    ]
+    if isinstance(layout, Sharded):
+        size = own * layout.per_row
+        sizes[layout.axis] = size if isinstance(size, int) else None
+    try:
+        tensor.set_shape(sizes)
+    except ValueError as error:
+        raise ValueError(
+            f"the rule of {value.node}: {value} was made with shape {tensor.shape}"
+        ) from error
