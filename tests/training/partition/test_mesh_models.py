@@ -266,7 +266,9 @@ def test_a_step_is_that_of_one_process(
     if mesh[1] == 1:
         return
     assert made.cut > 0.4 * made.elements
-    assert set(made.model.fallbacks) <= ({"AddN", "Reshape"} if model == "lstm" else set())
+    assert set(made.model.fallbacks) <= (
+        {"AddN", "Reshape"} if model == "lstm" else set()
+    )
     if optimizer != "Adafactor":  # the factors of its slots are whole
         assert len(made.model.gathers) <= MOST_GATHERS[model], made.model.gathers
     if model == "transformer":  # Megatron's: a sum for each of four pairs, both ways
