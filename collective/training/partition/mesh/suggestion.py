@@ -19,10 +19,10 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.partition.graph import Graph, Value
-from collective.training.partition.layouts import WHOLE, Partial
+from collective.training.partition.layouts import WHOLE, Partial, is_whole
 from collective.training.partition.mesh.layouts import Layouts, Mesh, resolve
 from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.propagation import Rows, is_whole
+from collective.training.partition.propagation import Rows
 from collective.training.partition.schedule import is_write
 from collective.training.partition.sizes import product
 
