@@ -13,6 +13,7 @@ FLOORS = ("collective", "backends", "training", "comparison")
 SCRIPTS = {
     "collective.train": "training",
     "collective.distribute": "training",
+    "collective.layouts": "training",
     "collective.compare": "comparison",
 }
 
