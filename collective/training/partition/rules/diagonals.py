@@ -61,7 +61,7 @@ def _axes_of_diagonal(node: Node) -> int | None:
 
 
 @shape_rule(*_MAKE)
-def _made(node: Node) -> Shape:
+def _made(node: Node) -> Any:
     shape, axes = node.inputs[0].shape, _axes_of_diagonal(node)
     if not shape or axes is None:
         return None
