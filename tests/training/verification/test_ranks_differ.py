@@ -15,7 +15,10 @@ from collective.errors import CollectiveError, UsageError
 from collective.training import evaluate, fit
 from collective.training.input.pipeline import Input
 from collective.training.partitioned_step import PartitionedStep
+from collective.training.steps.distributed import distributed
+from collective.training.steps.settings import StepSettings
 from collective.training.verification.ranks import compare_newcomers, describe_training
+from collective.training.verification.same_calls import SameCalls
 from tests import launch
 from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather
 
@@ -305,6 +308,32 @@ def test_replicas_are_compared_after_the_last_step(backend, monkeypatch):
     monkeypatch.setattr(PartitionedStep, "__call__", odd)
     with pytest.raises(CollectiveError, match=f"step {ROWS // BATCH}: rank"):
         train(backend, model=model(), check_every=1000)
+
+
+@on_ranks
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        (lambda m, x, y: m.evaluate(x, y, verbose=0), "evaluated rows"),
+        (lambda m, x, y: m.predict(x, verbose=0), "predicted rows"),
+        (lambda m, x, y: m.fit(x, y, shuffle=False, verbose=0), "training rows"),
+        (lambda m, x, y: m.train_on_batch(x, y), "training rows"),
+    ],
+)
+def test_calls_of_keras_that_read_other_rows(call, what, backend):
+    """Every rank raises the error, and may catch it; the next call is right."""
+    same = SameCalls(backend, lambda compare: compare())
+    order = np.arange(ROWS)[:: -1 if backend.rank else 1]
+    made = model()()
+    with distributed(StepSettings(backend), [same]):
+        with pytest.raises(UsageError, match=f"the {what} are others"), same.call():
+            call(made, *data(order))
+        with same.call():
+            call(made, *data())
+    weights = gather(backend, [np.array(v) for v in made.weights])
+    for other in weights[1:]:
+        for mine, wanted in zip(other, weights[0], strict=True):
+            np.testing.assert_array_equal(mine, wanted)
 
 
 @pytest.mark.launches
