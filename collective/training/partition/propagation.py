@@ -474,7 +474,7 @@ def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
 
 
 def _is_given(value: Value, wanted: Layout | None, rows: Rows) -> bool:
-    if wanted is None or value.is_handle:
+    if wanted is None or _is_cut_handle(value):  # which a rule takes as it is
         return True
     return is_convertible(value.layout, wanted, value.shape, rows.rows)
 

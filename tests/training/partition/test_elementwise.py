@@ -24,7 +24,13 @@ from tests.training.partition.operands import (
 
 _OF_WHOLE_NUMBERS = {"Invert", "PopulationCount"}
 _OF_COMPLEX = {"Real", "Imag", "Conj", "ComplexAbs", "Angle"}
-_OTHERS = {"Cast", "CheckNumerics", "FakeQuantWithMinMaxArgs", "LogicalNot"}
+_OTHERS = {
+    "Cast",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "FakeQuantWithMinMaxArgs",
+    "LogicalNot",
+}
 _ONE = sorted(
     set(elementwise._ONE)
     - _OF_WHOLE_NUMBERS
@@ -47,6 +53,7 @@ def test_functions_of_one(seed: int) -> None:
     twice = seed < 2  # each seed tests the derivatives of half of them
     functions = {type_: _one(type_) for type_ in (_ONE[seed::2] if twice else _ONE)}
     functions["CheckNumerics"] = lambda x: tf.debugging.check_numerics(x, "x")
+    functions["CheckNumericsV2"] = lambda x: raw("CheckNumericsV2", x, message="x")
     functions["Cast"] = lambda x: tf.cast(tf.cast(x, tf.float32), x.dtype)
     functions["LogicalNot"] = lambda x: ~(x > 0.5)
     made = check(operands, functions, derivatives=2 * twice, tolerance=1e-11)

@@ -29,11 +29,13 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def float64() -> Iterator[None]:
-    before = keras.config.floatx()
+    before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     keras.utils.set_random_seed(0)
     yield
-    keras.config.set_floatx(before)
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
 
 
 class Trained:
