@@ -17,6 +17,7 @@ OWN = {
     ("collective/training/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
     ("collective/training/step/attachments.py", "Attachments"),
+    ("backends/base.py", "Backend"),
     ("collective/training/unedited/script_job.py", "ScriptJob"),
 }
 #: More entries are a sign that something should be done in another way.

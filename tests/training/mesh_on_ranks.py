@@ -14,7 +14,7 @@ from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.mesh.axis import AxisPass
 from collective.training.partition.mesh.ranks import groups_along
 from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from tests.training.partition.meshed import Weight, assert_close, piece
 

@@ -103,3 +103,12 @@ def _widths_of_variables(node: Node, inputs: Inputs) -> list[int]:
         for value, part in zip(node.inputs, inputs, strict=True)
         if part and value.dtype == tf.resource
     ]
+
+
+def all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
+    """Return the outputs of a node, which its rule must all have made."""
+    if len(made) != len(node.outputs):
+        raise ValueError(
+            f"the rule of {node} made {len(made)} outputs, not {len(node.outputs)}"
+        )
+    return list(made)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import atomics, pieces
 from collective.training.partition.copies import (
+    all_outputs,
     first_replicas,
     placed_by_tensorflow,
     times_made,
@@ -39,7 +40,7 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.listed import list_as
 from collective.training.partition.pending import Pending
-from collective.training.partition.propagation import Plan, is_single
+from collective.training.partition.plans import Plan, is_single
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, sliced, tell_shape
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
@@ -466,7 +467,7 @@ class Emission:
         count = self.traffic.exchanges
         with tf.control_dependencies([*before, *self.pending.last]):
             outputs, op = plan.joint(self, inputs)
-        outputs = _all_outputs(node, outputs)
+        outputs = all_outputs(node, outputs)
         for value, layout, tensors in zip(
             node.outputs, plan.outputs, outputs, strict=True
         ):
@@ -486,17 +487,8 @@ class Emission:
             return list(op.outputs), [op]
         made = plan.emit(self, inputs)
         if isinstance(made, tf.Operation):
-            return _all_outputs(node, made.outputs), [made]
-        return _all_outputs(node, made), [tensor.op for tensor in made]
-
-
-def _all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
-    """Checks that a rule has made every output of a node."""
-    if len(made) != len(node.outputs):
-        raise ValueError(
-            f"the rule of {node} made {len(made)} outputs, not {len(node.outputs)}"
-        )
-    return list(made)
+            return all_outputs(node, made.outputs), [made]
+        return all_outputs(node, made), [tensor.op for tensor in made]
 
 
 def _is_small(value: Value) -> bool:

@@ -25,7 +25,7 @@ from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.graph import Value
 from collective.training.partition.layouts import ROWS, SUM, WHOLE
 from collective.training.partition.partition import Partition
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of

@@ -25,7 +25,8 @@ from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, read
 from collective.training.partition.layouts import WHOLE, Layout
-from collective.training.partition.propagation import NeedsWholeLists, Rows, propagate
+from collective.training.partition.plans import NeedsWholeLists, Rows
+from collective.training.partition.propagation import propagate
 from collective.training.partition.schedule import without_rows
 from collective.training.partition.shares import Share
 

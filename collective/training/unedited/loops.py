@@ -28,7 +28,7 @@ from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.method import supports
 from collective.training.partition.partition import Partition
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from collective.training.traced import traced
 from collective.training.unedited.script_job import LOOP, ScriptJob

@@ -17,7 +17,7 @@ from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS
 from collective.training.partition.partition import Partition
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 
 RANKS = 2

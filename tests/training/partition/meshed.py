@@ -15,7 +15,7 @@ from collective.training.partition.exchange import OneProcess
 from collective.training.partition.layouts import OWNED, ROWS, WHOLE, Sharded
 from collective.training.partition.mesh.axis import AxisPass
 from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from tests.training.partition.partitioned import _nodes
 from tests.training.partition.threads import Group, ThreadExchange, together

@@ -13,7 +13,7 @@ from collective.training.partition.exchange import OneProcess
 from collective.training.partition.graph import Graph, Node
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.partition import Partition
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 
 

@@ -14,7 +14,7 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from collective.training.partition import stateful
-from collective.training.partition.propagation import RULES
+from collective.training.partition.plans import RULES
 from tests.training.partition.meeting import on_two_ranks
 from tests.training.partition.operands import generator
 from tests.training.partition.partitioned import Partitioned, assert_same

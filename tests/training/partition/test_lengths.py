@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from collective.training.partition.layouts import ROWS
 from collective.training.partition.partition import Partition
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.sizes import Size
 
 COUNT = 6

@@ -17,7 +17,7 @@ from collective.training.partition.emission import Traffic
 from collective.training.partition.layouts import WHOLE
 from collective.training.partition.mesh.marked import MarkedExchange
 from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 
 

@@ -22,7 +22,7 @@ from collective.training.partition.graph import Graph, Value
 from collective.training.partition.layouts import WHOLE, Partial, is_whole
 from collective.training.partition.mesh.layouts import Layouts, Mesh, resolve
 from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.propagation import Rows
+from collective.training.partition.plans import Rows
 from collective.training.partition.schedule import is_write
 from collective.training.partition.sizes import product
 

@@ -9,14 +9,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import (
-    Plan,
-    Rows,
-    Rule,
-    rule,
-    summed,
-    whole,
-)
+from collective.training.partition.plans import Plan, Rows, Rule, rule, summed, whole
 from collective.training.partition.rules.empty import rows_wanted, with_a_row
 from collective.training.partition.rules.products import contraction
 from collective.training.partition.stateful import may_differ

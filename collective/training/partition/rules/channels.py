@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
-from collective.training.partition.propagation import (
+from collective.training.partition.plans import (
     AXIS_RULES,
     Plan,
     Rows,

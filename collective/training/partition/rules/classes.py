@@ -15,13 +15,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
-from collective.training.partition.propagation import (
-    AXIS_RULES,
-    Plan,
-    Rows,
-    rule,
-    summed,
-)
+from collective.training.partition.plans import AXIS_RULES, Plan, Rows, rule, summed
 from collective.training.partition.rules.handles import own_numbers
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.values import axis_in

@@ -29,13 +29,8 @@ from collective.training.partition.layouts import (
     is_whole,
     shared_shape,
 )
-from collective.training.partition.propagation import (
-    NeedsWholeLists,
-    Plan,
-    Rows,
-    propagate,
-    rule,
-)
+from collective.training.partition.plans import NeedsWholeLists, Plan, Rows, rule
+from collective.training.partition.propagation import propagate
 from collective.training.partition.sizes import Size
 
 # A loop whose layouts change more often than this is run whole.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import ROWS, WHOLE, Layout, Shape, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.values import shape_rule
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Shape, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of, sliced
 from collective.training.partition.values import alike, shape_rule
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import WHOLE, Layout
-from collective.training.partition.propagation import Made, Plan, Rows, rule, whole
+from collective.training.partition.plans import Made, Plan, Rows, rule, whole
 from collective.training.partition.stateful import SHOWN
 
 

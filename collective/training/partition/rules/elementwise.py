@@ -16,7 +16,7 @@ from collective.training.partition.layouts import (
     Partial,
     Sharded,
 )
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import AnySize, agreed, product
 from collective.training.partition.values import (
     alike,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import Sharded
-from collective.training.partition.propagation import Plan, Rule
+from collective.training.partition.plans import Plan, Rule
 
 
 def with_a_row(

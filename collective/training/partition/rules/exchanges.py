@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed
+from collective.training.partition.plans import Plan, Rows, rule, summed
 from collective.training.partition.values import shape_rule
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import HANDLE_RULES, Plan, Rows, rule
+from collective.training.partition.plans import HANDLE_RULES, Plan, Rows, rule
 from collective.training.partition.shares import pieces_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.values import axis_in
 

@@ -17,7 +17,7 @@ from collective.training.partition.layouts import (
     Shape,
     Sharded,
 )
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import Size
 
 EMPTY = Listed()

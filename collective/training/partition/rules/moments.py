@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import MOMENTS, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed
+from collective.training.partition.plans import Plan, Rows, rule, summed
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in
 

@@ -22,7 +22,7 @@ from collective.training.partition.layouts import (
     Layout,
     Partial,
 )
-from collective.training.partition.propagation import OWNED_RULES, Plan, Rows, rule
+from collective.training.partition.plans import OWNED_RULES, Plan, Rows, rule
 from collective.training.partition.rules.elementwise import EACH_ELEMENT
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import product
 from collective.training.partition.whole_shapes import labels_of
 

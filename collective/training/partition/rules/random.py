@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import quotient
 from collective.training.partition.stateful import may_differ

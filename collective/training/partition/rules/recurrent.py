@@ -10,7 +10,7 @@ from typing import Any
 
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Shape, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.values import shape_rule
 

@@ -14,7 +14,7 @@ from collective.training.partition.layouts import (
     Partial,
     Sharded,
 )
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import product
 from collective.training.partition.values import alike, axes_in, axis_in
 

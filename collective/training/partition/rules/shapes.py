@@ -19,7 +19,7 @@ from collective.training.partition.layouts import (
     is_whole,
     reshaped,
 )
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
 from collective.training.partition.values import axis_in

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import AnySize, quotient, total
 from collective.training.partition.strided import Entry, entries, entries_of

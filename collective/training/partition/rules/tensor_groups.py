@@ -14,7 +14,7 @@ from collective.backends.tensor_group import is_group
 from collective.tensorflow_ops.naming import made_again
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
-from collective.training.partition.propagation import Plan, Rows, rule, summed
+from collective.training.partition.plans import Plan, Rows, rule, summed
 from collective.training.partition.values import shape_rule
 
 

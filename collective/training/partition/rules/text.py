@@ -14,7 +14,7 @@ from collective.training.partition.layouts import (
     Shape,
     Sharded,
 )
-from collective.training.partition.propagation import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.elementwise import each_element
 from collective.training.partition.shares import sliced
 from collective.training.partition.sizes import AnySize
