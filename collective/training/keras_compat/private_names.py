@@ -32,10 +32,12 @@ KERAS: Mapping[str, str] = {
         "_value _shape _dtype _path _initialize _direct_assign"
     ),
     "backend.tensorflow.optimizer:TFOptimizer": "_all_reduce_sum_gradients",
-    "backend.tensorflow.trainer": "TFEpochIterator potentially_ragged_concat",
+    "backend.tensorflow.trainer": "TFEpochIterator concat potentially_ragged_concat",
     "backend.tensorflow.trainer:TensorFlowTrainer": (
-        "distribute_strategy make_train_function"
+        "distribute_strategy make_train_function make_test_function "
+        "make_predict_function"
     ),
+    "callbacks.callback_list": "CallbackList",
     "distribution.distribution_lib": "Distribution distribution_lib",
     "layers.layer:Layer": "_flatten_layers _losses _metrics _call_has_training_arg",
     "layers.normalization.batch_normalization:BatchNormalization": (
@@ -54,6 +56,7 @@ KERAS: Mapping[str, str] = {
     "saving.saving_lib": "H5IOStore _save_state get_attr_skipset",
     "trainers.data_adapters": "get_data_adapter",
     "trainers.data_adapters.array_data_adapter": "ArrayDataAdapter",
+    "trainers.data_adapters.array_data_adapter:ArrayDataAdapter": "get_tf_dataset",
     "trainers.data_adapters.array_slicing": (
         "can_slice_array slice_tensorflow_sparse_wrapper to_tensorflow_sparse_wrapper"
     ),

@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-keras.config.set_floatx("float64")
 layers = keras.layers
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 RNG = np.random.RandomState(0)
@@ -322,6 +321,7 @@ def numbers(value: Any) -> Any:
 
 
 if __name__ == "__main__":
+    keras.config.set_floatx("float64")
     for name in sys.argv[1:] or PROGRAMS:
         keras.utils.clear_session()
         if name != "unseeded_generators":
