@@ -67,17 +67,23 @@ def _callback(
     """Return a callback that has these methods alone: Keras calls no others."""
 
     def agree(self: keras.callbacks.Callback, *args: Any, **more: Any) -> None:
-        unit(lambda: _agree(self.model, backend, assigned))
+        _agree(self.model, backend, unit, assigned)
         assigned.clear()
 
     kind = type("Agreement", (keras.callbacks.Callback,), dict.fromkeys(used, agree))
     return kind()
 
 
-def _agree(model: keras.Model, backend: Backend, assigned: set[int]) -> None:
+def _agree(
+    model: keras.Model,
+    backend: Backend,
+    unit: Callable[[Callable[[], Any]], Any],
+    assigned: set[int],
+) -> None:
     optimizer = getattr(model, "optimizer", None)
     mine = _decisions(model, optimizer)
-    first = backend.broadcast_array(np.array([*mine, float(bool(assigned))]))
+    sent = np.array([*mine, float(bool(assigned))])
+    first = unit(lambda: backend.broadcast_array(sent))
     for name, is_set, value in zip(_STOPS, mine, first, strict=False):
         if is_set != value:
             setattr(model, name, bool(value))
@@ -87,7 +93,7 @@ def _agree(model: keras.Model, backend: Backend, assigned: set[int]) -> None:
     if not np.isnan(rate) and mine[len(_STOPS) + 1] != rate:
         optimizer.learning_rate = rate  # type: ignore[union-attr]
     if any_assigned:
-        share_weights(_variables(model, optimizer), backend)
+        share_weights(_variables(model, optimizer), backend, unit)
 
 
 def _decisions(model: keras.Model, optimizer: Any) -> list[float]:

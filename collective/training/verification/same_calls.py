@@ -75,7 +75,7 @@ class SameCalls(StepObserver):
         if self._count & (self._count - 1) == 0:
             self._compare_rows()
         if self._count == 1:
-            self._unit(lambda: share_weights(program.variables, self._backend))
+            share_weights(program.variables, self._backend, self._unit)
 
     def _compare_rows(self) -> None:
         if self._compared != self._count:
@@ -90,18 +90,29 @@ class SameCalls(StepObserver):
         self._names.clear()
 
 
-def share_weights(variables: Sequence[Any], backend: Backend) -> None:
+def share_weights(
+    variables: Sequence[Any],
+    backend: Backend,
+    unit: Callable[[Callable[[], Any]], Any],
+) -> None:
     """Give every rank rank 0's variables if they differ; every rank calls it.
 
     Args:
         variables: TensorFlow variables, in the same order on every rank.
+        unit: Runs what all ranks do together, again where one of them has died. What it
+            returns is the same on every rank; so variables are assigned after it.
     """
     mark = 0
     for variable in variables:
         mark = _hash_array(np.asarray(variable.read_value()), mark, _WEIGHT_BYTES)
-    marks = gather_few(backend, [mark])
-    if (marks != marks[0]).any():
-        backend.broadcast(variables)
+    marks = unit(lambda: gather_few(backend, [mark]))
+    if (marks == marks[0]).all():
+        return
+    values = unit(
+        lambda: [backend.broadcast_array(v.read_value().numpy()) for v in variables]
+    )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _hash(tensor: tf.Tensor, mark: int) -> int:
