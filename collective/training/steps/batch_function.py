@@ -59,6 +59,9 @@ class StepObserver:
     ) -> None:
         """Look at a batch before its step."""
 
+    def before_overrun(self, program: Program) -> None:
+        """Act before the writes of a step that has no batch."""
+
 
 class BatchFunction:
     """A train or test function of a model: takes an iterator, returns logs.
@@ -152,6 +155,8 @@ class BatchFunction:
         """Do what a step of Keras does before it finds that there is no batch."""
         is_counted = spec is not None and self.model.steps_per_execution == 1
         if is_counted and self._last is not None:
+            for observer in self._observers:
+                observer.before_overrun(self._last)
             self._last.overrun()
 
     def _program(self, batch: Leaves, spec: Any) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ def distributed(
     settings: StepSettings,
     observers: Sequence[StepObserver] = (),
     run_step: RunStep | None = None,
+    end_eager_step: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Inside, models get functions that share the rows of each batch out.
 
@@ -32,6 +33,7 @@ def distributed(
         settings: The backend and the options of the training.
         observers: Called around each step.
         run_step: See ``BatchFunction``.
+        end_eager_step: Called after each step of a model that runs eagerly.
     """
     backend = settings.backend
     watch = finite.Watch(backend, settings.options.terminate_on_nan, expected=False)
@@ -41,7 +43,8 @@ def distributed(
             return None
         step = getattr(model, method)
         if model.run_eagerly:
-            whole = WholeStep(model, step, backend, settings.options.accumulate)
+            pieces = settings.options.accumulate
+            whole = WholeStep(model, step, backend, pieces, end_eager_step)
             return batch_functions.Eager(whole)
         kind = PredictFunction if method == "predict_step" else BatchFunction
         return kind(model, step, method, settings, observers, run_step)

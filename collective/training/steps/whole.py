@@ -6,7 +6,7 @@ batch, and the same random numbers, so each computes what one process computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -25,11 +25,18 @@ class WholeStep:
     Args:
         step: A method of the model.
         accumulate: In how many pieces a batch should be computed; it cannot be.
+        ended: Called after each step, or None.
     """
 
     def __init__(
-        self, model: keras.Model, step: Step, backend: Backend, accumulate: int
+        self,
+        model: keras.Model,
+        step: Step,
+        backend: Backend,
+        accumulate: int,
+        ended: Callable[[], None] | None = None,
     ):
+        self._ended = ended
         self._model, self._step, self._backend = model, step, backend
         self._accumulate = accumulate
 
@@ -38,7 +45,10 @@ class WholeStep:
         interrupts.check()
         say(self._model, self._backend, self._accumulate)
         with running(), keras_compat.tracing.applied_by(self._apply):
-            return self._step(data)
+            outputs = self._step(data)
+        if self._ended is not None:
+            self._ended()
+        return outputs
 
     def _apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any

@@ -71,14 +71,15 @@ def distribute_calls(job: ScriptJob, options: Mapping[str, Any]) -> None:
     attached = units.announcement if backend.elastic else None
     settings = StepSettings(backend, FitOptions(**options), attached=attached)
     same = SameCalls(backend, units.run)
-    run_step = units.run_step if backend.elastic else None
+    repeats = (units.run_step, units.end_eager_step) if backend.elastic else ()
     observers: list[StepObserver] = []
     if backend.size > 1:
         observers = [
+            *([units] if backend.elastic else []),
             same,
             DesyncWatch(backend, settings.options.check_every, units.run),
         ]
-    job.enter(distributed(settings, observers, run_step))
+    job.enter(distributed(settings, observers, *repeats))
     for name, call in _CALLS.items():
         stock = getattr(keras.Model, name)
         job.replace(keras.Model, name, _together(job, call, stock, same))

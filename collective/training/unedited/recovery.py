@@ -24,6 +24,7 @@ from collective.training.failure import ends_the_job
 from collective.training.loop.result import Result
 from collective.training.object_collectives import gather_few
 from collective.training.random_state import RandomState
+from collective.training.unedited.units import Removal
 
 T = TypeVar("T")
 # How far a rank is in a call. ``_TRAINS``: ``collective.fit`` continues by itself.
@@ -155,6 +156,14 @@ class Recovery:
             if self._elastic is not None and self._elastic.is_repeated(error):
                 raise
             return _Outcome(None, error)
+
+    def passed_removal(self) -> None:
+        """Do nothing: a removal is no call of its own."""
+
+    def interrupted_removal(self, error: Exception) -> Removal:
+        """After the death of ranks in a removal, continue with those that are left."""
+        self.is_interrupted(error)
+        return Removal.REPEATED
 
     def is_interrupted(self, error: Exception) -> bool:
         """After the death of ranks, continues with those that are left.

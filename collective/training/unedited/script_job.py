@@ -25,7 +25,7 @@ from collective.replacements import replacing
 from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object
 from collective.training.unedited.recovery import Recovery
-from collective.training.unedited.units import Units
+from collective.training.unedited.units import Removal, Units
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
 CALLS = (
@@ -153,7 +153,7 @@ class ScriptJob:
         first = self._first_call(mine)
         # Rank 0 removes a file that this rank does not see.
         while first[0] == _REMOVAL != mine[0]:
-            broadcast_object(self.backend, None)
+            self._pass_removal()
             first = self._first_call(mine)
         if first[0] != mine[0]:
             raise CollectiveError(
@@ -189,8 +189,12 @@ class ScriptJob:
             try:
                 return self._remove(paths[0], once)
             except Exception as error:
-                self.recovery.is_interrupted(error)
-                once.may_be_gone = True
+                state = self.recovery.interrupted_removal(error)
+            if state is Removal.DONE:
+                return None
+            if state is Removal.OWN:
+                return once() if paths[0] in self.made else None
+            once.may_be_gone = True
 
     def _remove(self, path: str, remove: Callable[[], Any]) -> Any:
         if self.backend.rank == 0:
@@ -199,10 +203,10 @@ class ScriptJob:
         with ends_the_job(self.backend):
             first = self._first_call(mine)
             while first[0] == _REMOVAL and first[1] != mine[1] and self._made(first):
-                broadcast_object(self.backend, None)
+                self._pass_removal()
                 first = self._first_call(mine)
             if first[0] == _REMOVAL and (first[1] == mine[1] or path in self.made):
-                failure = broadcast_object(self.backend, None)
+                failure = self._pass_removal()
             else:
                 self._pending = first
         if tuple(first) != tuple(mine):
@@ -210,6 +214,12 @@ class ScriptJob:
         if failure is not None:
             raise failure
         return None
+
+    def _pass_removal(self) -> Exception | None:
+        """Wait until rank 0 has removed a file; return what that has raised."""
+        failure: Exception | None = broadcast_object(self.backend, None)
+        self.recovery.passed_removal()
+        return failure
 
     def _made(self, call: np.ndarray) -> bool:
         """Whether rank 0 removes what this rank has made."""
@@ -241,6 +251,8 @@ class ScriptJob:
                 except Exception as error:
                     failure = error
             of_rank_zero = broadcast_object(self.backend, _sendable(failure))
+            if call == REMOVE:
+                self.recovery.passed_removal()
         failure = failure or (of_rank_zero if same else None)
         if failure is not None:
             raise failure

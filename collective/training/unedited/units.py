@@ -6,17 +6,22 @@ some have just ended it. The former get what it gave from one of the latter; the
 the unit that they are in, again or for the first time. No loop has to know: a step is
 repeated with the batch that every rank holds, and Keras' loop continues.
 
-A step writes variables. What a rank that is behind gets are their values right after the
-step, though hooks of the other rank may have assigned some since: these it has kept.
+An attempt of a unit exchanges values and returns them, the same on every rank: what they
+change is changed after the unit, since a rank that is behind gets the result alone. A step
+writes variables: such a rank gets their values right after the step, too, though the other
+rank may have assigned some since. Those it has kept.
+
+A removal of a file is a unit as well, though some ranks pass it by (``ScriptJob.remove``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +36,7 @@ from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.observers.elastic.membership import Change
 from collective.training.partition.undo import whole_or_absent
-from collective.training.steps.batch_function import BatchFunction
+from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
 
 T = TypeVar("T")
@@ -44,15 +49,25 @@ class _Ended:
     Attributes:
         result: What it gave, in a form that another rank can read.
         variables: Those that a step uses; none of another unit.
+        is_removal: Whether it was a removal of a file.
         before: By the id of a variable: its value before it was assigned since.
     """
 
     result: Any = None
     variables: Sequence[tf.Variable] = ()
+    is_removal: bool = False
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
-class Units:
+class Removal(enum.Enum):
+    """The state of a removal that the death of a rank has interrupted."""
+
+    REPEATED = enum.auto()  # no rank has ended it
+    DONE = enum.auto()
+    OWN = enum.auto()  # rank 0 does not make it
+
+
+class Units(StepObserver):
     """Runs the units of a rank, again after ranks have died.
 
     Attributes:
@@ -63,6 +78,9 @@ class Units:
         self.on_change: list[Callable[[], None]] = []
         self._backend = backend
         self._count, self._ended = 0, _Ended()
+        self._early: _Ended | None = (
+            None  # what others ended, and this rank begins later
+        )
         self._elastic: Elastic | None = None
         self._step = 0
         self._contexts = contextlib.ExitStack()
@@ -71,7 +89,6 @@ class Units:
             backend.on_change = self._changed
             with tf.device("CPU"):
                 self._leaves = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._asked = False
             self._preemption = self._contexts.enter_context(Preemption())
             self._contexts.enter_context(
                 keras_compat.model.before_assignments(self._note)
@@ -94,6 +111,12 @@ class Units:
             found = keras_compat.model.tf_variable(variable)
             self._ended.before.setdefault(id(found), tf.identity(found))
 
+    def before_overrun(self, program: Program) -> None:
+        """Keep the values of the variables that a graph writes between two steps."""
+        if self._elastic is not None:
+            for variable in program.variables:
+                self._note(variable)
+
     def run(self, attempt: Callable[[], T], what: str = "", *_: Any) -> T:
         """Run a unit until every rank that is left has its result.
 
@@ -107,7 +130,8 @@ class Units:
         if self._elastic is None:
             return attempt()
         sys.stdout.flush()  # what rank 0 has printed outlives it
-        return self._run(attempt, (), what)
+        result: T = self._run(attempt, (), what)[0]
+        return result
 
     def run_step(
         self,
@@ -128,88 +152,132 @@ class Units:
             with undone:
                 return program(tensors, number)
 
-        result = self._run(attempt, program.variables, "")
+        result, is_own = self._run(attempt, program.variables, "")
         self._step = number + 1
-        self._let_go(program.attached)
+        if is_own:  # else what ranks have announced counts for the ranks before
+            self._let_go(program.attached)
         return result
+
+    def end_eager_step(self) -> None:
+        """Wait for the other ranks after a step that has used no collectives.
+
+        So they stay together, and a rank that was asked to leave does so.
+        """
+        if self._elastic is None:
+            return
+
+        def attempt() -> np.ndarray:
+            mine = LEAVES if self._preemption.noticed else 0
+            return gather_few(self._backend, [mine])[:, 0]
+
+        announced, is_own = self._run(attempt, (), "")
+        if is_own:
+            self._let_go([announced])
 
     def _run(
         self, attempt: Callable[[], Any], variables: Sequence[tf.Variable], what: str
-    ) -> Any:
+    ) -> tuple[Any, bool]:
+        """Return the result of a unit, and whether this rank itself has ended it."""
         while True:
+            early, self._early = self._early, None
+            if early is not None:
+                return _opened(early.result), False
             try:
                 result = attempt()
-                self._end(result, variables)
-                return result
+                self._end(_Ended(_portable(result), variables))
+                return result, True
             except Exception as error:
                 elastic = self._elastic
                 if elastic is None or not elastic.is_repeated(error):
                     raise
-            is_behind, result = self._regroup(variables, what)
-            if is_behind:
-                self._end(result, variables)
-                return result
+            self._regroup(variables, what)
+            if self._early is not None and self._early.is_removal:
+                self._early = None  # others have passed it before this unit
 
-    def _end(self, result: Any, variables: Sequence[tf.Variable]) -> None:
+    def _end(self, ended: _Ended) -> None:
         self._count += 1
-        self._ended = _Ended(_portable(result), variables)
+        self._ended = ended
 
     def _regroup(
         self, variables: Sequence[tf.Variable], what: str, left: Sequence[int] = ()
-    ) -> tuple[bool, Any]:
-        """Form the job again; return whether others have ended this unit, and its result."""
+    ) -> None:
+        """Form the job again; take what others have ended and this rank has not."""
         backend = self._elastic
         assert backend is not None
         noticed, size = time.perf_counter(), backend.size
+        former: Sequence[int] = range(size)
         while True:
-            former = backend.regroup()
-            change = Change(former, size, noticed, left)
+            former = [former[rank] for rank in backend.regroup()]
+            gone = [rank for rank in left if rank not in former]
             try:
-                return self._agree(variables, what, change)
+                self._agree(variables, what, Change(former, size, noticed, gone))
+                return
             except Exception as error:
                 if not backend.lost(error):
                     raise
 
     def _agree(
         self, variables: Sequence[tf.Variable], what: str, change: Change
-    ) -> tuple[bool, Any]:
+    ) -> None:
         backend = self._backend
         counts = gather_few(backend, [self._count])[:, 0]
-        self._check_size(change.size)
-        ahead, behind = counts.argmax(), counts < counts.max()
-        result = None
+        self._check_size(change.size, backend.size)
+        ahead, behind = int(counts.argmax()), counts < counts.max()
         if behind.any():
-            is_behind = bool(behind[backend.rank])
-            ended = _Ended(None, variables) if is_behind else self._ended
-            result = self._handed_on(ended, int(ahead), is_behind)
+            ended = self._handed_on(variables, ahead, bool(behind[backend.rank]))
+            if behind[backend.rank]:
+                self._end(ended)
+                self._early = ended
         if backend.rank == 0:
             if what:
                 self._print_repeated(change.size, what)
             else:
                 change.print(self._step)
-        return bool(behind[backend.rank]), result
 
-    def _handed_on(self, ended: _Ended, root: int, is_behind: bool) -> Any:
-        """Give the ranks that are behind the result of the last unit, and its variables."""
-        backend = self._backend
-        result = broadcast_object(backend, ended.result, root)
-        for variable in ended.variables:
-            value = ended.before.get(id(variable))
-            mine = np.asarray(variable.read_value() if value is None else value)
-            sent = backend.broadcast_array(mine, root)
-            if is_behind:
-                variable.assign(sent)
-        return result._tree if isinstance(result, _Tree) else result
+    def _handed_on(
+        self, variables: Sequence[tf.Variable], root: int, is_behind: bool
+    ) -> _Ended:
+        """Give the ranks that are behind the last unit: its result, and its variables.
 
-    def _check_size(self, size: int) -> None:
+        Args:
+            variables: Those of the unit in which this rank is, if it is behind.
+        """
+        backend, ended = self._backend, self._ended
+        sent = ended.result, ended.is_removal, len(ended.variables)
+        result, is_removal, count = broadcast_object(backend, sent, root)
+        written = variables if is_behind else ended.variables
+        if len(written) != count and (is_behind or backend.rank == root):
+            raise CollectiveError(
+                f"after the death of a rank, rank {backend.rank} is in another call than "
+                f"rank {root}",
+                hint="every rank must make the same calls of Keras",
+                everywhere=False,
+            )
+        values = []
+        for index in range(count):
+            mine = np.zeros(())
+            if len(written) == count:
+                mine = self._value(written[index], {} if is_behind else ended.before)
+            values.append(backend.broadcast_array(mine, root))
+        if is_behind:  # all of them, or none if the root dies meanwhile
+            for variable, value in zip(written, values, strict=True):
+                variable.assign(value)
+        return _Ended(_portable(result), written if is_behind else (), is_removal)
+
+    @staticmethod
+    def _value(variable: tf.Variable, before: Mapping[int, Any]) -> np.ndarray:
+        value = before.get(id(variable))
+        return np.asarray(variable.read_value() if value is None else value)
+
+    def _check_size(self, before: int, size: int) -> None:
         """End the job where too few ranks are left."""
         backend = self._backend
         least = backend.options.min_np or 1
-        if backend.size >= least:
+        if size >= least:
             return
-        are = "is" if backend.size == 1 else "are"
+        are = "is" if size == 1 else "are"
         error = CollectiveError(
-            f"step {self._step}: of {size} ranks {backend.size} {are} left, and --min-np "
+            f"step {self._step}: of {before} ranks {size} {are} left, and --min-np "
             f"is {least}",
             hint="a smaller --min-np; keras.callbacks.BackupAndRestore continues fit "
             "with its last epoch",
@@ -244,26 +312,28 @@ class Units:
             LeaveJob: This rank leaves.
         """
         assert self._elastic is not None
-        if self._preemption.noticed and not self._asked:
-            self._asked = True
+        if self._preemption.noticed:
             self._leaves.assign(LEAVES)
-        leaving = np.flatnonzero(np.rint(announced[0].numpy())).tolist()
+        leaving = np.flatnonzero(np.rint(np.asarray(announced[0]))).tolist()
         if not leaving:
             return
+        size = self._backend.size
+        self._check_size(size, size - len(leaving))
         if self._backend.rank in leaving:
             self._elastic.leave()
             raise LeaveJob
         self._regroup((), "", leaving)
 
-    def is_interrupted(self, error: Exception) -> bool:
-        """After the death of ranks, continue with those that are left.
+    def passed_removal(self) -> None:
+        """Note that rank 0 has removed a file, and that every rank has seen it."""
+        if self._elastic is not None:
+            self._end(_Ended(is_removal=True))
+
+    def interrupted_removal(self, error: Exception) -> Removal:
+        """After the death of ranks in a removal, continue with those that are left.
 
         Args:
-            error: What a collective has raised in a call that is no unit: some ranks may
-                not make it.
-
-        Returns:
-            True: the call is to be repeated.
+            error: What a collective has raised.
 
         Raises:
             Exception: The error, if no rank has died.
@@ -271,7 +341,12 @@ class Units:
         if self._elastic is None or not self._elastic.is_repeated(error):
             raise error
         self._regroup((), "a removal of a file")
-        return True
+        if self._early is None:
+            return Removal.REPEATED
+        if not self._early.is_removal:
+            return Removal.OWN
+        self._early = None
+        return Removal.DONE
 
     def end_script(self) -> None:
         """Wait for the other ranks at the end of the script.
@@ -303,6 +378,11 @@ def _portable(result: Any) -> Any:
     if not any(isinstance(leaf, tf.Tensor) for leaf in leaves):
         return result
     return _Tree(result)
+
+
+def _opened(result: Any) -> Any:
+    """Return what ``_portable`` was given."""
+    return result._tree if isinstance(result, _Tree) else result
 
 
 class _Tree:
