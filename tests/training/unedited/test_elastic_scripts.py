@@ -190,7 +190,7 @@ def test_by_mpi(stock, tmp_path):
     code, printed = launch.run([*command, "-c", WITH_MPI], variables, 150, tmp_path)
     assert code == 0, printed
     assert "rank 0 of 3 died; 2 ranks continue from step 24 " in printed
-    assert "of 2 ranks 1 is left, and repeats Model.evaluate" in printed
+    assert re.search("rank 0 of 2 died; 1 rank continues from step ", printed), printed
     assert_same(tmp_path, stock)
 
 
@@ -213,18 +213,24 @@ except Exception:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "ranks, least, message, hint",
+    "ranks, least, expected, messages",
     [
-        (3, 1, "its data are an iterator, which gives each batch once", "an array, "),
-        (2, 2, "of 2 ranks 1 is left, and --min-np is 2", "a smaller --min-np; "),
+        # Every rank holds the batch, so the step is repeated though nothing reads it again.
+        (3, 1, 0, ["rank 1 of 3 died; 2 ranks continue from step "]),
+        (
+            2,
+            2,
+            1,
+            ["of 2 ranks 1 is left, and --min-np is 2", "HINT: a smaller --min-np; "],
+        ),
     ],
 )
-def test_what_cannot_be_repeated_ends_the_job(ranks, least, message, hint, tmp_path):
+def test_a_rank_dies_in_a_generator(ranks, least, expected, messages, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ENDS)
     command = [*LAUNCHER, "-np", str(ranks), "--min-np", str(least), "--keras"]
     code, printed = launch.run(
         [*command, str(script)], launch.environment(), 60, tmp_path
     )
-    assert code == 1 and "caught" not in printed, printed
-    assert message in printed and f"HINT: {hint}" in printed
+    assert code == expected and "caught" not in printed, printed
+    assert all(message in printed for message in messages), printed
