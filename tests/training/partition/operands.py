@@ -161,6 +161,7 @@ def check(
     *,
     derivatives: int = 0,
     tolerance: float = 1e-12,
+    is_static: bool | None = None,
 ) -> Partitioned:
     """Compare functions of operands, partitioned over replicas, with one process.
 
@@ -169,11 +170,13 @@ def check(
 
     Args:
         derivatives: 1: derivatives of each result by each operand, too; 2: second ones, too.
+        is_static: Whether it is traced for batches of one length; None: it is drawn.
     """
     if FLOAT == "float32" and tolerance:
         tolerance = max(tolerance, 1e-3)
     rng = operands.rng
-    is_static, replicas = bool(rng.random() < 0.3), int(rng.integers(1, 5))
+    drawn, replicas = bool(rng.random() < 0.3), int(rng.integers(1, 5))
+    is_static = drawn if is_static is None else is_static
     names: list[str] = []
 
     def traced(*arguments: tf.Tensor) -> list[tf.Tensor]:

@@ -223,6 +223,30 @@ def test_matrices() -> None:
     assert not made.fallbacks, made.fallbacks
 
 
+@pytest.mark.parametrize("is_static", [False, True])
+def test_systems_that_broadcast_and_several_diagonals(is_static: bool) -> None:
+    def banded(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.BandedTriangularSolve(matrix=tf.abs(x[:, :2]) + 1, rhs=y)
+
+    functions = {
+        "bands": lambda x, y, a, b: banded(x, y),
+        "one matrix of bands": lambda x, y, a, b: banded(a, y),
+        "one side of bands": lambda x, y, a, b: banded(x, b),
+        "one matrix": lambda x, y, a, b: tf.linalg.triangular_solve(_positive(a), y),
+        "one side": lambda x, y, a, b: tf.linalg.triangular_solve(_positive(x), b),
+        "two diagonals": lambda x, y, a, b: tf.linalg.diag(x[:, :2], k=(-1, 0)),
+        "three diagonals": lambda x, y, a, b: tf.linalg.diag(x, k=(0, 2)),
+        "moments": lambda x, y, a, b: [tf.shape(t) for t in tf.nn.moments(y, [0])],
+    }
+    if is_static:  # TensorFlow itself refuses it where it is not
+        functions["set"] = lambda x, y, a, b: tf.linalg.set_diag(x, x[:, 1:], k=(0, 1))
+    operands = Operands(generator(is_static), (1, 2)).sharded([3, 3]).sharded([3, 2])
+    operands = operands.whole([1, 3, 3]).whole([1, 3, 2])
+    made = check(operands, functions, tolerance=1e-9, is_static=is_static)
+    assert made.replicas > 1
+    assert not made.fallbacks, made.fallbacks
+
+
 def test_norms_transforms_and_boxes() -> None:
     def norm(x: tf.Tensor, training: bool) -> Any:
         ones = tf.ones(3)

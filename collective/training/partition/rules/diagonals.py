@@ -255,6 +255,20 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return _across(node, x, wanted, layout, layout, compute)
 
 
+def _put_in_matrices(node: Node) -> Any:
+    """Set diagonals without telling TensorFlow their rank.
+
+    It refuses several diagonals of matrices of whose number it knows nothing, as of those
+    of a share: it takes their rank for that of one diagonal.
+    """
+
+    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        diagonals = tf.raw_ops.PlaceholderWithDefault(input=x[1], shape=None)
+        return list(emission.copy(node, [x[0], diagonals, *x[2:]]))
+
+    return emit
+
+
 def _row_by_row(node: Node, layouts: list[Layout]) -> Plan | None:
     """Each matrix alone."""
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
@@ -263,7 +277,7 @@ def _row_by_row(node: Node, layouts: list[Layout]) -> Plan | None:
         return None
     layout, rest = found[0], [WHOLE] * (len(layouts) - 2)
     if node.inputs[1].rank is not None:
-        return Plan([layout, layout, *rest], [layout])
+        return Plan([layout, layout, *rest], [layout], _put_in_matrices(node))
     if not _is_main(node, 2):
         return None
 
