@@ -154,7 +154,9 @@ def is_convertible(have: Layout, want: Layout, shape: Shape, rows: AnySize) -> b
         return _is_list_convertible(have, want, rows)
     if have == want or not isinstance(want, Sharded):
         return True
-    return shape is not None and shape[want.axis] == want.per_row * rows
+    if shape is None or len(shape) <= want.axis:
+        return False
+    return shape[want.axis] == want.per_row * rows
 
 
 def _is_list_convertible(have: Layout, want: Layout, rows: AnySize) -> bool:

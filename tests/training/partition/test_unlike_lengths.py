@@ -150,7 +150,7 @@ def test_a_value_is_converted_only_where_it_is_proved_to_have_the_places() -> No
     rows, other = symbolic(Symbol("rows")), symbolic(Symbol("other"))
     assert is_convertible(WHOLE, ROWS, (rows, 4), rows)
     assert is_convertible(WHOLE, Sharded(1, (1, 2)), (4, rows * 3), rows)
-    for shape in [None, (other, 4), (8, 4), (rows * 2, 4), (1, 4), (0, 4)]:
+    for shape in [None, (other, 4), (8, 4), (rows * 2, 4), (1, 4), (0, 4), ()]:
         assert not is_convertible(WHOLE, ROWS, shape, rows)
         assert not is_convertible(SUM, ROWS, shape, rows)
         assert not is_convertible(Listed(WHOLE, shape), Listed(ROWS), None, rows)
