@@ -84,8 +84,13 @@ def _beside_unknown(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def _branches(r: random.Random, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    def branch(seed: float) -> tf.Tensor:
+        made = _simple(random.Random(seed), a, b)
+        # TensorFlow may take the length of one branch for that of all.
+        return tf.raw_ops.PlaceholderWithDefault(input=made, shape=_ANY)
+
     seeds = [r.random() for _ in range(r.choice([2, 2, 3]))]
-    functions = [lambda seed=seed: _simple(random.Random(seed), a, b) for seed in seeds]
+    functions = [lambda seed=seed: branch(seed) for seed in seeds]
     total = tf.reduce_sum(tf.abs(a)) * 10
     number = tf.cast(total, tf.int32) % len(seeds)
     if len(seeds) == 2:
