@@ -192,7 +192,7 @@ class Program:
         *tensors, number = arguments
         settings = self.settings
         exchange = devices.exchange_of(
-            settings.backend, number if self._checks else None, settings.virtual
+            settings.backend, number if self._checks else None
         )
         total = self._total(tensors)
         cuts = list(self._cuts(total, exchange))
@@ -232,18 +232,11 @@ class Program:
         self, total: tf.Tensor, exchange: BackendExchange
     ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """Yield where each piece of the rows of this process begins and ends."""
-        settings = self.settings
-        if exchange.tree is not None:
-            pieces = list(exchange.tree.bounds(total))
-        else:
-            pieces = [self._own(total)]
-        count = settings.options.accumulate
-        if exchange.tree is None:
-            count *= max(len(exchange.devices), 1)
-        for start, stop in pieces:
-            rows = stop - start
-            ends = [start + rows * j // count for j in range(count + 1)]
-            yield from itertools.pairwise(ends)
+        start, stop = self._own(total)
+        rows = stop - start
+        count = self.settings.options.accumulate * max(len(exchange.devices), 1)
+        ends = [start + rows * j // count for j in range(count + 1)]
+        yield from itertools.pairwise(ends)
 
     def _own(self, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return where the rows of this process begin and end."""

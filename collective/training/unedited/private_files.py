@@ -1,7 +1,7 @@
 """Logs that callbacks and scripts write: rank 0's are the real ones.
 
 Every rank runs the script and its callbacks, so every rank would write each log. Here the
-other ranks write to private copies, in a folder of their own: what callbacks write, and
+other ranks write to private copies: what callbacks write, and
 what anything appends. What a rank has written it also reads there. Other files of a script
 are written by every rank, which soon reads them, maybe not by Python. If rank 0 dies, the next rank 0 puts its copies in their place: it ran the
 same program, so they have the same content. Files that Keras saves are written by rank 0
@@ -18,6 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -34,11 +35,7 @@ def keep_writes_private(job: ScriptJob) -> None:
     """Have every rank but 0 write files of the script to copies of its own."""
     if job.backend.rank == 0:
         return
-    # It removes itself at the end of the process.
-    folder = tempfile.TemporaryDirectory(
-        prefix="collective-files-", ignore_cleanup_errors=True
-    )
-    files = _PrivateFiles(job, folder)
+    files = _PrivateFiles(job)
     for module in (builtins, io):
         job.replace(module, "open", files.replacing(module.open))
     job.replace(
@@ -50,11 +47,13 @@ def keep_writes_private(job: ScriptJob) -> None:
 
 
 class _PrivateFiles:
-    """The copies of one rank."""
+    """The copies of one rank: files without a name, which end with the process."""
 
-    def __init__(self, job: ScriptJob, folder: tempfile.TemporaryDirectory[str]):
-        self._job, self._folder = job, folder
+    def __init__(self, job: ScriptJob):
+        self._job = job
         self._copies = job.copies
+        self._held: list[Any] = []
+        self._since = time.time() - 1.0  # the clock of a file system may be behind
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._published = False
 
@@ -64,7 +63,9 @@ class _PrivateFiles:
         @functools.wraps(stock)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             path = self._copy(file, mode)
-            found = stock(file if path is None else path, mode, *args, **kwargs)
+            if path is not None:
+                file, mode = path, mode.replace("x", "w")
+            found = stock(file, mode, *args, **kwargs)
             if path is not None:
                 with contextlib.suppress(TypeError):
                     self._open.add(found)
@@ -86,13 +87,18 @@ class _PrivateFiles:
         self._job.made.add(path)
         copy = self._copies.get(path)
         if copy is None:
-            copy = os.path.join(self._folder.name, str(len(self._copies)))
+            if "x" in mode and self._was_there(path):
+                return None  # the same error as on rank 0
+            self._held.append(tempfile.TemporaryFile())  # noqa: SIM115
+            copy = f"/proc/self/fd/{self._held[-1].fileno()}"
             if {*mode} & {*"a+"} and "w" not in mode and os.path.isfile(path):
                 shutil.copyfile(path, copy)
             self._copies[path] = copy
-        if "x" in mode and os.path.exists(path) and not os.path.exists(copy):
-            return None  # it was there before: the same error as on rank 0
         return copy
+
+    def _was_there(self, path: str) -> bool:
+        """Return whether a file is older than the job: rank 0 may just have made it."""
+        return os.path.exists(path) and os.stat(path).st_ctime < self._since
 
     def publish(self) -> None:
         """Put the copies in the place of the files, when this rank becomes rank 0."""

@@ -1,0 +1,69 @@
+"""What a rank other than 0 writes to logs: copies of its own, until it becomes rank 0."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from keras.src.callbacks.callback_list import CallbackList
+
+from collective.training.unedited.private_files import keep_writes_private
+
+
+class Job:
+    """A job of two ranks of which this is the second; replaces nothing."""
+
+    def __init__(self) -> None:
+        self.backend = SimpleNamespace(rank=1)
+        self.undone = False
+        self.copies: dict[str, str] = {}
+        self.made: set[str] = set()
+        self.takes_over: list[Any] = []
+        self.open: Any = None
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        if name == "open":
+            self.open = value
+
+
+def in_callback(action: Any) -> Any:
+    """Call it as a method of a callback is called."""
+    callback = SimpleNamespace(on_epoch_begin=lambda *_: found.append(action()))
+    found: list[Any] = []
+    listed = CallbackList([])
+    listed.callbacks = [callback]
+    listed.on_epoch_begin(0)
+    return found[0]
+
+
+def test_a_log_is_private_until_this_rank_becomes_rank_zero(tmp_path):
+    job = Job()
+    keep_writes_private(job)
+    log, other = tmp_path / "log.txt", tmp_path / "data.txt"
+    with job.open(other, "w") as file:  # of the script: every rank writes it
+        file.write("all")
+    assert other.read_text() == "all"
+    log.write_text("rank 0\n")
+    file = in_callback(lambda: job.open(log, "w"))
+    print("first", file=file, flush=True)
+    with job.open(log) as read:  # what it has written it also reads
+        assert read.read() == "first\n"
+    assert log.read_text() == "rank 0\n"
+    job.takes_over[0]()
+    assert log.read_text() == "first\n"
+    print("second", file=file, flush=True)
+    assert log.read_text() == "first\nsecond\n"
+    file.close()
+
+
+def test_what_is_appended_is_private_wherever_it_is_written(tmp_path):
+    job = Job()
+    keep_writes_private(job)
+    log = tmp_path / "log.txt"
+    for line in ("one", "two"):
+        with job.open(log, "a") as file:
+            print(line, file=file)
+    assert not log.exists() and job.open(log).read() == "one\ntwo\n"
+    with in_callback(lambda: job.open(tmp_path / "new.txt", "x")) as file:
+        file.write("1")
+    assert not (tmp_path / "new.txt").exists()
