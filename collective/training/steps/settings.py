@@ -28,7 +28,7 @@ class StepSettings:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether a step differs from Keras' own."""
+        """Return whether a step differs from Keras' own."""
         options = self.options
         return bool(
             self.backend.replicas > 1
