@@ -88,6 +88,8 @@ def test_ranks_lie_in_row_major_order() -> None:
         place_of(sizes, 6)
 
 
+# Left out of make test: which of two equal cuts is found differs between runs.
+@pytest.mark.matrix
 def test_a_map_is_found_by_what_is_exchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
