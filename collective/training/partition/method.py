@@ -98,10 +98,8 @@ class PartitionedMethod:
         explain.report(self.partition, self.traffic, name)
 
     def names_of_first_sum(self) -> list[str]:
-        """For each tensor of the first sum whose gradient it becomes; empty: no variable's."""
-        kinds = (values for values in self.traffic.sums if values[:1])
-        first = next((v for v in kinds if v[0].layout == SUM), [])
-        return [_name_of(value) for value in first]
+        """Return the names of ``names_of_first_sum`` for this method."""
+        return names_of_first_sum(self.traffic)
 
     @property
     def graph(self) -> tf.Graph:
@@ -240,6 +238,13 @@ class PartitionedMethod:
             ends = [begin + rows * j // count for j in range(count + 1)]
             found += itertools.pairwise(ends)
         return found
+
+
+def names_of_first_sum(traffic: Traffic) -> list[str]:
+    """Return for each tensor of the first sum whose gradient it becomes, or an empty name."""
+    kinds = (values for values in traffic.sums if values[:1])
+    first = next((v for v in kinds if v[0].layout == SUM), [])
+    return [_name_of(value) for value in first]
 
 
 def _name_of(value: Value, depth: int = 6) -> str:

@@ -22,9 +22,11 @@ from collective.training.partition import devices, explain
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
+from collective.training.partition.method import names_of_first_sum
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
+from collective.training.step import finite
 from collective.training.steps.settings import StepSettings
 from collective.training.traced import traced
 from collective.training.variables import captured_variables
@@ -137,9 +139,16 @@ class Program:
             The tree that Keras' step returns, of the whole batch.
         """
         args = [*tensors, tf.constant(number, tf.int64)]
-        found, self.attached = self.settings.backend.call(self._run, args)
+        found, self.attached = self.settings.backend.call(
+            self._run, args, self._explained
+        )
         self.has_run = True
         return self._packed(found)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return an error that names rank and variable for a value that is not finite."""
+        paths = names_of_first_sum(self.traffic)
+        return finite.explain(error, self.settings.backend, paths)
 
     def overrun(self) -> None:
         """Make the writes of a step that Keras begins and finds no batch for.
