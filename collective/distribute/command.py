@@ -190,7 +190,7 @@ def _run(script: Script, distribution: Distribution) -> int:
 
 
 def _run_to_end(script: Script, distribution: Distribution) -> None:
-    end = distribution.job.recovery.end_script
+    end = distribution.job.units.end_script
     try:
         script.run()
     except SystemExit as error:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collective.backends.base import Backend
 from collective.distribute.saving import replace_scoped_savers
-from collective.distribute.scoped_models import strategy_of
+from collective.training.unedited.calls import are_replaced, route_scoped
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
-from collective.training.unedited.keras_calls import are_replaced, replace_calls
 from collective.training.unedited.script_job import ScriptJob
 
 _jobs: list[ScriptJob] = []  # as long as the process
@@ -26,7 +25,7 @@ def route(backend: Backend) -> None:
     if _jobs or are_replaced():
         return
     job = ScriptJob(backend)
-    replace_calls(job, {}, lambda model: strategy_of(model) is not None)
+    route_scoped(job)
     if backend.size > 1:
         replace_checkpoint_writer(job)
         replace_scoped_savers(job)

@@ -127,12 +127,12 @@ def _check_keras(parsed: LaunchOptions) -> None:
                     hint=_KERAS_EXAMPLE,
                 )
         return
-    if parsed.max_np or parsed.host_discovery_script:
+    if parsed.host_discovery_script:
         raise UsageError(
-            "--keras with --max-np or --host-discovery-script: a rank that joins would "
-            "begin the script where the others are in its middle",
-            hint="call collective.fit in the script (docs/how-to/elastic.md); or "
-            "--min-np alone: the job continues without ranks that die",
+            "--keras with --host-discovery-script: for other hosts all ranks end and start "
+            "again, and the script would begin anew",
+            hint="--max-np N without it: ranks of this host that die are replaced; or "
+            "call collective.fit in the script (docs/how-to/elastic.md)",
         )
     if parsed.min_np and parsed.loops:
         raise UsageError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
@@ -11,6 +13,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.data import Data, default_batch_size
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
+from collective.training.verification.deterministic import THREADS
 
 
 def open_backend(backend: str | Backend, threads: int | None = None) -> Backend:
@@ -20,13 +23,24 @@ def open_backend(backend: str | Backend, threads: int | None = None) -> Backend:
         threads: Of a backend made here, if TensorFlow has not started.
     """
     if isinstance(backend, str):
-        if tensorflow_has_started():
-            threads = None  # it keeps those that it has
-        options = backends.Options(threads=threads)
+        options = backends.Options() if threads is None else with_threads(None, threads)
         backend = _as_before(backends.get(backend, options))
     if isinstance(backend, Serving):
         backend.serve()
     return backend
+
+
+def with_threads(
+    options: backends.Options | None, threads: int = THREADS
+) -> backends.Options:
+    """Return options of a backend with a number of threads, unless they have one.
+
+    TensorFlow keeps the threads that it has, once it has started.
+    """
+    options = options or backends.Options()
+    if options.threads is not None or tensorflow_has_started():
+        return options
+    return dataclasses.replace(options, threads=threads)
 
 
 # Those that were opened by a name: what was traced for one, a later call finds again.

@@ -21,7 +21,6 @@ from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.input.replica_batches import first_of
-from collective.training.keras_compat import tensorflow_names
 from collective.training.partitioned_step import with_loss
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
@@ -31,7 +30,11 @@ from collective.training.step.inputs import replica_rows
 from collective.training.step.report_layout import Layout
 from collective.training.step.rows import BatchRows, at_least_one_row, without_none
 from collective.training.traced import traced
-from collective.training.variables import captured_variables, register_outside_variables
+from collective.training.variables import (
+    captured_variables,
+    register_outside_variables,
+    written_variables,
+)
 
 
 class OwnRowsStep:
@@ -75,7 +78,9 @@ class OwnRowsStep:
         source = found.get_concrete_function()
         known = self._updated | {id(v) for v in self._metrics}
         if backend.synchronous:  # else each worker writes by itself
-            self._state = [v for v in _written(source.graph) if id(v) not in known]
+            self._state = [
+                v for v in written_variables(source.graph) if id(v) not in known
+            ]
         if seed is not None:
             keras_compat.seeds.reseed(captured_variables(source.graph), seed)
         if method == "train_step":
@@ -229,14 +234,3 @@ class _Update:
 def _weighted(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """The product; zero, whatever the tensor is, where a replica has no rows."""
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
-
-
-def _written(graph: Any) -> list[tf.Variable]:
-    """The variables that a function writes, in the order in which it met them."""
-    handles = {
-        handle.ref()
-        for operation in graph.get_operations()
-        for handle in tensorflow_names.written_handles(operation)
-    }
-    written = {id(outer) for outer, inner in graph.captures if inner.ref() in handles}
-    return [v for v in captured_variables(graph) if id(v.handle) in written]

@@ -19,6 +19,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
+from collective.training.keras_compat import tensorflow_names
 from collective.training.prepared import PreparedModel, get_partition, get_prepared
 from collective.training.traced import nodes_of
 
@@ -94,6 +95,17 @@ def captured_variables(graph: Any) -> list[tf.Variable]:
     known = [by_handle.pop(id(outer), None) for outer, _ in graph.captures]
     found = [*(v for v in known if v is not None), *by_handle.values()]
     return [keras_compat.one_copy.container(variable) for variable in found]
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """Return the variables that a function writes, in the order in which it met them."""
+    handles = {
+        handle.ref()
+        for operation in graph.get_operations()
+        for handle in tensorflow_names.written_handles(operation)
+    }
+    written = {id(outer) for outer, inner in graph.captures if inner.ref() in handles}
+    return [v for v in captured_variables(graph) if id(v.handle) in written]
 
 
 def register_outside_variables(

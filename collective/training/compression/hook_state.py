@@ -54,10 +54,14 @@ class HookState:
         }
 
     @property
+    def common(self) -> list[tf.Variable]:
+        """Return the variables of the state that are the same on every replica."""
+        return [v for variables in self.shared.values() for v in variables]
+
+    @property
     def variables(self) -> list[tf.Variable]:
         """All variables of the state."""
-        shared = (v for variables in self.shared.values() for v in variables)
-        return [*self.errors.values(), *shared]
+        return [*self.errors.values(), *self.common]
 
     def index_of(self, variable: Any) -> int:
         """Returns a variable's index among the trainable ones, or -1."""

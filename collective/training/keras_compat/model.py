@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from collective.training.keras_compat.optimizers import (
 
 # Whose functions by tf.function read no variables of a model.
 _LIBRARIES = ("collective.", "keras.", "tensorflow.")
+
+#: The folder of Keras' code that is called for each variable.
+BACKEND = os.path.join(os.path.dirname(keras.src.__file__), "backend", "")
 
 
 def build(
@@ -218,6 +222,16 @@ def before_assignments(action: Callable[[keras.Variable], None]) -> Iterator[Non
         return stock(self, *args, **kwargs)
 
     with replacing(keras.Variable, "_direct_assign", noting):
+        yield
+
+
+@contextlib.contextmanager
+def logs_of_last_step() -> Iterator[None]:
+    """Inside, the logs of an epoch are those of its last step; no metric is read.
+
+    They are the same: a step of Keras returns the values of the metrics after it.
+    """
+    with replacing(keras.Model, "_get_metrics_result_or_logs", lambda self, logs: logs):
         yield
 
 

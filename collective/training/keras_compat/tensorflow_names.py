@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.util import _pywrap_determinism
 
+from collective.replacements import replacing
+
 # Whether operations are deterministic; no public function says so, or ends it.
 determinism = _pywrap_determinism
 # Graphs of the functions of loops and branches.
@@ -31,6 +34,24 @@ Branch = control_flow_v2_func_graphs.CondBranchFuncGraph
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 # Attributes that describe where an operation stood, and are wrong anywhere else.
 _OF_PLACE = {"_output_shapes", "_class", "_XlaCompile", "_lower_using_switch_merge"}
+
+
+#: The folder of TensorFlow's own code, and this file.
+CODE = (os.path.join(os.path.dirname(tf.__file__), ""), __file__)
+
+
+@contextlib.contextmanager
+def before_reads(action: Callable[[tf.Variable], None]) -> Iterator[None]:
+    """Inside, call an action before a variable is read."""
+    kind = resource_variable_ops.BaseResourceVariable
+    stock = kind._read_variable_op
+
+    def noting(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+        action(self)
+        return stock(self, *args, **kwargs)
+
+    with replacing(kind, "_read_variable_op", noting):
+        yield
 
 
 def function_graph_of(name: str) -> Any:

@@ -14,18 +14,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from collective import recorder
+from collective.log import log
 from collective.training import interrupts, keras_compat
-from collective.training.keras_compat.tensorflow_names import shape_of
+from collective.training.compression import savings
+from collective.training.compression.hook_state import HookState
+from collective.training.keras_compat.tensorflow_names import determinism, shape_of
 from collective.training.steps import leaves
 from collective.training.steps.leaves import Leaves
-from collective.training.steps.program import Kind, Program, Step
+from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
+from collective.training.variables import dtype_of_sums
+from collective.training.virtual import checks as virtual_checks
 
 # Of a function, a program of it, the tensors of a batch, and the number of the step.
 RunStep = Callable[["BatchFunction", Program, Sequence[tf.Tensor], int], Any]
@@ -59,8 +64,35 @@ class StepObserver:
     ) -> None:
         """Look at a batch before its step."""
 
+    def after_step(self, model: keras.Model, method: str, step: Step) -> None:
+        """Look at a step that every rank has finished.
+
+        Args:
+            method: ``train_step``, ``test_step`` or ``predict_step``.
+        """
+
     def before_overrun(self, program: Program) -> None:
         """Act before the writes of a step that has no batch."""
+
+
+class Step(NamedTuple):
+    """A step that has ended. Times are seconds of ``time.perf_counter``.
+
+    Attributes:
+        number: Of the step, from 0, as the function counts.
+        begin: When the function began to wait for the batch.
+        ready: When it had the batch.
+        done: When the step had returned.
+        data: The batch, as the step of Keras gets it.
+        report: See ``collective.training.steps.report``. None if nobody has asked for it.
+    """
+
+    number: int
+    begin: float
+    ready: float
+    done: float
+    data: Any
+    report: Any = None
 
 
 class BatchFunction:
@@ -77,7 +109,7 @@ class BatchFunction:
     def __init__(
         self,
         model: keras.Model,
-        step: Step,
+        step: KerasStep,
         name: str,
         settings: StepSettings,
         observers: Sequence[StepObserver] = (),
@@ -90,6 +122,7 @@ class BatchFunction:
         self._by_kind: dict[Any, Program] = {}
         self._last: Program | None = None
         self._number = 0
+        self._hook: HookState | None = None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run ``steps_per_execution`` steps.
@@ -107,7 +140,8 @@ class BatchFunction:
         outputs = None
         for done in range(self.model.steps_per_execution):
             interrupts.check()
-            recorder.waits_for_input(self._number, time.perf_counter())
+            begin = time.perf_counter()
+            recorder.waits_for_input(self._number, begin)
             try:
                 data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -115,26 +149,29 @@ class BatchFunction:
                     break
                 self._overrun(spec)
                 raise StopIteration from None
-            outputs = self.run(data, spec)
+            outputs = self.run(data, spec, begin)
         return outputs
 
-    def run(self, data: Any, spec: Any = None) -> Any:
+    def run(self, data: Any, spec: Any = None, begin: float | None = None) -> Any:
         """Run the step on one batch.
 
         Args:
             data: The batch, which is the same on every rank.
             spec: The specification of all batches, if the data have one.
+            begin: When the wait for the batch began; by default it took no time.
         """
         with running():
             if tf.config.functions_run_eagerly():  # no graph could be partitioned
                 return self._step(Leaves.of(data).data)
-            return self._run(data, spec)
+            ready = time.perf_counter()
+            return self._run(data, spec, ready if begin is None else begin, ready)
 
-    def _run(self, data: Any, spec: Any) -> Any:
+    def _run(self, data: Any, spec: Any, begin: float, ready: float) -> Any:
         batch = Leaves.of(data)
-        program = self._by_kind.get(batch.kind)
+        kind = batch.kind, determinism.is_enabled()
+        program = self._by_kind.get(kind)
         if program is None:
-            program = self._by_kind[batch.kind] = self._program(batch, spec)
+            program = self._by_kind[kind] = self._program(batch, spec)
         self._last = program
         number, self._number = self._number, self._number + 1
         for observer in self._observers:
@@ -147,6 +184,10 @@ class BatchFunction:
                 outputs = self._run_step(self, program, batch.tensors, number)
         finally:
             recorder.in_no_step()
+        done = time.perf_counter()
+        step = Step(number, begin, ready, done, batch.data, program.report)
+        for observer in self._observers:
+            observer.after_step(self.model, self.name, step)
         if not program.is_explained:
             program.explain(f"{self.name} of {self.model.name!r}")
         return outputs
@@ -164,12 +205,17 @@ class BatchFunction:
         seen = leaves.spec_of(batch.data)
         general = seen if spec is None else leaves.without_optionals(spec)
         lengths = [(shape_of(t) or (None,))[0] for t in batch.tensors]
+        is_deterministic = determinism.is_enabled()
         for program in self.programs:
-            if program.kind.fits(lengths) and _is_compatible(program, batch.tensors):
+            serves = program.is_deterministic == is_deterministic
+            serves = serves and program.kind.fits(lengths)
+            if serves and _is_compatible(program, batch.tensors):
                 return program
         can = leaves.dense(general)
         cut = tuple(leaves.cut_by_rows(batch.tensors, can))
         rows = next((n for n, is_cut in zip(lengths, cut, strict=True) if is_cut), None)
+        if self.settings.virtual is not None and not self.programs:
+            virtual_checks.check_rows(self.settings.virtual, rows)
         program = self._traced(Kind(general, cut), rows)
         for observer in self._observers:
             observer.traced(self, program)
@@ -197,17 +243,29 @@ class BatchFunction:
                 raise error from None
 
     def _made(self, kind: Kind, rows: int | None) -> Program:
+        trains = self.name == "train_step"
+        optimizer = getattr(self.model, "optimizer", None)
+        expects_overflow = keras_compat.optimizers.expects_overflow(optimizer)
         return Program(
             self._step,
             self.model,
             kind,
             self.settings,
-            self.name == "train_step"
-            and not keras_compat.optimizers.expects_overflow(
-                getattr(self.model, "optimizer", None)
-            ),
-            rows,
+            checks=trains and not expects_overflow,
+            reports=trains and self.settings.reports,
+            expected=rows,
+            make_hook=self._hook_state if trains else lambda: None,
         )
+
+    def _hook_state(self) -> HookState | None:
+        """Return what a communication hook keeps between the steps of this function."""
+        hook, backend = self.settings.hook, self.settings.backend
+        if hook is not None and self._hook is None:
+            trained = self.model.trainable_variables
+            self._hook = HookState(hook, trained, dtype_of_sums(trained), backend)
+            if backend.rank == 0:
+                log.warning(savings.warning(hook, trained))
+        return self._hook
 
 
 class PredictFunction(BatchFunction):

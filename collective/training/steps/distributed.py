@@ -41,11 +41,10 @@ def distributed(
     def make(model: keras.Model, method: str) -> Any:
         if not settings.is_distributed:
             return None
-        step = getattr(model, method)
         if model.run_eagerly:
-            pieces = settings.options.accumulate
-            whole = WholeStep(model, step, backend, pieces, end_eager_step)
+            whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
+        step = getattr(model, method)
         kind = PredictFunction if method == "predict_step" else BatchFunction
         return kind(model, step, method, settings, observers, run_step)
 

@@ -17,22 +17,26 @@ import tensorflow as tf
 
 from collective.backends.capabilities import LocalDevices
 from collective.training import keras_compat
+from collective.training.compression.compressed_exchange import HookExchange
+from collective.training.compression.hook_state import HookState
 from collective.training.input.plan import share
+from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.partition import devices, explain
 from collective.training.partition.emission import Traffic
-from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.method import names_of_first_sum
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from collective.training.step import finite
+from collective.training.steps import report
 from collective.training.steps.settings import StepSettings
 from collective.training.traced import traced
-from collective.training.variables import captured_variables
+from collective.training.variables import captured_variables, written_variables
 
 #: A step of Keras: takes the data of one batch and returns a tree of tensors.
-Step = Callable[[Any], Any]
+KerasStep = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,50 +87,69 @@ class Program:
         model: Its model.
         kind: The batches that it serves.
         settings: The backend and the options of the training.
-        checks: Whether sums that are not finite are reported: in training.
+        checks: Whether a sum that is not finite is told, or ends the step: in training.
+        reports: Whether the step also returns its report.
         expected: How many rows a batch mostly has, to weigh bytes by.
+        make_hook: Returns what a communication hook keeps between steps, or None without
+            a hook. It is called once the step is traced, so the model has its variables.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: KerasStep,
         model: keras.Model,
         kind: Kind,
         settings: StepSettings,
+        *,
         checks: bool,
+        reports: bool = False,
         expected: int | None = None,
+        make_hook: Callable[[], HookState | None] = lambda: None,
     ):
-        self.kind, self.settings, self._checks = kind, settings, checks
+        self.kind, self.settings = kind, settings
+        self._checks, self._reports = checks, reports
         self.traffic = Traffic()
+        self.is_deterministic = determinism.is_enabled()
         self.is_explained = self.has_run = False
         self.attached: Sequence[tf.Tensor] = ()  # the sums of what the settings attach
+        self.report: tf.Tensor | None = None  # of the last step, if the settings ask
         noted: list[tuple[Any, tf.Tensor]] = []
 
         def whole(*tensors: tf.Tensor) -> Any:
-            return step(kind.packed(tensors))
+            with keras_compat.tracing.loss_of_step(model) as losses:
+                outputs = step(kind.packed(tensors))
+            return outputs, report.loss(losses, outputs) if self._reports else ()
 
         around = devices.on_first(model, settings.backend)
         with around, keras_compat.calls.record_gradients(noted):
             self.source = traced(whole).get_concrete_function(*kind.specs())
-        by_name = {
-            tensor.name: variable
-            for variable, tensor in reversed(noted)
-            if tensor.graph is self.source.graph
-        }
+        gradients = [pair for pair in noted if pair[1].graph is self.source.graph]
+        by_name = {tensor.name: variable for variable, tensor in reversed(gradients)}
+        self.hook = make_hook()
+        if self.hook is not None:
+            self.hook.check(gradients)
         layouts = [ROWS if is_cut else WHOLE for is_cut in kind.cut]
         self.partition = Partition(self.source, layouts, self._rows(expected), by_name)
         self._names = [tensor.name for tensor in self.source.graph.outputs]
         self._run_overrun: Any = None
-        self._run = traced(
-            self._on_process,
-            input_signature=[*kind.specs(), tf.TensorSpec([], tf.int64)],
-        )
+        self._runs: dict[Any, Any] = {}
 
     def _rows(self, expected: int | None) -> Rows:
         rows = self.kind.rows
         known = Rows.unknown(expected) if rows is None else Rows(rows, rows)
-        whole = bool(self.settings.backend.rounds_to)
+        whole = bool(self.settings.backend.rounds_to or self.settings.options.hook)
         return dataclasses.replace(known, whole_gradients=whole)
+
+    @property
+    def _run(self) -> Any:
+        """Return the emitted step; pieces of virtual replicas follow from the ranks."""
+        key, backend = None, self.settings.backend
+        if self.settings.virtual is not None:
+            key = backend.local_replicas, backend.replicas
+        if key not in self._runs:
+            signature = [*self.kind.specs(), tf.TensorSpec([], tf.int64)]
+            self._runs[key] = traced(self._on_process, input_signature=signature)
+        return self._runs[key]
 
     def __call__(self, tensors: Sequence[tf.Tensor], number: int) -> Any:
         """Run the step on a whole batch, which every rank has.
@@ -139,7 +162,7 @@ class Program:
             The tree that Keras' step returns, of the whole batch.
         """
         args = [*tensors, tf.constant(number, tf.int64)]
-        found, self.attached = self.settings.backend.call(
+        found, self.attached, self.report = self.settings.backend.call(
             self._run, args, self._explained
         )
         self.has_run = True
@@ -173,13 +196,25 @@ class Program:
 
     @functools.cached_property
     def variables(self) -> list[tf.Variable]:
-        """Return the variables that the step uses, in the order in which it met them."""
-        return captured_variables(self.source.graph)
+        """Return the variables that the step uses and that are equal on every rank."""
+        shared = [] if self.hook is None else self.hook.common
+        return [*captured_variables(self.source.graph), *shared]
+
+    @functools.cached_property
+    def written(self) -> list[tf.Variable]:
+        """Return the variables of the model, its optimizer and metrics that it writes."""
+        return written_variables(self.source.graph)
+
+    @property
+    def own_variables(self) -> list[tf.Variable]:
+        """Return the variables that the step uses and that each rank has for itself."""
+        return [] if self.hook is None else [*self.hook.errors.values()]
 
     @property
     def structure(self) -> Any:
         """Return what the step returned when it was traced."""
-        return self.source.graph.structured_outputs
+        outputs, _ = self.source.graph.structured_outputs
+        return outputs
 
     def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
         by_name = dict(zip(self._names, tensors, strict=True))
@@ -192,17 +227,15 @@ class Program:
 
     def _on_process(
         self, *arguments: tf.Tensor
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor | None]:
         """Compute the step with the rows of this process, while it is traced.
 
         Returns:
-            The tensors that the step returns, and the sums of what is attached.
+            The tensors that the step returns, the sums of what is attached, the report.
         """
         *tensors, number = arguments
         settings = self.settings
-        exchange = devices.exchange_of(
-            settings.backend, number if self._checks else None
-        )
+        exchange = self._exchange(number if self._checks else None)
         total = self._total(tensors)
         cuts = list(self._cuts(total, exchange))
         parts = [
@@ -221,8 +254,21 @@ class Program:
             self.traffic,
             attached=attached,
         )
+        found = [output[0] for output in outputs]
+        line = None
+        if self._reports:
+            place = self._names.index(self.source.graph.structured_outputs[1].name)
+            with tf.control_dependencies(found):
+                line = report.line(found[place], total, exchange.span())
         exchange.finish()
-        return [output[0] for output in outputs], list(sums)
+        return found, list(sums), line
+
+    def _exchange(self, number: tf.Tensor | None) -> TimedExchange:
+        """Return the exchange of a step; with its number, sums are checked."""
+        backend = self.settings.backend
+        if self.hook is not None:
+            return HookExchange(backend, number, self.hook)
+        return devices.exchange_of(backend, number, self.settings.virtual)
 
     def _total(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the rows of the batch, int64; 1 if it has none that could be cut."""
@@ -238,14 +284,19 @@ class Program:
         return tf.equal(tf.cast(backend.replica(), tf.int64), 0)
 
     def _cuts(
-        self, total: tf.Tensor, exchange: BackendExchange
+        self, total: tf.Tensor, exchange: TimedExchange
     ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """Yield where each piece of the rows of this process begins and ends."""
-        start, stop = self._own(total)
-        rows = stop - start
-        count = self.settings.options.accumulate * max(len(exchange.devices), 1)
-        ends = [start + rows * j // count for j in range(count + 1)]
-        yield from itertools.pairwise(ends)
+        count = self.settings.options.accumulate
+        if exchange.tree is None:
+            pieces = [self._own(total)]
+            count *= max(len(exchange.devices), 1)
+        else:
+            pieces = exchange.tree.bounds(total)
+        for start, stop in pieces:
+            rows = stop - start
+            ends = [start + rows * j // count for j in range(count + 1)]
+            yield from itertools.pairwise(ends)
 
     def _own(self, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return where the rows of this process begin and end."""

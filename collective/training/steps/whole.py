@@ -6,16 +6,18 @@ batch, and the same random numbers, so each computes what one process computes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from collective.backends.base import Backend
 from collective.training import interrupts, keras_compat
-from collective.training.keras_compat.batch_functions import Step
-from collective.training.steps.batch_function import running
+from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.steps import report
+from collective.training.steps.batch_function import Step, StepObserver, running
+from collective.training.steps.settings import StepSettings
 from collective.training.whole_step import gradients_of_rank_zero, say
 
 
@@ -23,31 +25,42 @@ class WholeStep:
     """A step of Keras on whole batches, for Keras' own function.
 
     Args:
-        step: A method of the model.
-        accumulate: In how many pieces a batch should be computed; it cannot be.
+        method: The name of a method of the model.
+        observers: Called after each step.
         ended: Called after each step, or None.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        step: Step,
-        backend: Backend,
-        accumulate: int,
+        method: str,
+        settings: StepSettings,
+        observers: Sequence[StepObserver] = (),
         ended: Callable[[], None] | None = None,
     ):
-        self._ended = ended
-        self._model, self._step, self._backend = model, step, backend
-        self._accumulate = accumulate
+        self._model, self._method, self._settings = model, method, settings
+        self._step, self._backend = getattr(model, method), settings.backend
+        self._observers, self._ended = observers, ended
+        self._number = 0
 
     def __call__(self, data: Any) -> Any:
         """Run the step on a whole batch."""
         interrupts.check()
-        say(self._model, self._backend, self._accumulate)
+        say(self._model, self._backend, self._settings.options.accumulate)
+        begin, clock = time.perf_counter(), time.time()
         with running(), keras_compat.tracing.applied_by(self._apply):
             outputs = self._step(data)
         if self._ended is not None:
             self._ended()
+        number, self._number = self._number, self._number + 1
+        line = None
+        if self._settings.reports:
+            rows = count_rows(first_leaf(data))
+            loss, now = report.loss([], outputs), time.time()
+            line = report.line(loss, rows, (clock, now))
+        step = Step(number, begin, begin, time.perf_counter(), data, line)
+        for observer in self._observers:
+            observer.after_step(self._model, self._method, step)
         return outputs
 
     def _apply(

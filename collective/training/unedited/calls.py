@@ -10,31 +10,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
 import collective
-from collective.backends.base import Backend
 from collective.distribute.scoped_models import strategy_of
-from collective.fit_options import FitOptions
+from collective.errors import UsageError
 from collective.training import interrupts, keras_compat
 from collective.training.failure import guarded
 from collective.training.observers.desync import DesyncWatch
-from collective.training.partition.method import supports
+from collective.training.prepare import ModelMisfit
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
-from collective.training.steps.settings import StepSettings
 from collective.training.unedited.agreement import agreeing
-from collective.training.unedited.keras_calls import (
-    check_keras,
-    fit_seed,
-    is_unseeded,
-)
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
+from collective.training.unedited.seeds import fit_seed, is_unseeded
+from collective.training.unedited.set_options import SetOptions
 from collective.training.unedited.tracking import records
 from collective.training.verification.ranks import compare
 from collective.training.verification.same_calls import SameCalls
@@ -48,62 +44,101 @@ _NOT_COMPARED = {
 }
 # Keras' fit validates by evaluate with this argument.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
+_OF_BATCHES = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-# Options of ``collective.fit`` that the function of a batch knows.
-_KNOWN = {"accumulate", "jit_compile", "terminate_on_nan", "check_every"}
-
-
-def is_known(backend: Backend, options: Mapping[str, Any]) -> bool:
-    """Return whether Keras' own loops can run with these options on a backend."""
-    default = FitOptions()
-    asked = {name for name, v in options.items() if v != getattr(default, name, None)}
-    return asked <= _KNOWN and supports(backend) and not hasattr(backend, "strategy")
-
-
-def distribute_calls(job: ScriptJob, options: Mapping[str, Any]) -> None:
+def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
     """Have Keras' own loops share the rows of each batch out over the ranks.
 
+    Models of a strategy's scope, and all models where the backend is a strategy of
+    TensorFlow's, are left to ``collective.fit`` and its sisters.
+
     Args:
-        options: Of ``collective.fit``.
+        asked: Options of ``collective.fit``.
     """
-    backend, units = job.backend, job.recovery
+    backend, units = job.backend, job.units
+    options = SetOptions(backend, asked, units.run)
     attached = units.announcement if backend.elastic else None
-    settings = StepSettings(backend, FitOptions(**options), attached=attached)
     same = SameCalls(backend, units.run)
     repeats = (units.run_step, units.end_eager_step) if backend.elastic else ()
-    observers: list[StepObserver] = []
+    observers: list[StepObserver] = [options]
     if backend.size > 1:
-        observers = [
-            *([units] if backend.elastic else []),
-            same,
-            DesyncWatch(backend, settings.options.check_every, units.run),
-        ]
-    job.enter(distributed(settings, observers, *repeats))
+        watch = DesyncWatch(backend, options.options.check_every, units.run)
+        observers = [*([units] if backend.elastic else []), same, watch, options]
+    if not job.by_strategy:
+        settings = options.of_steps(attached=attached)
+        job.enter(distributed(settings, observers, *repeats))
     for name, call in _CALLS.items():
         stock = getattr(keras.Model, name)
-        job.replace(keras.Model, name, _together(job, call, stock, same))
+        method = _method(
+            job, stock, _by_keras(job, call, stock, same, options), options
+        )
+        job.replace(keras.Model, name, method)
+    if job.by_strategy and backend.size > 1:
+        for name in _OF_BATCHES:
+            job.replace(keras.Model, name, _noted(job, getattr(keras.Model, name)))
 
 
-def _together(
-    job: ScriptJob, call: str, stock: Callable[..., Any], same: SameCalls
+def route_scoped(job: ScriptJob) -> None:
+    """Have ``collective.fit`` and its sisters serve models made in a strategy's scope."""
+    for name in _CALLS:
+        stock = getattr(keras.Model, name)
+        job.replace(keras.Model, name, _method(job, stock, stock))
+
+
+def are_replaced() -> bool:
+    """Return whether Keras' methods are ours already."""
+    return hasattr(keras.Model.fit, "stock")
+
+
+def _method(
+    job: ScriptJob,
+    stock: Callable[..., Any],
+    by_keras: Callable[..., Any],
+    options: SetOptions | None = None,
 ) -> Callable[..., Any]:
-    """Return a method of Keras that all ranks call together."""
+    """Return a method with the signature of Keras' own, which chooses how it is run."""
     signature = inspect.signature(stock)
+    ours = getattr(collective, stock.__name__)
 
     @functools.wraps(stock)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if job.inside or _FROM_KERAS_FIT in kwargs:
             return stock(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
-        backend = backend_for(job, self)
-        # Ranks hold parts of its layers, or it was made in a strategy's scope.
-        if backend is not job.backend or strategy_of(self) is not None:
-            ours = getattr(collective, stock.__name__)
-            with job.calling(call):
-                return ours(self, *args, **kwargs, backend=backend)
+        signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         check_keras()
         check_current(job)
+        backend = backend_for(job, self)
+        # Ranks hold parts of its layers, or it was made in a strategy's scope.
+        is_ours = backend is not job.backend or strategy_of(self) is not None
+        more: dict[str, Any] = {}
+        if options is not None:
+            fits = stock.__name__ == "fit"
+            is_ours |= job.by_strategy or (fits and options.by_collective)
+            more = dict(options.given) if fits else {}
+            if fits and is_unseeded(job):
+                more = {"seed": fit_seed(job)} | more
+        if not is_ours:
+            return by_keras(self, *args, **kwargs)
+        with job.calling(_CALLS[stock.__name__]), _as_keras_raises():
+            return ours(self, *args, **kwargs, **more, backend=backend)
+
+    method.stock = stock  # type: ignore[attr-defined]
+    return method
+
+
+def _by_keras(
+    job: ScriptJob,
+    call: str,
+    stock: Callable[..., Any],
+    same: SameCalls,
+    options: SetOptions,
+) -> Callable[..., Any]:
+    """Return a method of Keras that all ranks call together."""
+    signature = inspect.signature(stock)
+
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
         with (
             guarded(job.backend),
             interrupts.between_steps(),
@@ -111,16 +146,71 @@ def _together(
         ):
             job.meet(call)
             if call == FIT and is_unseeded(job):
-                order = keras_compat.data.other_order_each_epoch(fit_seed(self))
+                order = keras_compat.data.other_order_each_epoch(fit_seed(job))
                 inside.enter_context(order)
             if job.backend.size > 1:
                 _compare(job, {"run_eagerly": self.run_eagerly, **bound.arguments})
                 inside.enter_context(same.call())
                 inside.enter_context(_agreeing(job, bound.arguments))
+            if call == FIT:
+                more = inside.enter_context(options.fitting(self, bound.arguments))
+                _add_callbacks(bound.arguments, more)
             return stock(*bound.args, **bound.kwargs)
 
-    method.stock = stock  # type: ignore[attr-defined]
     return method
+
+
+def _add_callbacks(
+    arguments: dict[str, Any], more: Sequence[keras.callbacks.Callback]
+) -> None:
+    """Add callbacks to those of a call."""
+    if not more:
+        return
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        for callback in more:
+            given.append(callback)
+    else:
+        arguments["callbacks"] = [*keras.tree.flatten(given or []), *more]
+
+
+@contextlib.contextmanager
+def _as_keras_raises() -> Iterator[None]:
+    """Raise what Keras or the script's own layers raised, for the script to catch."""
+    try:
+        yield
+    except ModelMisfit as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
+
+
+def _noted(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras' own method, which says once that it is not distributed."""
+
+    @functools.wraps(stock)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if not job.inside:
+            job.warn_once(
+                stock.__name__,
+                "%s is not distributed: each of the %d processes runs it whole "
+                "(fit, evaluate and predict are distributed; with --loops so is this)",
+                job.backend.size,
+            )
+        return stock(*args, **kwargs)
+
+    return method
+
+
+def check_keras() -> None:
+    """Refuse a Keras backend that the script asked for when it was too late."""
+    wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if wanted != keras.backend.backend() or wanted != "tensorflow":
+        raise UsageError(
+            f"the script asks for Keras' backend {wanted!r}, and only 'tensorflow' can "
+            "be distributed",
+            hint="unset KERAS_BACKEND, or run the script by python itself",
+        )
 
 
 @contextlib.contextmanager
@@ -133,7 +223,10 @@ def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
     callbacks = keras.tree.flatten(given)
     if job.backend.rank:
         callbacks = [c for c in callbacks if not records(c)]
-    with agreeing(callbacks, job.backend, job.recovery.run) as followed:
+    with (
+        job.units.keeping(callbacks),
+        agreeing(callbacks, job.backend, job.units.run) as followed,
+    ):
         arguments["callbacks"] = followed
         yield
 
@@ -146,7 +239,7 @@ def _compare(job: ScriptJob, arguments: Mapping[str, Any]) -> None:
         if name not in _NOT_COMPARED and _is_plain(value)
     }
     mine = describe_settings() | plain
-    job.recovery.run(lambda: compare(job.backend, mine))
+    job.units.run(lambda: compare(job.backend, mine))
 
 
 def _is_plain(value: Any) -> bool:

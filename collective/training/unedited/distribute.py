@@ -8,21 +8,20 @@ from typing import Any
 
 from collective import backends, streams
 from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
 from collective.backends.registry import BACKENDS
 from collective.environment import detect
-from collective.environment.base import MAX_NP
 from collective.errors import UsageError
 from collective.fit_options import check_names
-from collective.log import log
+from collective.training.opening import with_threads
 from collective.training.unedited import notice, strategies
-from collective.training.unedited.calls import distribute_calls, is_known
+from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.files import (
     replace_cache,
     replace_mkdir,
     replace_savers,
 )
-from collective.training.unedited.keras_calls import replace_calls, seed_all_ranks
 from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
@@ -31,6 +30,8 @@ from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
 from collective.training.unedited.script_job import ScriptJob
+from collective.training.unedited.seeds import seed_all_ranks
+from collective.training.unedited.set_options import check_settable
 from collective.training.unedited.standard_input import replace_stdin
 from collective.training.unedited.tracking import record_on_rank_zero
 
@@ -47,15 +48,14 @@ class Distribution:
         options: Mapping[str, Any],
         loops: bool = False,
         takes_over: Sequence[Callable[[], None]] = (),
+        former: Sequence[int] | None = None,
     ):
-        by_keras = is_known(backend, options)
-        self.job = job = ScriptJob(backend, by_keras)
+        self.job = job = ScriptJob(backend)
         job.takes_over += takes_over
-        seed_all_ranks(job)  # may refuse; nothing is replaced then
-        if by_keras:
-            distribute_calls(job, options)
-        else:
-            replace_calls(job, options, loops=loops)
+        if former is not None:
+            job.units.join(former)
+        seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
+        distribute_calls(job, options)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):
@@ -71,7 +71,7 @@ class Distribution:
             replace_mkdir(job)
             replace_removals(job)
             replace_stdin(job)
-            if by_keras:
+            if not job.by_strategy:
                 keep_writes_private(job)
             replace_cache(job)
             replace_reading(job)
@@ -119,14 +119,15 @@ def distribute_keras(
     if _distribution is not None:
         return _distribution
     _check(backend, output, fit_options)
-    grows = os.environ.pop(MAX_NP, "")  # no rank joins such a job
     if isinstance(backend, str):
-        backend = backends.get(backend, options)
-    _check_elastic(backend, loops, bool(grows))
+        virtual = fit_options.get("virtual_replicas") is not None
+        backend = backends.get(backend, with_threads(options) if virtual else options)
+    _check_elastic(backend, loops)
+    former = backend.enter() if isinstance(backend, Elastic) and backend.joins else None
     takes_over = [record_on_rank_zero(backend.rank)]
     if backend.rank and output == OUTPUTS[0]:
         takes_over.append(_silence())
-    _distribution = Distribution(backend, fit_options, loops, takes_over)
+    _distribution = Distribution(backend, fit_options, loops, takes_over, former)
     return _distribution
 
 
@@ -153,13 +154,12 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
     if output not in OUTPUTS:
         raise UsageError(f"unknown output {output!r}", hint=" | ".join(OUTPUTS))
     check_names(fit_options)
+    check_settable(fit_options)
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise UsageError(
             "TF_USE_LEGACY_KERAS asks for Keras 2, and only Keras 3 can be distributed",
             hint="unset TF_USE_LEGACY_KERAS",
         )
-    if detect().joining:
-        raise _cannot_join(everywhere=False)
     kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
     if kind is not None and not kind.synchronous:
         raise UsageError(
@@ -169,28 +169,18 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
         )
 
 
-def _cannot_join(everywhere: bool = True) -> UsageError:
-    return UsageError(
-        "ranks cannot join a job (--max-np) of an unedited script: they would begin it "
-        "where the others are in its middle",
-        hint="call collective.fit in the script; or drop --max-np",
-        everywhere=everywhere,
-    )
-
-
-def _check_elastic(backend: Backend, loops: bool, grows: bool) -> None:
-    """Refuses what an elastic job cannot do; says that no rank will join it."""
-    if backend.options.max_np is not None:
-        raise _cannot_join()
+def _check_elastic(backend: Backend, loops: bool) -> None:
+    """Refuse what an elastic job cannot do."""
+    admits = isinstance(backend, Elastic) and type(backend).enter is not Elastic.enter
+    if detect().joining and not (admits and backend.elastic):
+        raise UsageError(
+            f"ranks cannot join a job of backend {backend.name!r}",
+            hint="--backend native; or drop --max-np",
+            everywhere=False,
+        )
     if backend.elastic and loops:
         raise UsageError(
             "--loops does not work with an elastic job (--min-np): what a step has changed "
             "in the script itself would have to be undone before it is made again",
             hint="drop --min-np, and continue from a checkpoint of the script's own",
-        )
-    if grows and backend.rank == 0:
-        log.warning(
-            "ranks that are lost are not replaced: a rank that joins would begin the "
-            "script where the others are in its middle. Call collective.fit in the "
-            "script, and they are"
         )

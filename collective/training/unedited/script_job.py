@@ -8,6 +8,7 @@ call than rank 0 raises an error that names both calls, instead of hanging.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from collective.log import log
 from collective.replacements import replacing
 from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object
-from collective.training.unedited.recovery import Recovery
+from collective.training.partition.method import supports
 from collective.training.unedited.units import Removal, Units
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
@@ -46,15 +47,15 @@ _REMOVAL = CALLS.index(REMOVE)
 class ScriptJob:
     """The state that the replaced functions share; it also restores the originals."""
 
-    def __init__(self, backend: Backend, by_keras: bool = True):
+    def __init__(self, backend: Backend):
         self.backend = backend
-        # Repeats what a death interrupts.
-        self.recovery: Any = (Units if by_keras else Recovery)(backend)
-        self.recovery.on_change.append(self._changed)
+        self.units = Units(backend)  # repeats what a death interrupts
+        self.units.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []
         self.replica_counts = {backend.replicas}  # all that the job has had
         self.used: set[str] = set()  # the calls that the script has made so far
+        self.fits = 0  # its calls of ``fit`` so far without a seed
         # Around each save of a model, on every rank: rank 0 alone reads what it writes.
         # Not around removals, to which some ranks come without rank 0.
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
@@ -74,7 +75,12 @@ class ScriptJob:
         self._pending: np.ndarray | None = None  # rank 0's call, received early
         self._is_rank_zero = backend.rank == 0
         self._replaced = contextlib.ExitStack()
-        self.on_undo(self.recovery.close)
+        self.on_undo(self.units.close)
+
+    @functools.cached_property
+    def by_strategy(self) -> bool:
+        """Return whether all models are trained by a strategy of TensorFlow's."""
+        return hasattr(self.backend, "strategy") or not supports(self.backend)
 
     def _changed(self) -> None:
         """After a change of the ranks."""
@@ -125,7 +131,7 @@ class ScriptJob:
         self.used.add(call)
         if self.backend.size > 1:
             with ends_the_job(self.backend):
-                self.recovery.run(lambda: self._meet(call, ""), call)
+                self.units.run(lambda: self._meet(call, ""), call)
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:
@@ -184,12 +190,14 @@ class ScriptJob:
         Raises:
             Exception: What rank 0's removal has raised, on every rank.
         """
-        once = _Once(remove)
+        once, state = _Once(remove), self.units.replayed_removal()
+        if state is not None:
+            return once() if state is Removal.OWN and paths[0] in self.made else None
         while True:
             try:
                 return self._remove(paths[0], once)
             except Exception as error:
-                state = self.recovery.interrupted_removal(error)
+                state = self.units.interrupted_removal(error)
             if state is Removal.DONE:
                 return None
             if state is Removal.OWN:
@@ -218,7 +226,7 @@ class ScriptJob:
     def _pass_removal(self) -> Exception | None:
         """Wait until rank 0 has removed a file; return what that has raised."""
         failure: Exception | None = broadcast_object(self.backend, None)
-        self.recovery.passed_removal()
+        self.units.passed_removal()
         return failure
 
     def _made(self, call: np.ndarray) -> bool:
@@ -238,7 +246,7 @@ class ScriptJob:
         Raises:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
         """
-        return self.recovery.run(lambda: self._write(path, write, SAVE), SAVE)
+        return self.units.run(lambda: self._write(path, write, SAVE), SAVE)
 
     def _write(self, path: str, write: Callable[[], Any], call: str) -> Any:
         result, failure = None, None
@@ -252,7 +260,7 @@ class ScriptJob:
                     failure = error
             of_rank_zero = broadcast_object(self.backend, _sendable(failure))
             if call == REMOVE:
-                self.recovery.passed_removal()
+                self.units.passed_removal()
         failure = failure or (of_rank_zero if same else None)
         if failure is not None:
             raise failure

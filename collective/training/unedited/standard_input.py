@@ -78,7 +78,7 @@ class _Shared(io.RawIOBase):
                 found: bytes | OSError = broadcast_object(job.backend, reading.result)
                 return found
 
-        found = job.recovery.run(attempt, INPUT)
+        found = job.units.run(attempt, INPUT)
         if isinstance(found, OSError):
             raise found
         return found

@@ -21,15 +21,16 @@ import dataclasses
 import enum
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
-from collective.elastic.preemption import LEAVES, Preemption
+from collective.elastic.preemption import LEAVES, WAITING, Preemption
 from collective.errors import CollectiveError, LeaveJob, ProcessExit
 from collective.training import keras_compat
 from collective.training.failure import ends_the_job
@@ -38,6 +39,7 @@ from collective.training.observers.elastic.membership import Change
 from collective.training.partition.undo import whole_or_absent
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
+from collective.training.unedited.growth import Growth
 
 T = TypeVar("T")
 
@@ -88,7 +90,9 @@ class Units(StepObserver):
             self._elastic = backend
             backend.on_change = self._changed
             with tf.device("CPU"):
-                self._leaves = tf.Variable(0, trainable=False, dtype=tf.int64)
+                self._announced = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._flags = 0  # the value of that variable
+            self._growth = Growth(backend)
             self._preemption = self._contexts.enter_context(Preemption())
             self._contexts.enter_context(
                 keras_compat.model.before_assignments(self._note)
@@ -140,19 +144,29 @@ class Units(StepObserver):
         tensors: Sequence[tf.Tensor],
         number: int,
     ) -> Any:
-        """Run a step as a unit; a rank that was asked to leave does so after it."""
+        """Run a step as a unit; after it ranks leave that were asked to, and others join."""
         if self._elastic is None:
             return program(tensors, number)
         self._step = number
+        flags = self._preemption.flags() & (LEAVES | WAITING)
+        if flags != self._flags:
+            self._flags = flags
+            self._announced.assign(flags)
+
+        self._growth.pass_step(program.written)
 
         def attempt() -> Any:
             undone: Any = contextlib.nullcontext()
             if program.traffic.writes_early or not program.has_run:
-                undone = whole_or_absent(program.variables)
+                both = [*program.variables, *program.own_variables]
+                undone = whole_or_absent(both)
             with undone:
                 return program(tensors, number)
 
         result, is_own = self._run(attempt, program.variables, "")
+        if not is_own:  # others have made the step: nothing of it is left over here
+            for variable in program.own_variables:
+                variable.assign(tf.zeros_like(variable))
         self._step = number + 1
         if is_own:  # else what ranks have announced counts for the ranks before
             self._let_go(program.attached)
@@ -166,8 +180,10 @@ class Units(StepObserver):
         if self._elastic is None:
             return
 
+        self._growth.check_eager()
+
         def attempt() -> np.ndarray:
-            mine = LEAVES if self._preemption.noticed else 0
+            mine = self._preemption.flags() & (LEAVES | WAITING)
             return gather_few(self._backend, [mine])[:, 0]
 
         announced, is_own = self._run(attempt, (), "")
@@ -182,6 +198,12 @@ class Units(StepObserver):
             early, self._early = self._early, None
             if early is not None:
                 return _opened(early.result), False
+            if self._growth.replays:
+                result = self._growth.answer()
+                self._end(_Ended(_portable(result), variables))
+                self._catch_up()
+                return result, False
+            self._growth.forget_replay()
             try:
                 result = attempt()
                 self._end(_Ended(_portable(result), variables))
@@ -197,6 +219,50 @@ class Units(StepObserver):
     def _end(self, ended: _Ended) -> None:
         self._count += 1
         self._ended = ended
+        self._growth.note(_opened(ended.result), ended.variables, ended.is_removal)
+
+    def join(self, former: Sequence[int]) -> None:
+        """Begin as a rank that the others have admitted.
+
+        Args:
+            former: What ``Elastic.enter`` has returned.
+        """
+        assert self._elastic is not None
+        self._growth.begin()
+        try:
+            self._agree((), "", Change(former, len(former), time.perf_counter()))
+        except Exception as error:
+            if not self._elastic.lost(error):
+                raise
+            self._regroup((), "")
+
+    @contextlib.contextmanager
+    def keeping(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+        """Inside, a newcomer gets the weights that callbacks keep on the other ranks."""
+        if self._elastic is None:
+            yield
+            return
+        kind = keras.callbacks.EarlyStopping
+        before = self._growth.keepers
+        self._growth.keepers = [c for c in callbacks if isinstance(c, kind)]
+        try:
+            yield
+        finally:
+            self._growth.keepers = before
+
+    def _catch_up(self) -> None:
+        """Take the variables of the others, if this newcomer stands where they are."""
+        while self._growth.is_due:
+            try:
+                self._growth.give_variables()
+            except Exception as error:
+                assert self._elastic is not None
+                if not self._elastic.is_repeated(error):
+                    raise
+                self._regroup((), "")
+            else:
+                self._count = self._growth.count
+                self._ended.before.clear()
 
     def _regroup(
         self, variables: Sequence[tf.Variable], what: str, left: Sequence[int] = ()
@@ -207,7 +273,7 @@ class Units(StepObserver):
         noticed, size = time.perf_counter(), backend.size
         former: Sequence[int] = range(size)
         while True:
-            former = [former[rank] for rank in backend.regroup()]
+            former = [former[r] if r >= 0 else r for r in backend.regroup()]
             gone = [rank for rank in left if rank not in former]
             try:
                 self._agree(variables, what, Change(former, size, noticed, gone))
@@ -220,14 +286,20 @@ class Units(StepObserver):
         self, variables: Sequence[tf.Variable], what: str, change: Change
     ) -> None:
         backend = self._backend
-        counts = gather_few(backend, [self._count])[:, 0]
+        mine = -1 if self._growth.is_new else self._count
+        counts = gather_few(backend, [mine])[:, 0]
         self._check_size(change.size, backend.size)
-        ahead, behind = int(counts.argmax()), counts < counts.max()
+        ahead, is_new = int(counts.argmax()), counts < 0
+        behind = ~is_new & (counts < counts.max())
         if behind.any():
             ended = self._handed_on(variables, ahead, bool(behind[backend.rank]))
             if behind[backend.rank]:
                 self._end(ended)
                 self._early = ended
+        if is_new.any():
+            self._growth.give_record(ahead)
+            if not is_new[backend.rank]:
+                self._growth.give_variables()  # waits until each newcomer stands here
         if backend.rank == 0:
             if what:
                 self._print_repeated(change.size, what)
@@ -243,10 +315,11 @@ class Units(StepObserver):
             variables: Those of the unit in which this rank is, if it is behind.
         """
         backend, ended = self._backend, self._ended
-        sent = ended.result, ended.is_removal, len(ended.variables)
-        result, is_removal, count = broadcast_object(backend, sent, root)
+        shapes = [(tuple(v.shape), v.dtype.name) for v in ended.variables]
+        sent = ended.result, ended.is_removal, shapes
+        result, is_removal, shapes = broadcast_object(backend, sent, root)
         written = variables if is_behind else ended.variables
-        if len(written) != count and (is_behind or backend.rank == root):
+        if len(written) != len(shapes) and (is_behind or backend.rank == root):
             raise CollectiveError(
                 f"after the death of a rank, rank {backend.rank} is in another call than "
                 f"rank {root}",
@@ -254,10 +327,11 @@ class Units(StepObserver):
                 everywhere=False,
             )
         values = []
-        for index in range(count):
-            mine = np.zeros(())
-            if len(written) == count:
-                mine = self._value(written[index], {} if is_behind else ended.before)
+        for index, (shape, dtype) in enumerate(shapes):
+            if backend.rank == root:
+                mine = self._value(written[index], ended.before)
+            else:
+                mine = np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype)
             values.append(backend.broadcast_array(mine, root))
         if is_behind:  # all of them, or none if the root dies meanwhile
             for variable, value in zip(written, values, strict=True):
@@ -302,20 +376,19 @@ class Units(StepObserver):
 
     def announcement(self) -> list[tf.Tensor]:
         """Return what this rank adds to the first sum of each step, while it is traced."""
-        backend, mine = self._backend, tf.cast(self._leaves.read_value(), tf.float32)
+        backend, mine = self._backend, tf.cast(self._announced.read_value(), tf.float32)
         return [tf.one_hot(backend.replica(), backend.most_replicas) * mine]
 
     def _let_go(self, announced: Sequence[tf.Tensor]) -> None:
-        """Leave the job, or continue without ranks that leave; all ranks know them.
+        """Leave the job, or continue without ranks that leave and with ranks that wait.
 
         Raises:
             LeaveJob: This rank leaves.
         """
         assert self._elastic is not None
-        if self._preemption.noticed:
-            self._leaves.assign(LEAVES)
-        leaving = np.flatnonzero(np.rint(np.asarray(announced[0]))).tolist()
-        if not leaving:
+        flags = np.rint(np.asarray(announced[0])).astype(np.int64)
+        leaving = np.flatnonzero(flags & LEAVES).tolist()
+        if not leaving and not (flags & WAITING).any():
             return
         size = self._backend.size
         self._check_size(size, size - len(leaving))
@@ -323,6 +396,14 @@ class Units(StepObserver):
             self._elastic.leave()
             raise LeaveJob
         self._regroup((), "", leaving)
+
+    def replayed_removal(self) -> Removal | None:
+        """Return what a newcomer does with a removal; None if it is made by all ranks."""
+        if self._elastic is None:
+            return None
+        if self._growth.takes_removal():
+            return Removal.DONE
+        return Removal.OWN if self._growth.is_new else None
 
     def passed_removal(self) -> None:
         """Note that rank 0 has removed a file, and that every rank has seen it."""

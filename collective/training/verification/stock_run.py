@@ -8,7 +8,7 @@ out again. What differs is shown by step and by tensor.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -90,11 +90,22 @@ class StockRun(Observer):
     """Runs Keras' own step after each of the first steps, on the same global batch.
 
     What callbacks assign between steps is assigned in both trainings.
+
+    Args:
+        whole: Returns the batch of a step as ``train_step`` takes it; every rank calls
+            it. By default the rows of all ranks are gathered.
     """
 
-    def __init__(self, prepared: PreparedModel, backend: Backend, steps: int):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        steps: int,
+        whole: Callable[[FinishedStep], Any] | None = None,
+    ):
         self.prepared, self.model = prepared, prepared.model
         self.backend = backend
+        self._whole = whole or (lambda step: packed(gathered(step.batch, backend)))
         self.left = steps
         self.steps: list[Step] = []
         self._variables: list[Any] = []
@@ -119,14 +130,14 @@ class StockRun(Observer):
         if not self.left:
             return
         self.left -= 1
-        rows = gathered(step.batch, self.backend)
+        data = self._whole(step)
         if self.backend.rank == 0:
             with (
                 self.backend.only_rank_zero(_WHAT),
                 host_random.unchanged(),
                 keras_compat.data.tensorflow_draws_unchanged(),
             ):
-                self._compare(step, rows)
+                self._compare(step, data)
         if not self.left:
             self.report()
 
@@ -145,14 +156,14 @@ class StockRun(Observer):
         named = "" if hook is None else f"hook {hook.hook!r}"
         stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
 
-    def _compare(self, step: FinishedStep, rows: BatchRows) -> None:
+    def _compare(self, step: FinishedStep, data: Any) -> None:
         self._ours = _values(self._variables)
         metrics = list(self.model.metrics_variables)
         shown_metrics = _values(metrics)
         try:
             _assign(self._variables, self._stock)
             self.model.reset_metrics()
-            logs = self.model.train_step(packed(rows))
+            logs = self.model.train_step(data)
             self._stock = _values(self._variables)
         finally:
             _assign(self._variables, self._ours)

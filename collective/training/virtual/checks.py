@@ -32,6 +32,15 @@ def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
     rows = (
         inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
     )
+    check_rows(virtual, rows)
+
+
+def check_rows(virtual: VirtualReplicas, rows: int | None) -> None:
+    """Refuse a global batch of fewer rows than there are virtual replicas.
+
+    Raises:
+        UsageError: It has fewer.
+    """
     if rows is not None and rows < virtual.count:
         raise UsageError(
             f"a global batch of {rows} rows cannot be cut into {virtual.count} virtual "

@@ -18,7 +18,7 @@ import numpy as np
 from collective.backends.capabilities import Elastic
 from collective.errors import LeaveJob
 
-SECONDS = 60.0  # after these, a rank that waits has been forgotten
+SECONDS = 6.0  # after these, a rank that waits has been forgotten
 
 
 class Lost(Exception):
@@ -51,8 +51,9 @@ class World:
         self._generation, self._broken = 0, False
         self._posted: dict[tuple[int, int], dict[int, Any]] = {}
         self._waiting: dict[int, set[int]] = {}
+        self.joining: list[int] = []  # ranks that wait to be admitted
         self._next = dict.fromkeys(self.members, 0)
-        self.made = dict.fromkeys(self.members, 0)
+        self.made = dict.fromkeys(range(size + 1), 0)
 
     def end(self, rank: int, breaks: bool = True) -> None:
         with self._changed:
@@ -88,6 +89,16 @@ class World:
     def _wait(self, condition: Callable[[], bool]) -> None:
         assert self._changed.wait_for(condition, SECONDS), "a rank waits for ever"
 
+    def enter(self, rank: int) -> list[int]:
+        """Wait to be admitted; a rank that comes too late dies."""
+        with self._changed:
+            self.joining.append(rank)
+            self._next[rank] = 0
+            self._wait(lambda: rank in self.members or not self._alive)
+            if rank not in self.members:
+                raise Killed
+            return list(self._former)
+
     def regroup(self, rank: int) -> list[int]:
         with self._changed:
             generation, self._broken = self._generation, True
@@ -96,8 +107,11 @@ class World:
             self._changed.notify_all()
             self._wait(lambda: self._generation > generation or waiting >= self._alive)
             if self._generation == generation:
-                before, self.members = self.members, [*sorted(self._alive)]
-                self._former = [before.index(member) for member in self.members]
+                before, new = self.members, self.joining
+                old = [member for member in before if member in self._alive]
+                self.members, self.joining = [*old, *new], []
+                self._alive |= {*new}
+                self._former = [*map(before.index, old), *[-1] * len(new)]
                 self._generation, self._broken = generation + 1, False
                 self._next = dict.fromkeys(self.members, 0)
                 self._changed.notify_all()
@@ -110,17 +124,25 @@ class Rank(Elastic):
     name, elastic, synchronous = "fake", True, True
     availability = _all_reduce = None
 
-    def __init__(self, world: World, number: int):
-        self.world, self.number = world, number
+    def __init__(self, world: World, number: int, joins: bool = False):
+        self.world, self.number, self.joins = world, number, joins
         self.rank, self.size = number, len(world.members)
         self.replicas = self._max_replicas = self.size
-        self.options = SimpleNamespace(min_np=1, max_np=None)
+        self.options = SimpleNamespace(min_np=1, max_np=self.size + 1)
 
     def _regroup(self) -> list[int]:
-        former = self.world.regroup(self.number)
+        return self._placed(self.world.regroup(self.number))
+
+    def enter(self) -> list[int]:
+        return self._placed(self.world.enter(self.number))
+
+    def _placed(self, former: list[int]) -> list[int]:
         self.size = self.replicas = len(self.world.members)
         self.rank = self.world.members.index(self.number)
         return former
+
+    def close(self) -> None:
+        self.world.end(self.number)
 
     def lost(self, error: BaseException) -> bool:
         return isinstance(error, Lost)
@@ -149,11 +171,13 @@ def run(
     size: int,
     deaths: Mapping[int, tuple[int, str]],
     seed: int = 0,
+    joins: bool = False,
 ) -> tuple[dict[int, Any], World]:
     """Run a program on every rank; return what it returns on those that are left.
 
     Args:
         program: Takes the backend of a rank, in the main thread; returns what it runs.
+        joins: Whether one more rank joins, as soon as the others admit it.
     """
     draw = random.Random(seed)
     world = World(size, deaths, lambda: draw.random() < 0.5)
@@ -170,7 +194,9 @@ def run(
             errors.append(traceback.format_exc())
             world.end(number)
 
-    actions = [program(Rank(world, number)) for number in range(size)]
+    ranks = [Rank(world, number) for number in range(size)]
+    ranks += [Rank(world, size, joins=True)] if joins else []
+    actions = [program(rank) for rank in ranks]
     threads = [
         threading.Thread(target=body, args=each, daemon=True)
         for each in enumerate(actions)

@@ -125,42 +125,57 @@ def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
     assert printed.count("If rank 0 dies in it, the others run it to its end") == 1
 
 
-WAITS = """
-import os, signal, sys, time, psutil, keras, numpy as np
-x = np.ones((16, 2))
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(x, x[:, :1], verbose=0)
-if os.environ["COLLECTIVE_RANK"] == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-model.fit(x, x[:, :1], verbose=0)
-def others():
-    found = psutil.process_iter(["pid", "ppid", "cmdline"])  # None of a zombie
-    found = [p.info for p in found if p.info["ppid"] == os.getppid()]
-    words = [i["cmdline"] or [] for i in found if i["pid"] != os.getpid()]
-    return [w for w in words if "script.py" in str(w) and "collective.launch" not in w]
-for there in (True, False):  # another rank is started, and has ended
-    while bool(others()) != there:
-        time.sleep(0.01)
-time.sleep(3)  # a third one would be started in that time
-print("end")
+GROWS = """
+import json, os, sys, time, keras, numpy as np
+keras.utils.set_random_seed(3)
+keras.config.set_floatx("float64")
+joins, joined = "COLLECTIVE_JOINS" in os.environ, "joined"
+if joins:
+    os.mkdir(joined)  # a newcomer has been admitted, and begins the script
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(48, 5)), rng.normal(size=(48, 1))
+def make():
+    layers = [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.3)]
+    layers += [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+class Dies(keras.callbacks.Callback):
+    steps = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == 9 and os.environ.get("COLLECTIVE_RANK") == "1" and not joins:
+            os.kill(os.getpid(), 9)
+        if 9 < self.steps < 250 and "COLLECTIVE_RANK" in os.environ:
+            time.sleep(0 if os.path.exists(joined) else 0.25)
+best = keras.callbacks.EarlyStopping("loss", patience=200, restore_best_weights=True)
+slower = keras.callbacks.ReduceLROnPlateau("loss", patience=2, min_delta=0.01)
+first, second = make(), make()
+h = first.fit(x, y, batch_size=8, epochs=60, validation_split=0.2, verbose=0,
+              callbacks=[Dies(), best, slower])
+first.save("first.keras")
+g = second.fit(x, first.predict(x, verbose=0), epochs=2, verbose=0)
+for _ in range(4):
+    second.train_on_batch(x[:32], y[:32])
+found = [h.history, g.history, second.evaluate(x, y, verbose=0)]
+print("RESULT", json.dumps([*found, *[w.tolist() for w in first.get_weights()]]))
 """
 
 
-@pytest.mark.matrix
-def test_a_rank_that_would_join_is_refused_once(tmp_path):
+def test_a_rank_joins_in_the_middle_of_an_epoch(tmp_path):
+    """It replaces one that has died: the numbers are those of one process."""
     script = tmp_path / "script.py"
-    script.write_text(WAITS)
-    command = [*LAUNCHER, "-np", "2", "--min-np", "1", "--max-np", "2"]
-    command += ["--blacklist-cooldown-range", "1", "1", sys.executable]
-    command += ["-m", "collective.distribute", str(script)]
-    code, printed = launch.run(command, launch.environment(), 45)
-    assert code == 0 and "end\n" in printed, printed
-    assert "ranks that are lost are not replaced" in printed
-    assert printed.count("is started to join the job") == 1
-    assert printed.count("error: an unedited script does not work with ranks") == 1
-    assert "HINT: drop --max-np; or call collective.fit in the script" in printed
-    assert "no other rank is started" in printed and "Traceback" not in printed
+    script.write_text(GROWS)
+    env = launch.environment(forked=True, PYTHONHASHSEED="0")
+    stock_code, stock = launch.run([sys.executable, str(script)], env, 120, tmp_path)
+    assert stock_code == 0, stock
+    command = [*LAUNCHER, "-np", "2", "--min-np", "1", "--max-np", "2", "--keras"]
+    code, printed = launch.run([*command, str(script)], env, 200, tmp_path)
+    assert code == 0, printed
+    assert "rank 1 of 2 died; 1 rank continues from step 9 " in printed, printed
+    assert re.search("1 joined; 2 ranks continue from step ", printed), printed
+    wanted, found = (json.loads(p.split("RESULT ")[1]) for p in (stock, printed))
+    close(found, wanted)
 
 
 @pytest.mark.matrix

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from collective.elastic.preemption import LEAVES, WAITING
 from collective.errors import CollectiveError
+from collective.training.unedited import growth
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.verification.same_calls import share_weights
 from tests.training.unedited import ranks_in_threads
@@ -32,13 +34,14 @@ class Program:
     def __init__(self, script: Script, early: bool):
         self._script, self._early = script, early
         self.variables = [v._value for v in script.variables]
+        self.written, self.own_variables = self.variables, ()
         self.traffic = SimpleNamespace(writes_early=early)
         self.has_run, self.attached = False, ()
 
     def __call__(self, tensors: Sequence[float], number: int) -> Any:
         rank, (first, second) = self._script.rank, self.variables
-        announced = np.zeros(4)
-        announced[rank.rank] = self._script.units._leaves.numpy()
+        announced = np.zeros(5)
+        announced[rank.rank] = self._script.units._announced.numpy()
         total, *announced = rank.sum(np.array([tensors[0] / rank.size, *announced]))
         if self._early:
             first.assign(first * 0.9 + total)
@@ -56,12 +59,21 @@ class Script:
     def __init__(self, rank: Rank, kinds: Sequence[str], files: dict, leaves: Mapping):
         self.rank, self.kinds, self.files, self.leaves = rank, kinds, files, leaves
         self.job = ScriptJob(rank)
-        self.units = self.job.recovery
+        self.units = self.job.units
+        self.units._preemption.flags = self._flags
         self.variables = [keras.Variable(v, dtype="float64") for v in (0.5, 1.0)]
+        self.reads = True  # its weights, between two steps
         self.programs = Program(self, False), Program(self, True)
         self.seen: list[Any] = []
 
+    def _flags(self) -> int:
+        world, noticed = self.rank.world, self.units._preemption.noticed
+        is_asked = self.rank.rank == 0 and bool(world.joining)
+        return LEAVES * noticed + WAITING * is_asked
+
     def run(self) -> Any:
+        if self.rank.joins:
+            self.units.join(self.rank.enter())
         for number, kind in enumerate(self.kinds):
             self.seen.append(kind)
             getattr(self, "_" + kind.replace(" ", "_"))(number)
@@ -90,7 +102,7 @@ class Script:
         )  # as a graph: by no Keras variable
 
     def _save(self, number: int) -> None:
-        value = float(self.variables[0].numpy())
+        value = float(self.variables[0].numpy()) if self.reads else number
         self.job.write(f"f{number}", lambda: self.files.update({f"f{number}": value}))
 
     def _remove(self, number: int) -> None:
@@ -136,16 +148,18 @@ def run(
     deaths: Mapping[int, tuple[int, str]],
     seed: int = 0,
     leaves: Mapping[int, int] | None = None,
+    joins: bool = False,
 ) -> tuple[list[Any], dict[str, float], ranks_in_threads.World]:
     """Run a script on ranks; return the different results of those that are left."""
     files: dict[str, float] = {}
 
     def program(rank: Rank) -> Callable[[], Any]:
         script = Script(rank, kinds, files, leaves or {})
+        script.reads = not joins
         undone.callback(script.job.undo)
         return script.run
 
-    results, world = ranks_in_threads.run(program, size, deaths, seed)
+    results, world = ranks_in_threads.run(program, size, deaths, seed, joins)
     different: list[Any] = []
     for result in results.values():
         different += [] if result in different else [result]
@@ -180,3 +194,50 @@ def test_several_ranks_die_or_leave(restored, seed):
     leaves = {victims[0]: draw.randrange(8)} if seed % 2 else {}
     found, files, _ = run(restored, kinds, size, deaths, seed, leaves)
     assert found in (wanted, []) and files == wanted_files
+
+
+@pytest.fixture
+def ends_alone(monkeypatch):
+    """A newcomer that leaves ends its thread, not the process."""
+
+    def end(exit_code: int) -> None:
+        raise ranks_in_threads.Killed
+
+    monkeypatch.setattr(growth, "end_process", end)
+
+
+ANSWERED = (
+    "step",
+    "early step",
+    "overrun",
+    "save",
+    "remove",
+    "decide",
+    "share",
+    "meet",
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rank_joins_while_others_die(restored, ends_alone, seed):
+    """It runs the script from its start, and ends with the numbers of the others."""
+    draw = random.Random(seed)
+    size, kinds = draw.choice([2, 3]), ["step", *draw.choices(ANSWERED, k=9), "step"]
+    wanted, wanted_files, world = run(restored, kinds, size, {}, joins=True)
+    assert len(wanted) == 1 and len(world.members) == size + 1
+    for _ in range(3):
+        latest = draw.randint(1, world.made[0])
+        deaths = {draw.randrange(size): (latest, draw.choice(["before", "after"]))}
+        found, files, _ = run(restored, kinds, size, deaths, seed, joins=True)
+        assert found in (wanted, []) and files == wanted_files, deaths
+
+
+def test_a_newcomer_that_needs_the_weights_of_a_past_step_leaves(
+    restored, ends_alone, capsys
+):
+    kinds = ["step", "assign", "step", "step", "assign"]
+    wanted, *_ = run(restored, kinds, 2, {})
+    found, _, world = run(restored, kinds, 2, {}, joins=True)
+    assert found == wanted and len(world.members) == 2
+    printed = capsys.readouterr().err
+    assert "a rank cannot join the job" in printed and "test_units.py" in printed

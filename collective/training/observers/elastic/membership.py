@@ -95,6 +95,7 @@ class Change:
         ]
         if self.joined:
             parts.append(f"{self.joined} joined")
+        parts = parts or ["a rank that was to join is gone"]
         ranks = len(self.former)
         print(
             f"collective: {', '.join(parts)}; {ranks} "

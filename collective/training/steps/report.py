@@ -1,0 +1,33 @@
+"""The report of a training step: what observers read of it, one vector of float64.
+
+Its numbers are the loss of the batch alone, the rows of the batch, and when the first sum
+over the replicas began and the last one ended, in seconds since 1970. Their places are those
+of ``collective.training.step.report_layout.Layout``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def loss(losses: Sequence[tf.Tensor], outputs: Any) -> tf.Tensor:
+    """Return the loss of the batch alone, a scalar, while the step is traced.
+
+    Args:
+        losses: Those that the model has tracked in the step.
+        outputs: What the step returns; its first scalar counts if nothing was tracked.
+    """
+    leaves = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
+    scalars = [t for t in leaves if t.shape.rank == 0 and t.dtype.is_floating]
+    found = next(iter([*losses, *scalars]), tf.zeros([]))
+    return tf.reduce_mean(found)  # Keras shows the mean of one loss for each row
+
+
+def line(
+    loss: tf.Tensor, rows: tf.Tensor, span: tuple[tf.Tensor, tf.Tensor]
+) -> tf.Tensor:
+    """Return the report, float64 of shape ``[4]``."""
+    return tf.stack([tf.cast(part, tf.float64) for part in (loss, rows, *span)])

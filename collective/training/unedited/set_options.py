@@ -1,0 +1,208 @@
+"""Options of ``--set``, which are for each ``fit`` of a script: settings and observers.
+
+They act under Keras' own loops. An option that says which rows a step has, as a ledger, is
+an argument of ``collective.fit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.fit_options import NAMES, FitOptions
+from collective.training import compatibility
+from collective.training.compression import named
+from collective.training.loop.observed_fit import ObservedFit
+from collective.training.loop.observer import Observer
+from collective.training.observers.timeline import TimelineObserver
+from collective.training.prepare import features_of
+from collective.training.prepared import get_prepared
+from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
+from collective.training.steps.program import Program
+from collective.training.steps.settings import StepSettings
+from collective.training.verification import (
+    StockRun,
+    can_run_beside,
+    deterministic,
+    steps_beside,
+)
+from collective.training.virtual import checks as virtual_checks
+
+#: Options of ``collective.fit`` that plan the rows of steps.
+_OF_PLANS = ("checkpoint", "global_batch_size", "ledger")
+# Options with which a model is fitted by ``collective.fit``.
+_BY_COLLECTIVE = ("per_replica", "shard_optimizer")
+
+
+def check_settable(asked: Mapping[str, Any]) -> None:
+    """Refuse an option that plans the rows of steps.
+
+    Raises:
+        UsageError: An unedited script cannot have it.
+    """
+    for name in _OF_PLANS:
+        if asked.get(name) is not None:
+            raise UsageError(
+                f"{name} cannot be set for an unedited script: Keras' own fit chooses "
+                "its rows",
+                hint=f"call collective.fit(model, ..., {name}=...) in the script",
+            )
+
+
+class SetOptions(StepObserver):
+    """What ``--set`` adds to each ``fit`` of a script.
+
+    Args:
+        backend: Sums over the ranks.
+        asked: The options by name.
+        unit: Runs what all ranks do together.
+
+    Raises:
+        UsageError: On every rank alike: they do not work together, or not here.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        asked: Mapping[str, Any],
+        unit: Callable[[Callable[[], Any]], Any],
+    ):
+        check_settable(asked)
+        self.options, self._backend = FitOptions(**asked), backend
+        compatibility.check(self._features, backend)
+        if self.options.timeline and backend.elastic:
+            raise UsageError(
+                "a timeline of an unedited script does not work with an elastic job "
+                "(--min-np)",
+                hint="drop --set timeline; or call collective.fit(timeline=) in the script",
+            )
+        if self.options.hook is not None:
+            named.make(self.options.hook)
+        self._virtual = virtual_checks.check_count(
+            self.options.virtual_replicas, backend
+        )
+        virtual = self._virtual
+        if virtual is not None:
+            unit(lambda: deterministic.agree(virtual, backend))
+        self._beside = unit(lambda: steps_beside(self.options.verify, backend))
+        self._observed: ObservedFit | None = None
+
+    @property
+    def _features(self) -> set[str]:
+        found = self.options.features
+        if self._backend.most_replicas == 1:  # which has whole batches as it is
+            found.discard("per_replica")
+        return found
+
+    @property
+    def by_collective(self) -> bool:
+        """Return whether ``collective.fit`` has to fit models, with these options."""
+        return bool(self._features & {*_BY_COLLECTIVE})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the options that were asked for, as arguments of ``collective.fit``."""
+        default = FitOptions()
+        chosen = {name: getattr(self.options, name) for name in NAMES}
+        return {n: v for n, v in chosen.items() if v != getattr(default, n)}
+
+    @property
+    def reports(self) -> bool:
+        """Return whether observers need the report of each step."""
+        return bool(self.options.timeline or self._beside)
+
+    @contextlib.contextmanager
+    def fitting(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> Iterator[list[keras.callbacks.Callback]]:
+        """Inside, Keras fits a model with the options; every rank enters it.
+
+        Args:
+            arguments: Of the call; changed where an option says so.
+
+        Yields:
+            More callbacks for the call.
+        """
+        callbacks: list[keras.callbacks.Callback] = []
+        with contextlib.ExitStack() as inside:
+            if self._virtual is not None:
+                inside.enter_context(deterministic.deterministic())
+            if self.options.steps is not None:
+                first = arguments.get("initial_epoch") or 0
+                arguments["epochs"] = (
+                    first + self.options.steps
+                )  # each has one at least
+                callbacks.append(_StopsAfter(self.options.steps))
+            if self.reports:
+                callbacks.append(inside.enter_context(self._observing(model)).callback)
+            yield callbacks
+
+    @contextlib.contextmanager
+    def _observing(self, model: keras.Model) -> Iterator[ObservedFit]:
+        late = functools.partial(self._stock_run, model)
+        observed = ObservedFit(model, self._backend, (), late)
+        if self.options.timeline:
+            timeline = TimelineObserver(self.options.timeline, observed.position)
+            observed.add(timeline)
+        before, self._observed = self._observed, observed
+        try:
+            with contextlib.closing(observed):
+                observed.begin()
+                try:
+                    yield observed
+                except BaseException:
+                    observed.interrupted()
+                    raise
+                observed.end()
+        finally:
+            self._observed = before
+
+    def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
+        prepared = get_prepared(model)
+        if not self._beside or not can_run_beside(prepared, self._backend):
+            return ()
+        return [
+            StockRun(prepared, self._backend, self._beside, lambda step: step.batch)
+        ]
+
+    def traced(self, function: BatchFunction, program: Program) -> None:
+        """Refuse a model, or batches, that the options cannot be used with."""
+        model = function.model
+        compatibility.check(self._features | features_of(model), self._backend)
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Tell the observers of the call."""
+        if self._observed is not None:
+            self._observed.before_step(function, program, tensors)
+
+    def after_step(self, model: keras.Model, method: str, step: Step) -> None:
+        """Tell the observers of the call."""
+        if self._observed is not None:
+            self._observed.after_step(model, method, step)
+
+    def of_steps(self, **more: Any) -> StepSettings:
+        """Return the settings of all steps of the script."""
+        return StepSettings(self._backend, self.options, reports=self.reports, **more)
+
+
+class _StopsAfter(keras.callbacks.Callback):
+    """Ends a training after a number of steps."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._left = steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the step."""
+        self._left -= 1
+        if self._left <= 0:
+            self.model.stop_training = True
