@@ -131,7 +131,7 @@ class FitOptions:
 
     @property
     def features(self) -> set[str]:
-        """The features that are on, by their names in the table of compatibility."""
+        """Return the names, in the table of compatibility, of the features that are on."""
         on = {
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,
@@ -163,27 +163,35 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def settings(given: Iterable[str]) -> dict[str, Any]:
-    """Read the options that ``--set NAME=VALUE`` sets.
+@dataclass(frozen=True)
+class Setting:
+    """An option of ``collective.fit`` that ``--set NAME=VALUE`` sets."""
 
-    Raises:
-        UsageError: There is no such option, or the value is not a Python literal.
-    """
-    found = {}
-    for text in given:
-        name, _, value = text.partition("=")
+    name: str
+    value: object
+    text: str  # as it was typed
+
+    @classmethod
+    def of(cls, text: str) -> Setting:
+        """Read one setting.
+
+        Raises:
+            UsageError: There is no such option, or the value is not a Python literal.
+        """
+        name, _, word = text.partition("=")
         check_names([name])
         try:
-            found[name] = ast.literal_eval(value)
+            return cls(name, ast.literal_eval(word), text)
         except (ValueError, SyntaxError):
             if name in WORDS:
-                found[name] = value
-                continue
+                return cls(name, word, text)
             raise UsageError(
-                f"--set {text}: {value!r} is not a value of Python",
+                f"--set {text}: {word!r} is not a value of Python",
                 hint="--set accumulate=4",
             ) from None
-    return found
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:

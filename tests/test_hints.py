@@ -139,7 +139,7 @@ def test_what_a_hint_names_exists(text, where):
     for name in re.findall(r"\bcollective((?:\.[A-Za-z_]\w*)+)", text):
         assert exists(name[1:].split(".")), f"{where}: collective{name}"
     for name in re.findall(r"--set (\w+)=", text):
-        assert fit_options.settings([f"{name}=4"]), where
+        assert fit_options.Setting.of(f"{name}=4").value == 4, where
     for page, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", text):
         assert (launch.ROOT / page).is_file(), f"{where}: {page}"
         titles = re.findall(r"^#+ (.*)$", (launch.ROOT / page).read_text(), re.M)

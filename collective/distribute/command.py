@@ -23,7 +23,7 @@ from collective.backends.quiet import quiet
 from collective.command_parser import Parser
 from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
-from collective.fit_options import settings
+from collective.launch.options import OF_A_SCRIPT, add_options
 from collective.launch.output import print_message
 from collective.streams import open_streams
 
@@ -46,18 +46,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = p.add_argument
-    add("--backend", default="auto", metavar="NAME",
-        help="who sums the gradients (default: auto)")  # fmt: skip
+    add_options(p, OF_A_SCRIPT)
     add("--devices", type=int, metavar="N", help="local devices (tf-mirrored)")
     add("--threads", type=int, metavar="N", help="threads of each process")
-    add("--output", choices=("rank0", "all"), default="rank0",
-        help="whose standard output is shown (default: rank0)")  # fmt: skip
-    add("--loops", action="store_true",
-        help="cut the batches of the script's own training loops, too")  # fmt: skip
-    add("--explain", action="store_true",
-        help="say what a step sums, gathers and computes whole, by line of code")  # fmt: skip
-    add("--set", action="append", default=[], metavar="NAME=VALUE",
-        help="an option of collective.fit: accumulate=4")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
         help="a module in place of the script")  # fmt: skip
     add("command", nargs=argparse.REMAINDER, help="the script and its arguments")
@@ -82,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             os.environ["COLLECTIVE_EXPLAIN"] = "1"
         # Before TensorFlow is loaded, which takes seconds.
         what = _what(args)
-        check_name(args.backend)
-        settings(args.set)
+        check_name(args.backend or "auto")
         with requirements.explain_missing(), quiet():
             from collective.training.unedited.script import Script
 
@@ -142,11 +132,11 @@ def _distribute(args: argparse.Namespace) -> Distribution:
     from collective.training.unedited.distribute import distribute_keras
 
     return distribute_keras(
-        args.backend,
+        args.backend or "auto",
         options=backends.Options(devices=args.devices, threads=args.threads),
-        output=args.output,
+        output=args.output or "rank0",
         loops=args.loops,
-        **settings(args.set),
+        **{setting.name: setting.value for setting in args.set},
     )
 
 

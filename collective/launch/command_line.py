@@ -14,12 +14,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from collective import fit_options
 from collective.command_parser import Parser, program
 from collective.errors import UsageError
 from collective.launch import horovod_settings, plain_keras, remote_shell
 from collective.launch.options import (
     EXAMPLE,
+    OF_A_SCRIPT,
     SEVERAL,
     LaunchOptions,
     add_options,
@@ -27,6 +27,7 @@ from collective.launch.options import (
     from_parsed,
     refuse_options,
 )
+from collective.launch.options import words as option_words
 from collective.launch.output import print_message
 from collective.launch.versions import installed
 from collective.python_command import arguments
@@ -43,7 +44,9 @@ def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
             configuration file that cannot be used.
         SystemExit: From argparse: 0 for ``--help``, 2 for bad arguments.
     """
-    parsed = parser().parse_args(typed)
+    known = parser()
+    words = sys.argv[1:] if typed is None else typed
+    parsed = known.parse_args(words)
     if parsed.check_build:
         return LaunchOptions(check_build=True)
     if parsed.config_file:
@@ -51,15 +54,16 @@ def parse(typed: Sequence[str] | None = None) -> LaunchOptions:
     given = from_parsed(parsed)
     _check(given)
     _check_keras(given)
-    _note_misplaced(given)
+    _note_misplaced(given, known)
     given = dataclasses.replace(
         given,
+        typed=words[: len(words) - len(given.command)],
         shell=remote_shell.from_options(parsed),
         variables=horovod_settings.variables(parsed),
     )
     if given.max_np is not None and given.min_np is None:  # horovodrun does the same
         given = dataclasses.replace(given, min_np=given.num_proc or 1)
-    if not given.keras:
+    if not given.keras or given.agent:  # an agent hands on the words as typed
         return given
     by_mpi = given.backend in _BY_MPI and not given.use_gloo
     return dataclasses.replace(
@@ -111,14 +115,9 @@ def _check(parsed: LaunchOptions) -> None:
         raise UsageError("--gloo and --mpi exclude each other", hint="give one of them")
 
 
-def start_of(ranks: int | None) -> str:
-    """Return the words to type in front of a command."""
-    return f"collectiverun -np {ranks}" if ranks else "collectiverun"
-
-
 def _check_keras(parsed: LaunchOptions) -> None:
     if not parsed.keras:
-        plain_keras.check_program(parsed.command, start_of(parsed.num_proc))
+        plain_keras.check_program(parsed.command, plain_keras.start_of(parsed.num_proc))
         for option in ("backend", "output", "loops", "set"):
             if getattr(parsed, option):
                 raise UsageError(
@@ -147,18 +146,17 @@ def _check_keras(parsed: LaunchOptions) -> None:
             hint=_KERAS_EXAMPLE,
         )
     importlib.import_module("collective.keras_backend")  # it may refuse the variable
-    fit_options.settings(parsed.set)
 
 
-def _note_misplaced(parsed: LaunchOptions) -> None:
+def _note_misplaced(parsed: LaunchOptions, known: Parser) -> None:
     """Warn about options of the launcher that follow the script, which gets them."""
     options = {
         name: action.nargs != 0
-        for action in parser()._actions
+        for action in known._actions
         for name in action.option_strings
         if name not in ("-h", "--help", "-v", "--version", "--verbose")
     }
-    start = start_of(parsed.num_proc)
+    start = plain_keras.start_of(parsed.num_proc)
     if text := plain_keras.misplaced(parsed.command, options, parsed.keras, start):
         print_message(text)
 
@@ -169,15 +167,9 @@ def _keras_command(parsed: LaunchOptions) -> list[str]:
     python, words = [sys.executable], list(parsed.command)
     if program is not None and program.python:
         python, words = list(program.python), [*program.words, *program.arguments]
-    options = ["--backend", parsed.backend] if parsed.backend else []
-    options += ["--loops"] if parsed.loops else []
-    options += ["--explain"] if parsed.explain else []
-    options += [f"--set={value}" for value in parsed.set]
-    # Then each rank has files of its own.
-    output = "all" if parsed.output_filename else parsed.output
-    if output:
-        options += ["--output", output]
-    words = [*options, *words]
+    if parsed.output_filename:  # then each rank has files of its own
+        parsed = dataclasses.replace(parsed, output="all")
+    words = [*option_words(parsed, OF_A_SCRIPT), *words]
     return [*python, *arguments("collective.distribute", *words, silently=True)]
 
 
@@ -187,7 +179,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Make the parser with all options, in the groups that ``--help`` shows."""
     p = Parser(
         prog=program("python -m collective.launch"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 
 from collective import hosts
 from collective.errors import UsageError
@@ -15,6 +16,19 @@ from collective.launch.output import print_message
 
 EVERY_SECONDS = 1.0  # as horovodrun has it
 SCRIPT_SECONDS = 60.0
+
+
+class FixedHosts:
+    """Hosts that stay as they are, in place of those that a script prints."""
+
+    def __init__(self, found: Sequence[hosts.Host]):
+        self.hosts = found
+
+    def __enter__(self) -> FixedHosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Discovery:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from collective.elastic import generations, membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.environment.seconds import START_SECONDS, START_TIMEOUT
 from collective.errors import UsageError
 from collective.launch import processes
+from collective.launch.job import Supervised
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.running_time import Lasting
 
 
-class ElasticRanks:
+class ElasticRanks(Supervised):
     """The ranks of one job on this host, some of which may fail or join later.
 
     The job has succeeded if ``min_np`` ranks of its last membership did.
@@ -33,6 +34,11 @@ class ElasticRanks:
             it joins the running job.
         wanted: Returns how many ranks there should be now; None: no rank joins later.
     """
+
+    uses_mpi = lost_host = finishing = False
+    # A rank that dies is replaced within the generation, and there is no other host.
+    lost_ranks: Collection[int] = ()
+    still_hosts: Collection[str] = ()
 
     def __init__(
         self,
@@ -65,14 +71,6 @@ class ElasticRanks:
         self.reset_limit, self.resets = options.reset_limit, 0
         self.restart_requested = self.restarts = self.over_limit = False
 
-    def commands(self) -> str:
-        """Return the commands of the ranks that are started at once."""
-        return self.supervisor.commands()
-
-    def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Run the job; see ``Supervisor.run``."""
-        return self.supervisor.run(on_started)
-
     @property
     def training(self) -> bool:
         """Return whether the ranks may end for the next generation."""
@@ -85,7 +83,7 @@ class ElasticRanks:
         states = [self.membership.read(rank) for rank in self.slots]
         return bool(states) and set(states) == {membership_file.HANDED_OVER}
 
-    def request_restart(self) -> None:
+    def restart(self) -> None:
         """Ask the ranks to end for the next generation; from any thread."""
         self.restart_requested = True
 

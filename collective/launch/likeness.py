@@ -18,7 +18,7 @@ _BAR = re.compile(r"[^\r\n]*?\d(%\|[^|\r\n]*\||\w+ )[^\[\r\n]*\[[^\]\r\n]*\] *")
 
 
 def common(text: str, process: int = 0) -> str:
-    """Return a line of a rank without what other ranks would print otherwise.
+    """Return a line of a rank without the parts that differ between ranks.
 
     Args:
         process: The rank's process number, which is left out, too.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from collective import python_command
 from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import mpi, reachability, slurm_job
+from collective.launch.job import Supervised
 from collective.launch.options import OF_A_RANK, START_SECONDS, LaunchOptions
 from collective.launch.options import words as typed
 from collective.launch.output import print_message, report_failure
@@ -64,7 +66,7 @@ class Waits:
         return bool(left) and all(waits)
 
 
-class Mpirun:
+class Mpirun(Supervised):
     """A job whose only process is mpirun, whose output reports how each rank fares.
 
     With ``min_np`` the job continues without ranks that fail, and has succeeded if so many
@@ -74,9 +76,9 @@ class Mpirun:
         hosts: Hosts, each with its number of ranks as slots.
         variables: Added to the environment of the ranks, in addition to the options' own.
 
-    Raises:
-        UsageError: If there is no mpirun, or it cannot start such a job.
     """
+
+    uses_mpi = True
 
     def __init__(
         self,
@@ -86,14 +88,12 @@ class Mpirun:
     ):
         self.min_np, self.size = options.min_np, slots_of(hosts)
         self.options, self.hosts = options, hosts
-        self.mpi = mpi.find(options.mpirun)
         self.given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
-        word = secrets.token_hex(4)
-        self.words = _command(self.mpi, options, hosts, self.given, word)
+        self.word = secrets.token_hex(4)
         # Since when ranks have not answered while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
-        self.relay = Relay(options.verbose, word)
+        self.relay = Relay(options.verbose, self.word)
         self.supervisor = Supervisor(
             [],
             self.size,
@@ -120,15 +120,30 @@ class Mpirun:
         self.unreported = False  # MPI lets ranks wait for one that has ended
         self.still_hosts: set[str] = set()  # names of hosts that were given up
 
+    @functools.cached_property
+    def mpi(self) -> mpi.MPI:
+        """Return the MPI whose mpirun starts the ranks.
+
+        Raises:
+            UsageError: If there is no mpirun, or it cannot start such a job.
+        """
+        return mpi.find(self.options.mpirun)
+
+    @functools.cached_property
+    def words(self) -> list[str]:
+        """Return the command of mpirun; ``check`` adds the names of hosts.
+
+        Raises:
+            UsageError: As ``mpi`` does.
+        """
+        return _command(self.mpi, self.options, self.hosts, self.given, self.word)
+
     def commands(self) -> str:
         """Return the command of mpirun."""
         return mpi.shell_line(self.words)
 
-    def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Run the job as ``Supervisor.run`` does, but check the hosts first.
-
-        Returns:
-            The exit code of ``Supervisor``; 124 if not all ranks start in time.
+    def start(self, has_threads: bool = False) -> None:
+        """Check the hosts, unless that has been done, and start mpirun.
 
         Raises:
             CollectiveError: If a host does not answer, has other versions, or has the
@@ -136,17 +151,11 @@ class Mpirun:
         """
         if not self.supervisor.specs:
             self.check()
-        if not self.supervisor.outputs:  # otherwise ``start`` has started it
-            print_message(self.commands())
-        return self.supervisor.run(on_started)
-
-    def start(self) -> None:
-        """Start mpirun while this process has threads; ``run`` waits for it later."""
         print_message(self.commands())
-        self.supervisor.start(has_threads=True)
+        super().start(has_threads)
 
     def check(self) -> None:
-        """Check the hosts, and write the command of mpirun; ``run`` does so, too."""
+        """Check the hosts, and write the command of mpirun; ``start`` does so, too."""
         answers = reachability.check(self.hosts, self.options, self.mpi.program)
         self.have_gpus = answers.have_gpus
         program = self.words.index(self.mpi.program) + 1
@@ -221,12 +230,8 @@ class Mpirun:
             self.lost_host = True
             self.supervisor.end(signal.SIGTERM)
 
-    def request_restart(self) -> None:
-        """Ask the ranks to end for the next generation; from any thread.
-
-        The caller repeats it until they have ended, because a rank that has not joined the
-        job yet ignores it.
-        """
+    def restart(self) -> None:
+        """Ask the ranks to end for the next generation; see ``Generation``."""
         if not (self.not_started or self.supervisor.ending):
             self._to_ranks(signal.SIGUSR1)
 
@@ -264,6 +269,11 @@ class Mpirun:
         """Return whether a rank has succeeded, or failed by itself and would fail again."""
         ends = list(self.relay.ends.values())
         return any(not end.failed for end in ends) or bool(self.relay.gave_up)
+
+    @property
+    def lost_ranks(self) -> Collection[int]:
+        """Return the ranks that have ended early."""
+        return self.relay.lost_ranks
 
     @property
     def ready(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
 from collective.errors import UsageError
+from collective.fit_options import Setting
 from collective.launch.output import OutputStyle, log_variables
 from collective.launch.remote_shell import RemoteShell
 
@@ -33,6 +34,8 @@ _REFUSED = {
     "--requeue-on": ("the script of the Slurm job requeues it (docs/how-to/slurm.md)",
         "trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
 }  # fmt: skip
+# Options that the program which runs an unedited script has, too (collective.distribute).
+OF_A_SCRIPT = ("backend", "output", "loops", "explain", "set")
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
     *("verbose", "keras", "output", "binding_args"),
@@ -84,6 +87,25 @@ def _split(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
+class _Read(argparse.Action):
+    """Read the word of an option by ``const``, whose UsageError argparse does not see.
+
+    argparse replaces a ValueError of ``type``, which a UsageError is, by words of its own.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        parsed: argparse.Namespace,
+        word: Any,
+        option: str | None = None,
+    ) -> None:
+        value = self.const(word)
+        if isinstance(self.default, list):  # the option may be given several times
+            value = [*getattr(parsed, self.dest), value]
+        setattr(parsed, self.dest, value)
+
+
 _KERAS = "an unedited Keras script"
 _AGENTS = "agents: one process on each node, no ssh"
 SEVERAL = "several hosts"
@@ -111,6 +133,7 @@ class LaunchOptions:
     # Variables of the ranks, set by options.
     variables: Mapping[str, str] = field(default_factory=dict)
     appends: bool = False  # to files that earlier generations have written
+    typed: Sequence[str] = ()  # the options as typed, without the command
 
     # None: all slots of the hosts.
     num_proc: int | None = _count("-np", "--num-proc", unit=" rank is needed", hint=EXAMPLE,
@@ -149,8 +172,9 @@ class LaunchOptions:
         help="cut the batches of its own training loops, too")
     explain: bool = _switch("--explain", group=_KERAS,
         help="say what its step sums, gathers and computes whole, by line of code")
-    set: Sequence[str] = _option("--set", action="append", default=[], group=_KERAS,
-        metavar="NAME=VALUE", help="an option of collective.fit for it: accumulate=4")
+    set: Sequence[Setting] = _option("--set", action=_Read, const=Setting.of, default=[],
+        group=_KERAS, metavar="NAME=VALUE",
+        help="an option of collective.fit for it: accumulate=4")
     output: str | None = _option("--output", choices=("rank0", "all"), group=_KERAS,
         help="whose standard output is shown (default: rank0)")
 
@@ -186,11 +210,11 @@ class LaunchOptions:
     mpirun: str | None = _option("--mpirun", metavar="PROGRAM", group=SEVERAL,
         help="which mpirun, where there are several")
     mpi_args: Sequence[str] = _option("--mpi-args", default=(), metavar="ARGS", group=SEVERAL,
-        type=functools.partial(_words, "--mpi-args"),
+        action=_Read, const=functools.partial(_words, "--mpi-args"),
         help='further options of mpirun: --mpi-args="..."')
     # If there are any, the launcher does not bind ranks.
     binding_args: Sequence[str] = _option("--binding-args", default=(), metavar="ARGS",
-        group=SEVERAL, type=functools.partial(_words, "--binding-args"),
+        group=SEVERAL, action=_Read, const=functools.partial(_words, "--binding-args"),
         help="mpirun's options to bind ranks to cores, in place of ours")
     tcp: bool = _switch("--tcp", group=SEVERAL, help="MPI uses TCP only")
     use_mpi: bool = _switch("--mpi", group=SEVERAL, excludes="--mpi",
@@ -308,7 +332,11 @@ def words(options: LaunchOptions, names: Sequence[str]) -> list[str]:
         if option.name not in names or value in (option.default, []):
             continue
         name = option.metadata["names"][-1]
-        if value is not True:
-            name += f"={value if isinstance(value, (str, Path)) else shlex.join(value)}"
-        found.append(name)
+        if value is True:
+            found.append(name)
+        elif option.name == "set":  # given once for each
+            found += [f"{name}={each}" for each in value]
+        else:
+            text = value if isinstance(value, (str, Path)) else shlex.join(value)
+            found.append(f"{name}={text}")
     return found

@@ -72,7 +72,7 @@ class OutputStyle:
 
     @property
     def one_program(self) -> bool:
-        """Whether all ranks run one program whose output is that of rank 0."""
+        """Return whether all ranks run one program, of which rank 0's output is shown."""
         return self.plain_stdout
 
     @property

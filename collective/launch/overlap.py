@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from collective.hosts import Host
-from collective.launch.elastic import ElasticRanks
+from collective.launch.job import Generation
 from collective.launch.mpirun import Mpirun
 from collective.running_time import Deadline, Lasting
 
@@ -28,13 +28,9 @@ class Overlap:
 
     A thread of the launcher decides: ``prepare``, ``cancel``. The main thread, which alone
     starts processes, does the rest: ``look``, ``take``, ``end``.
-
-    Args:
-        seconds: How long it may take until the next generation is released.
     """
 
-    def __init__(self, seconds: float):
-        self._seconds = seconds
+    def __init__(self) -> None:
         self.job: Mpirun | None = None  # the next generation, if there is one
         self.placed: Sequence[Host] = ()  # its hosts, as ``hosts.place`` returns them
         self._failed = False
@@ -61,9 +57,13 @@ class Overlap:
             return False
         return self._deadline.passed()
 
-    def prepare(self, job: Mpirun, placed: Sequence[Host]) -> None:
-        """Have a generation started, on hosts that were checked."""
-        self._deadline = Deadline(self._seconds)
+    def prepare(self, job: Mpirun, placed: Sequence[Host], seconds: float) -> None:
+        """Have a generation started, on hosts that were checked.
+
+        Args:
+            seconds: How long it may take until the generation is released.
+        """
+        self._deadline = Deadline(seconds)
         self._incomplete = Lasting(_CAUSE_SECONDS)
         self._handed_over = Lasting(_END_SECONDS)
         self._started = self._unwanted = self._outlived = False
@@ -78,7 +78,7 @@ class Overlap:
         """Have the next generation end, unless it was released."""
         self._unwanted = True
 
-    def look(self, present: ElasticRanks | Mpirun) -> None:
+    def look(self, present: Generation) -> None:
         """Start, release or end the next generation if it is due.
 
         The caller repeats it many times a second while the present generation runs.
@@ -88,7 +88,7 @@ class Overlap:
             return
         if not self._started:
             self._started = True
-            job.start()
+            job.start(has_threads=True)
         supervisor, before = job.supervisor, present.supervisor
         supervisor.look()
         if before.ending and before.processes and not self._outlived:
@@ -105,7 +105,7 @@ class Overlap:
         elif present.has_handed_over and self.ready:
             job.release()
         if not supervisor.processes:
-            supervisor.finish()
+            job.end()
             self.job, self._failed = None, not job.interrupted
 
     def take(self) -> Mpirun | None:
@@ -127,5 +127,5 @@ class Overlap:
         while job.supervisor.processes:
             job.supervisor.look()
             time.sleep(_POLL_SECONDS)
-        job.supervisor.finish()
+        job.end()
         self.job = None

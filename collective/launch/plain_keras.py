@@ -81,6 +81,11 @@ class Program:
                     waiting += folder.glob(f"{name}/**/*.py")
 
 
+def start_of(ranks: int | None) -> str:
+    """Return the words to type in front of a command."""
+    return f"collectiverun -np {ranks}" if ranks else "collectiverun"
+
+
 def is_python(word: str) -> bool:
     """Return whether a word of a command names a Python interpreter."""
     return re.fullmatch(r"python[\d.]*", Path(word).name) is not None

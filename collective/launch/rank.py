@@ -211,7 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(
             signal.SIGUSR1, lambda *_: rank.membership.ask_to_restart(rank.rank)
         )
-    code = rank.supervisor.run(on_started=lambda: rank.report_state("started"))
+    job = rank.supervisor
+    job.start()
+    rank.report_state("started")
+    job.watch()
+    code = job.finish()
     if code == generations.EXIT_CODE:
         return settled(0)
     if code and rank.elastic:

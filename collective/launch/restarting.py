@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from collective import hosts
 from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host, slots_of
 from collective.launch import mpi, processes, reachability, single_host
+from collective.launch.discovery import SCRIPT_SECONDS, Discovery, FixedHosts
 from collective.launch.elastic import ElasticRanks
+from collective.launch.job import Generation
 from collective.launch.mpirun import Mpirun
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.output import print_message
@@ -43,43 +46,72 @@ class RestartingLauncher:
 
     Args:
         options: The command line, with ``min_np``.
-        present: Returns the present hosts, each with its slots.
+        present: The present hosts, each with its slots; by default, those that
+            ``--host-discovery-script`` prints.
+        placed: Hosts of the first ranks, from ``hosts.place``; by default those that are
+            present when the job starts.
     """
 
-    def __init__(self, options: LaunchOptions, present: Callable[[], Sequence[Host]]):
+    def __init__(
+        self,
+        options: LaunchOptions,
+        present: Discovery | FixedHosts | None = None,
+        placed: Sequence[Host] = (),
+    ):
         assert options.min_np is not None
-        self.present = present
+        self.present, self.first = present or _discovery(options), placed
         self.options = options
         self.min_np = options.min_np
         self.grows = options.max_np is not None
-        self.max_np = options.max_np or options.num_proc or 0
+        self.max_np = options.max_np or options.num_proc or slots_of(placed)
         self.name = os.urandom(16).hex()
-        self.only_local = _why_only_local(options)
         self.placed: Sequence[Host] = []  # this generation's hosts, from hosts.place
         self.logins: dict[str, Host] = {}  # all hosts that have had ranks
-        self.job: ElasticRanks | Mpirun | None = None
+        self.job: Generation | None = None
         self.retry_at: dict[str, float] = {}  # by host, for those that did not answer
-        self.lost = self.number = 0
+        self.lost = self.number = self.code = 0
         self.not_before, self.pause = 0.0, options.cooldown[0]
-        self.overlap = Overlap(options.elastic_timeout)
+        self.overlap = Overlap()
         self.may_overlap = not options.no_overlap
 
-    def run(self, placed: Sequence[Host] = ()) -> int:
-        """Run the job, first on the hosts from ``hosts.place``, if given.
+    def commands(self) -> str:
+        """Return the commands that the first generation would start."""
+        with self.present:
+            self.placed = self._first_hosts()
+            return self._make(0).commands()
 
-        Returns:
-            The exit code.
+    def start(self, has_threads: bool = False) -> None:
+        """Begin to discover hosts; ``watch`` starts generation after generation.
+
+        Raises:
+            UsageError: If the script that discovers hosts fails.
+        """
+        self.present.__enter__()
+
+    def watch(self) -> None:
+        """Run generations until the job is over.
 
         Raises:
             CollectiveError: If the first generation cannot be started.
         """
-        self.max_np = self.max_np or slots_of(placed)
-        least = self.options.num_proc or self.min_np
+        self.code = self._generations(self._first_hosts())
+
+    def end(self) -> int:
+        """End a generation that was prepared, forget kept state, and return the exit code."""
         try:
-            return self._generations(placed or self._wait_for_hosts(least))
-        finally:
             self.overlap.end()
             self._remove_kept_state()
+        finally:
+            self.present.__exit__()
+        return self.code
+
+    @functools.cached_property
+    def only_local(self) -> str:
+        """Return why only this host can be used; empty if others can, too."""
+        return _why_only_local(self.options)
+
+    def _first_hosts(self) -> Sequence[Host]:
+        return self.first or self._wait_for_hosts(self.options.num_proc or self.min_np)
 
     def _generations(self, placed: Sequence[Host]) -> int:
         lost_host = False  # in the last generation
@@ -87,7 +119,7 @@ class RestartingLauncher:
             self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
-                lost_host = isinstance(self.job, Mpirun) and self.job.lost_host
+                lost_host = self.job is not None and self.job.lost_host
             except CollectiveError as error:
                 if not number:
                     raise
@@ -122,7 +154,7 @@ class RestartingLauncher:
 
     def _leave_out_still_hosts(self) -> None:
         """Leave out hosts that stand still; they may answer, but do not work."""
-        still = self.job.still_hosts if isinstance(self.job, Mpirun) else ()
+        still = self.job.still_hosts if self.job is not None else ()
         for host in self.logins.values():
             if host.name in still:
                 self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
@@ -163,28 +195,31 @@ class RestartingLauncher:
             where = ", ".join(f"{host.login}:{host.slots}" for host in self.placed)
             print_message(f"generation {number}: {size} ranks, on {where}")
         self.logins.update({host.login: host for host in self.placed})
-        job = self.overlap.take() or self._make(number)
-        if self.options.dry_run:
-            print(job.commands())
-            return 0
+        prepared = self.overlap.take()
+        job: Generation = prepared or self._make(number)
         self.job, self.number = job, number
-        self.overlap = overlap = Overlap(self.options.elastic_timeout)
+        self.overlap = overlap = Overlap()
         job.supervisor.meanwhile = lambda: overlap.look(job)
+        if prepared is None:  # else its processes run already
+            job.start()
         ended = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         try:
-            return job.run(on_started=watch.start if self.grows else None)
+            if self.grows:
+                threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
+            job.watch()
         finally:
+            code = job.end()
             ended.set()
+        return code
 
-    def _make(self, number: int) -> ElasticRanks | Mpirun:
-        """Make the job of a generation, ready to be run."""
+    def _make(self, number: int) -> Generation:
+        """Make the job of a generation, not yet started."""
         options, variables = self.options, self._variables(number)
         if self._needs_mpi(self.placed):
             return Mpirun(options, self.placed, variables)
         options = dataclasses.replace(options, appends=number > 0)
         size = slots_of(self.placed)
-        job = single_host.job(options, size, variables, self._local_slots)
+        job = single_host.ranks(options, size, variables, self._local_slots)
         assert isinstance(job, ElasticRanks)
         return job
 
@@ -196,7 +231,7 @@ class RestartingLauncher:
 
     def _needs_mpi(self, placed: Sequence[Host]) -> bool:
         # A job that mpirun once started stays with it: the program may use MPI itself.
-        used = self.options.use_mpi or isinstance(self.job, Mpirun)
+        used = self.options.use_mpi or (self.job is not None and self.job.uses_mpi)
         return used or not all(map(hosts.is_local, placed))
 
     def _watch(self, ended: threading.Event) -> None:
@@ -205,7 +240,7 @@ class RestartingLauncher:
         while not ended.wait(POLL_SECONDS):
             due = due or self._is_due(overlap)
             if due:
-                job.request_restart()
+                job.restart()
             if overlap.late:  # the present ranks do not end, or the next are not ready
                 self.may_overlap = False
                 print_message(
@@ -270,7 +305,7 @@ class RestartingLauncher:
         print_message(
             f"generation {number} is prepared, on {where}; the job trains meanwhile"
         )
-        overlap.prepare(job, wanted)
+        overlap.prepare(job, wanted, self.options.elastic_timeout)
         return True
 
     def _wait_longer(self) -> None:
@@ -282,13 +317,13 @@ class RestartingLauncher:
         assert self.job is not None
         if slots_of(wanted) < self.min_np or not self.job.training:
             return False
-        if isinstance(self.job, Mpirun):
-            if self.job.finishing:
-                return False
-            lost = len(self.job.relay.lost_ranks)
-            if lost > self.lost:
-                self.lost = lost
-                self._wait_longer()
+        if self.job.finishing:
+            return False
+        lost = len(self.job.lost_ranks)
+        if lost > self.lost:
+            self.lost = lost
+            self._wait_longer()
+        if self.job.uses_mpi:
             moves = _slots_by_login(wanted) != self._running()
         else:  # ranks on this host join and leave by themselves
             moves = not all(map(hosts.is_local, wanted))
@@ -296,7 +331,7 @@ class RestartingLauncher:
 
     def _running(self) -> dict[str, int]:
         """Return the number of ranks by host, without those that were lost."""
-        lost = self.job.relay.lost_ranks if isinstance(self.job, Mpirun) else ()
+        lost = self.job.lost_ranks if self.job is not None else ()
         ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
         return collections.Counter(
             login for rank, login in enumerate(ranks) if rank not in lost
@@ -305,7 +340,7 @@ class RestartingLauncher:
     def _wanted(self) -> list[Host]:
         """Return the hosts for the ranks; hosts that have ranks now come first."""
         logins = [host.login for host in self.placed]
-        present = self.present()
+        present = self.present.hosts
         for login in self.retry_at.keys() - {host.login for host in present}:
             del self.retry_at[login]  # a host that returns may be another machine
         usable = [host for host in present if self._is_usable(host)]
@@ -335,7 +370,12 @@ class RestartingLauncher:
             return str(error)
 
     def _local_slots(self) -> int:
-        return slots_of(host for host in self.present() if hosts.is_local(host))
+        return slots_of(host for host in self.present.hosts if hosts.is_local(host))
+
+
+def _discovery(options: LaunchOptions) -> Discovery:
+    seconds = min(options.start_timeout or SCRIPT_SECONDS, SCRIPT_SECONDS)
+    return Discovery(options.host_discovery_script, options.slots_per_host, seconds)
 
 
 def _slots_by_login(placed: Sequence[Host]) -> dict[str, int]:

@@ -49,7 +49,7 @@ class Screen:
     """Lines of several ranks, each put by a thread of its own.
 
     Args:
-        one_program: Whether all ranks run one program and what it prints is the same.
+        one_program: Whether all ranks run one program and print the same.
 
     Attributes:
         repeated: By rank, its last lines that were left out.
@@ -154,7 +154,7 @@ class Screen:
         return having
 
     def _note(self, ranks: Sequence[int], text: str) -> None:
-        """Notes that a line of these ranks is on the screen."""
+        """Note that a line of these ranks is on the screen."""
         if len(self._shown) >= _MOST_KNOWN:
             self._shown.clear()
             self._printed.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import signal
@@ -11,20 +12,55 @@ from collective.elastic import membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
 from collective.environment.base import JOINS, MAX_NP, MIN_NP
-from collective.launch import cores, horovod_settings
+from collective.launch import cores, horovod_settings, plain_keras
 from collective.launch.elastic import ElasticRanks
+from collective.launch.job import Supervised
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
 
 
-def job(
+class OnThisHost:
+    """The job of a command line that names no other host, with messages for beginners."""
+
+    def __init__(self, options: LaunchOptions, size: int):
+        self.options, self.size = options, size
+
+    @functools.cached_property
+    def ranks(self) -> EndTogether | ElasticRanks:
+        """Return the ranks; they share out the cores that this process may use now."""
+        return ranks(self.options, self.size)
+
+    def commands(self) -> str:
+        """Return the commands of the ranks."""
+        return self.ranks.commands()
+
+    def start(self, has_threads: bool = False) -> None:
+        """Start the ranks."""
+        self.ranks.start(has_threads)
+
+    def watch(self) -> None:
+        """Watch the ranks until all have ended."""
+        self.ranks.watch()
+
+    def end(self) -> int:
+        """End the ranks; report that none has joined the job, if all have succeeded."""
+        code = self.ranks.end()
+        joined = self.ranks.membership.has_joined
+        if not code and not any(map(joined, range(self.size))):
+            start = plain_keras.start_of(self.size)
+            if text := plain_keras.none_joined(self.options.command, self.size, start):
+                print_message(text)
+        return code
+
+
+def ranks(
     options: LaunchOptions,
     size: int,
     variables: Mapping[str, str] | None = None,
     slots: Callable[[], int] | None = None,
 ) -> EndTogether | ElasticRanks:
-    """Return the job, ready to run; an elastic one with ``--min-np``.
+    """Return the ranks, not yet started; elastic ones with ``--min-np``.
 
     Args:
         variables: Added to the environment of the ranks, in addition to the options' own.
@@ -74,7 +110,7 @@ def job(
     return ElasticRanks(specs, options, membership, spec, wanted)
 
 
-class EndTogether:
+class EndTogether(Supervised):
     """The ranks of a job that needs all of them: if one fails, the others are ended.
 
     Args:

@@ -132,45 +132,15 @@ class Supervisor:
             )
         return "\n".join(lines)
 
-    def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """Start the processes, unless that has been done, and wait for their end.
-
-        Args:
-            on_started: Called when all are started. It may begin threads: a process that
-                has threads cannot start others safely (``processes.start``).
-
-        Returns:
-            0 if each returned 0; else the exit code of the first that failed, or 128 +
-            the signal that ended it; 2 if the program cannot be started.
-        """
-        for number in processes.ending_signals():
-            signal.signal(number, self._forward)
-        if self.contains:
-            signal.signal(signal.SIGTSTP, self._suspend)
-        if not self.outputs:
-            self.start()
-        try:
-            if on_started is not None:
-                on_started()
-            while self.processes:
-                self.look()
-                self.meanwhile()
-                time.sleep(_POLL_SECONDS)
-        except OSError as error:
-            self._note_not_started(error)
-        finally:
-            self.close()
-        self.policy.report()
-        return self.exit_code
-
     def start(self, has_threads: bool = False) -> None:
-        """Start the processes.
+        """Start the processes; if one cannot be started, print why and kill the others.
 
         Args:
-            has_threads: As for ``processes.start``.
-
-        If one cannot be started, print why, and kill the others.
+            has_threads: As for ``processes.start``. It is true for a job that is prepared
+                while another one runs, which keeps the signals of this process.
         """
+        if not has_threads:
+            self._take_signals()
         self.watchdog = processes.Watchdog()
         try:
             for spec in self.specs:
@@ -182,6 +152,24 @@ class Supervisor:
             terminal.pass_on(self._typed_to)
         for output in self.outputs.values():
             output.start()
+
+    def _take_signals(self) -> None:
+        """Pass signals that this process gets from now on to this job."""
+        for number in processes.ending_signals():
+            signal.signal(number, self._forward)
+        if self.contains:
+            signal.signal(signal.SIGTSTP, self._suspend)
+
+    def watch(self) -> None:
+        """Watch the processes until all have ended."""
+        self._take_signals()
+        try:
+            while self.processes:
+                self.look()
+                self.meanwhile()
+                time.sleep(_POLL_SECONDS)
+        except OSError as error:  # of a rank that was started late
+            self._note_not_started(error)
 
     def _note_not_started(self, error: OSError) -> None:
         print_message(_why_not_started(error, self.specs[0].command[0]))
@@ -211,10 +199,16 @@ class Supervisor:
         if not self.ending:
             self.end(signal.SIGTERM)
 
-    def finish(self) -> None:
-        """End a job like ``run``, after the caller has called ``start`` and ``look``."""
+    def finish(self) -> int:
+        """Kill processes that still run, and report how the job ended.
+
+        Returns:
+            0 if each process returned 0; else the exit code of the first that failed, or
+            128 + the signal that ended it; 2 if the program cannot be started.
+        """
         self.close()
         self.policy.report()
+        return self.exit_code
 
     def close(self) -> None:
         """Kill processes that still run, and show the rest of the output."""

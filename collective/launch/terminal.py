@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.2
 
 
 def pass_on(to: IO[bytes]) -> None:
-    """Starts a thread that writes what is typed to a process; Ctrl-D closes its input."""
+    """Start a thread that passes typed lines to a process; Ctrl-D closes its input."""
     args = (sys.stdin.fileno(), to)
     threading.Thread(target=_copy, args=args, daemon=True).start()
 

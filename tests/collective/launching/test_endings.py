@@ -17,6 +17,7 @@ from collective.environment import Environment
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.launch import endings, processes, rank, supervisor
 from collective.launch.endings import Lingering, Undead
+from collective.launch.job import run
 from collective.launch.options import LaunchOptions
 from collective.launch.single_host import EndTogether
 from collective.launch.supervisor import ProcessSpec
@@ -197,7 +198,7 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
         with contextlib.ExitStack() as freeze:
             options = LaunchOptions(no_prefix=True)
             specs = [ProcessSpec(0, ["sleep", "100"])]
-            Job(specs, options, membership_file.MembershipFile(1)).supervisor.run()
+            run(Job(specs, options, membership_file.MembershipFile(1)))
             assert processes.kill_is_pending(watched[0])
             printed = capsys.readouterr().err
     finally:

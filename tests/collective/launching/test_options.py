@@ -199,6 +199,7 @@ def test_unknown_settings_of_a_configuration_file_warn(tmp_path, capsys):
         ("-np 2 --elastic-timeout 0 true", "--elastic-timeout 0: at least 1"),
         ("-np 2 --blacklist-cooldown-range 9 8 true", "at most the second"),
         ("-np 2 --config-file /no/such true", "cannot read"),
+        ("-np 2 --mpi-args=' true", "--mpi-args=': No closing quotation"),
         ("-np 2 --mpirun /no/such --mpi true", "there is no /no/such on this host"),
         ("-np 2 --mpirun true --mpi true", "is not the mpirun of Open MPI"),
     ],
@@ -300,13 +301,14 @@ PROGRAM = [
         ("-np 2 --keras my.py --epochs 3", [*PROGRAM, "my.py", "--epochs", "3"]),
         (
             "-np 2 --keras --backend mpi my.py",
-            [*PROGRAM, "--backend", "mpi", "my.py"],
+            [*PROGRAM, "--backend=mpi", "my.py"],
         ),
-        ("--keras --output all my.py", [*PROGRAM, "--output", "all", "my.py"]),
         (
-            "--keras --output-filename d my.py",
-            [*PROGRAM, "--output", "all", "my.py"],
+            "-np 2 --keras --set seed=3 --set verify=run my.py",
+            [*PROGRAM, "--set=seed=3", "--set=verify=run", "my.py"],
         ),
+        ("--keras --output all my.py", [*PROGRAM, "--output=all", "my.py"]),
+        ("--keras --output-filename d my.py", [*PROGRAM, "--output=all", "my.py"]),
         ("--keras python my.py a", ["python", *PROGRAM[1:], "my.py", "a"]),
         (
             "--keras /opt/bin/python3.12 -m my.module -x",
@@ -319,9 +321,9 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
     options = parse(typed.split())
     assert list(options.command) == wanted
     # Only one rank prints, directly on our own standard output.
-    alone = "--keras" in typed.split("my.py")[0] and "all" not in wanted
+    alone = "--keras" in typed.split("my.py")[0] and "--output=all" not in wanted
     assert options.style.plain_stdout == alone
-    assert options.use_mpi == ("mpi" in wanted)
+    assert options.use_mpi == ("--backend=mpi" in wanted)
 
 
 @pytest.mark.parametrize(

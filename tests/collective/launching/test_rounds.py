@@ -17,6 +17,8 @@ from collective.environment import gpus
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host
 from collective.launch import mpi, restarting
+from collective.launch.discovery import FixedHosts
+from collective.launch.job import run
 from collective.launch.mpirun import Mpirun
 from collective.launch.options import LaunchOptions
 from collective.launch.overlap import Overlap
@@ -114,7 +116,7 @@ def launcher(monkeypatch):
     options = LaunchOptions(
         ["train.py"], min_np=1, max_np=8, reset_limit=3, use_mpi=True
     )
-    made = restarting.RestartingLauncher(options, lambda: HERE)
+    made = restarting.RestartingLauncher(options, FixedHosts(HERE), HERE)
     made.placed, made.number = HERE, 0
     made.job = Mpirun(options, HERE)
     return made
@@ -140,10 +142,10 @@ def test_ranks_that_are_to_leave_a_host_do_not_wait(launcher):
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_two_generations_do_not_share_gpus(launcher, monkeypatch, capfd):
     monkeypatch.setattr(gpus, "granted", lambda: [])
-    overlap = Overlap(60)
+    overlap = Overlap()
     assert launcher._prepare(overlap, HERE) and overlap.job is not None
     monkeypatch.setattr(gpus, "granted", lambda: ["0"])
-    overlap = Overlap(60)
+    overlap = Overlap()
     assert not launcher._prepare(overlap, HERE) and overlap.job is None
     assert "this host: the memory of GPUs does not suffice" in capfd.readouterr().err
     assert not launcher._overlaps(HERE)
@@ -162,7 +164,7 @@ def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
     monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
     present = [Host("localhost", 1), Host("other.invalid", 1)]
     options = LaunchOptions(min_np=1, max_np=2)
-    launcher = restarting.RestartingLauncher(options, lambda: present)
+    launcher = restarting.RestartingLauncher(options, FixedHosts(present))
     reasons = ["does not answer", ""]
     monkeypatch.setattr(launcher, "_why_unreachable", lambda host: reasons.pop(0))
     other = present[1]
@@ -176,9 +178,9 @@ def test_a_host_that_was_gone_and_comes_back_is_asked_at_once(monkeypatch):
 def test_slots_that_do_not_come_end_the_wait(monkeypatch, capfd):
     monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
     options = LaunchOptions(min_np=4, max_np=4, elastic_timeout=1)
-    launcher = restarting.RestartingLauncher(options, lambda: HERE)
+    launcher = restarting.RestartingLauncher(options, FixedHosts(HERE))
     with pytest.raises(UsageError, match="no slots for 4 ranks within 1 s"):
-        launcher.run()
+        run(launcher)
     assert capfd.readouterr().err.count("2 slots; waiting for 4\n") == 1
 
 
@@ -189,7 +191,7 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
     monkeypatch.setattr(restarting.processes, "ending_signals", list)
     monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
     options = LaunchOptions(["train.py"], min_np=1, use_mpi=True)
-    launcher = restarting.RestartingLauncher(options, lambda: HERE)
+    launcher = restarting.RestartingLauncher(options, FixedHosts(HERE), HERE)
 
     def generation(number):
         launcher.job = Mpirun(options, HERE)
@@ -199,7 +201,7 @@ def test_a_restart_whose_hosts_fail_their_check_is_tried_again(
         return 3 if number == 2 else 0
 
     monkeypatch.setattr(launcher, "_generation", generation)
-    assert launcher.run(HERE) == 3
+    assert run(launcher) == 3
     assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
 
 
@@ -212,7 +214,7 @@ def test_a_job_under_nohup_outlives_its_terminal_between_generations(
     monkeypatch.setattr(launcher, "_generation", lambda number: codes.pop(0))
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert launcher.run(HERE) == 0
+        assert run(launcher) == 0
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == restarting._exit
     finally:
@@ -358,9 +360,9 @@ def test_ranks_that_have_handed_over_and_do_not_end_are_ended():
     )
     present = SimpleNamespace(supervisor=before)
     supervisor = SimpleNamespace(processes=[2], look=lambda: None)
-    job = SimpleNamespace(released=True, supervisor=supervisor, start=lambda: None)
-    overlap = Overlap(60)
-    overlap.prepare(job, HERE)
+    job = SimpleNamespace(released=True, supervisor=supervisor, start=lambda **_: None)
+    overlap = Overlap()
+    overlap.prepare(job, HERE, 60)
     overlap.look(present)
     assert not ended
     supervisor.processes = []

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.fit_options import settings
+from collective.fit_options import Setting
 from collective.training.verification import stock_run
 from tests import launch
 from tests.training.small import NAMES
@@ -115,10 +115,13 @@ def test_words():
     for wrong in ("runs", "run:0", "run:x"):
         with pytest.raises(UsageError, match="neither"):
             stock_run.steps_beside(wrong, single)
-    given = settings(["verify=run", "accumulate=4"])
-    assert given == {"verify": "run", "accumulate": 4}
+    given = map(Setting.of, ["verify=run", "accumulate=4"])
+    assert [(each.name, each.value) for each in given] == [
+        ("verify", "run"),
+        ("accumulate", 4),
+    ]
     with pytest.raises(UsageError, match="not a value"):
-        settings(["accumulate=four"])
+        Setting.of("accumulate=four")
 
 
 @alone
