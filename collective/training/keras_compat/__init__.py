@@ -1,7 +1,7 @@
-"""What the training takes from inside Keras and TensorFlow, one file for each neighbour.
+"""The parts inside Keras and TensorFlow that the training uses, one file for each of theirs.
 
-``private_names`` has the names, and compares what is installed with them first. Each
-function has a test that fails when a neighbour changes. Nothing here is about the
+``private_names`` has their names, and compares the installed versions with them first. Each
+function has a test that fails when Keras or TensorFlow changes. Nothing here is about the
 mathematics of a step, which is Keras' own.
 """
 

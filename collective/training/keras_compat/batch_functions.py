@@ -1,4 +1,4 @@
-"""Where Keras makes the functions that its loops call with each batch."""
+"""Replaces the functions that Keras' loops call with each batch."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Step = Callable[[Any], Any]
 
 
 class Eager(NamedTuple):
-    """What ``make`` may return for a model that runs eagerly: the step of Keras' own function."""
+    """The step of Keras' own function, which ``make`` may return for a model that runs eagerly."""
 
     step: Step
 
 
 @contextlib.contextmanager
 def made_by(make: Make) -> Iterator[None]:
-    """Inside, models get their train, test and predict functions from ``make``.
+    """Have models get their train, test and predict functions from ``make``.
 
-    A model keeps its functions until it is compiled again, as with Keras' own.
+    A model keeps its functions until it is compiled again, as it keeps Keras' own.
 
     Args:
-        make: Called with a model and the name of a method; returns the function, an
-            ``Eager`` step for Keras' own function, or None for that as it is.
+        make: Called with a model and the name of a method. It returns the function, an
+            ``Eager`` step for Keras' own function, or None for Keras' function unchanged.
     """
     with contextlib.ExitStack() as stack:
         for attribute, method in FUNCTIONS.items():

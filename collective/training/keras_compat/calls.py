@@ -1,4 +1,4 @@
-"""Calls that optimizers and ``tf.function`` get: to note them, and to know whose they are."""
+"""Calls of gradient tapes and of ``tf.function``: records them, and knows whose they are."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ _LIBRARIES = ("tensorflow", "keras", "collective")
 
 
 def is_trained(source: Any) -> bool:
-    """Whether something is a variable that training changes."""
+    """Return whether something is a variable that training changes."""
     is_variable = isinstance(source, keras.Variable | tf.Variable)
     return is_variable and bool(source.trainable)
 
 
 def function_class() -> type[Any]:
-    """The class of what ``tf.function`` returns."""
+    """Return the class of the objects that ``tf.function`` makes."""
     return polymorphic_function.Function
 
 
 def is_users(function: Any) -> bool:
-    """Whether a ``tf.function`` is of a user's own code."""
+    """Return whether a ``tf.function`` is of a user's own code."""
     body = function.python_function
     return (getattr(body, "__module__", None) or "").split(".")[0] not in _LIBRARIES
 
 
 def computes_batches(function: Any) -> bool:
-    """Whether a ``tf.function`` is of a user's own code, or a step of a Keras model."""
+    """Return whether a ``tf.function`` is a user's own, or a step of a Keras model."""
     module = getattr(function.python_function, "__module__", None) or ""
     return is_users(function) or module == "keras.src.backend.tensorflow.trainer"
 
 
 @contextlib.contextmanager
 def record_gradients(noted: list[tuple[Any, tf.Tensor]]) -> Iterator[None]:
-    """Inside, notes gradients of trained variables; not those that are differentiated.
+    """Record gradients of trained variables that are computed inside.
+
+    Gradients that are differentiated again are left out.
 
     Args:
-        noted: Gets each variable with its gradient, where that is dense.
+        noted: Each variable is added to it, with its gradient if that is dense.
     """
     original = tf.GradientTape.gradient
 

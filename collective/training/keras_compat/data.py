@@ -30,14 +30,14 @@ from collective.replacements import replacing
 
 
 def is_array(value: Any) -> bool:
-    """Whether Keras takes the value for one array: NumPy, tensor, pandas, SciPy."""
+    """Return whether Keras takes the value for one array: NumPy, tensor, pandas, SciPy."""
     if value is None or getattr(value, "shape", None) == ():
         return False
     return bool(array_slicing.can_slice_array(value))
 
 
 def as_dense_or_sparse(value: Any) -> Any:
-    """An array that ``is_array`` as NumPy array, RaggedTensor or SparseTensor."""
+    """Return an array that ``is_array`` as NumPy array, RaggedTensor or SparseTensor."""
     if data_adapter_utils.is_scipy_sparse(value):
         return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, np.ndarray)):
@@ -50,42 +50,42 @@ def as_dense_or_sparse(value: Any) -> Any:
 
 
 def sparse_by_rows(tensor: tf.SparseTensor) -> Any:
-    """The tensor in a form whose rows can be read in any order."""
+    """Return the tensor in a form whose rows can be read in any order."""
     return array_slicing.to_tensorflow_sparse_wrapper(tf.sparse.reorder(tensor))
 
 
 def sparse_rows(by_rows: Any, rows: tf.Tensor) -> tf.SparseTensor:
-    """Rows of a tensor that ``sparse_by_rows`` was given."""
+    """Return rows of a tensor from its form by ``sparse_by_rows``."""
     return array_slicing.slice_tensorflow_sparse_wrapper(by_rows, rows)
 
 
 def class_weights(y: Any, weights: dict[int, float]) -> np.ndarray:
-    """The weight of each row, by its class: float ``[rows]``."""
+    """Return the weight of each row, by its class: float ``[rows]``."""
     return data_adapter_utils.class_weight_to_sample_weights(y, weights)
 
 
 def adapter(
     data: Any, class_weight: dict[int, float] | None = None, shuffle: bool = False
 ) -> DataAdapter:
-    """Keras' adapter of a ``tf.data.Dataset``, ``PyDataset``, generator or DataLoader.
+    """Return Keras' adapter of a ``tf.data.Dataset``, ``PyDataset``, generator or DataLoader.
 
     Args:
         shuffle: Whether Keras mixes the items of a ``PyDataset`` again in each epoch.
 
     Raises:
-        ValueError: Keras takes no such data, or not with a ``class_weight``.
+        ValueError: Keras does not accept the data, or not with a ``class_weight``.
     """
     return get_data_adapter(data, class_weight=class_weight, shuffle=shuffle)
 
 
 def unpack(element: Any) -> tuple[Any, Any, Any]:
-    """Returns ``(x, y, sample_weight)`` of a batch; parts that it does not have are None."""
+    """Return ``(x, y, sample_weight)`` of a batch; parts that it does not have are None."""
     x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(element)
     return _without_optionals(x), _without_optionals(y), _without_optionals(weight)
 
 
 def _without_optionals(part: Any) -> Any:
-    """Puts None back where Keras writes an optional inside ``tf.data``."""
+    """Replace each optional that Keras writes inside ``tf.data`` by None."""
 
     def one(leaf: Any) -> Any:
         absent = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
@@ -97,7 +97,7 @@ def _without_optionals(part: Any) -> Any:
 def passes(
     array: np.ndarray, batch_size: int, shuffle: bool | str, seed: int
 ) -> Iterator[np.ndarray]:
-    """The array, pass after pass, in ``fit``'s order of rows with TensorFlow's seed."""
+    """Yield batches, pass after pass, in ``fit``'s order of rows with TensorFlow's seed."""
     with tf.init_scope(), replacing(context, "global_seed", lambda: seed):
         adapter = ArrayDataAdapter(array, batch_size=batch_size, shuffle=shuffle)
         batches = adapter.get_tf_dataset()
@@ -106,9 +106,9 @@ def passes(
 
 
 def tensorflow_seed() -> int | None:
-    """Returns TensorFlow's global seed, or None if it is not set.
+    """Return TensorFlow's global seed, or None if it is not set.
 
-    The order of Keras follows it, and it stays after ``keras.backend.clear_session``.
+    Keras' order of rows depends on it, and ``keras.backend.clear_session`` keeps it.
     """
     seed = context.global_seed()
     return None if seed is None else int(seed)
@@ -116,7 +116,7 @@ def tensorflow_seed() -> int | None:
 
 @contextlib.contextmanager
 def tensorflow_draws_unchanged() -> Iterator[None]:
-    """Puts back the generator of the seeds of eager ``tf.random`` operations."""
+    """Put back the generator of the seeds of eager ``tf.random`` operations."""
     generator = context.context()._rng
     before = generator.getstate()
     try:
@@ -126,10 +126,10 @@ def tensorflow_draws_unchanged() -> Iterator[None]:
 
 
 def limit_generator(data: DataAdapter, batches: int) -> None:
-    """Has a pass over a Python generator take so many batches, and none ahead.
+    """Have a pass over a Python generator take so many batches, and none ahead.
 
-    Pipelines read ahead as far as they come. The next pass would begin with other batches
-    on each rank; with Keras alone it does so from run to run.
+    Pipelines read ahead as far as they can. The next pass would begin with different batches
+    on each rank; with Keras alone it begins differently from run to run.
     """
     if isinstance(data, GeneratorDataAdapter):
         endless = data.generator
@@ -147,33 +147,33 @@ class EpochIterator:
         self._keras = TFEpochIterator(
             x=data,
             steps_per_epoch=steps,
-            # Not the script's or our own: the rows are cut already.
+            # Not the strategy of the script, nor ours, because the rows are cut already.
             distribute_strategy=distribute_lib._get_default_strategy(),
         )
 
     @property
     def steps(self) -> int | None:
-        """Batches of an epoch, as far as known."""
+        """Return the number of batches of an epoch, or None if it is not known."""
         return self._keras.num_batches
 
     def reset(self) -> None:
-        """Begins from the start of the data."""
+        """Begin from the start of the data."""
         self._keras.reset()
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch, as long as the data have any."""
+        """Yield the batches of the next epoch, until it or the data end."""
         with self._keras.catch_stop_iteration():
             for _, _, iterator in self._keras:
                 yield next(iterator)
 
 
 def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
-    """What ``keras.Model.evaluate`` returns for these results."""
+    """Return these results in the form of ``keras.Model.evaluate``."""
     return model._flatten_metrics_in_order(logs)
 
 
 def joined_outputs(batches: list[tf.Tensor]) -> Any:
-    """What ``keras.Model.predict`` makes of its batches: ragged where shapes differ."""
+    """Join batches as ``keras.Model.predict`` does: ragged if their shapes differ."""
     return potentially_ragged_concat(batches)
 
 
@@ -187,13 +187,13 @@ _datasets = itertools.count()  # of this process, alike on every rank
 
 @contextlib.contextmanager
 def other_order_each_epoch(seed: int) -> Iterator[None]:
-    """Inside, arrays that are shuffled have another order in each epoch.
+    """Have shuffled arrays come in a new order in each epoch.
 
     Keras shuffles by an operation without a seed of its own. If TensorFlow has a global
     seed, it draws the same order in each epoch.
 
     Args:
-        seed: The orders follow from it.
+        seed: Determines the orders.
     """
     stock = ArrayDataAdapter.get_tf_dataset
 

@@ -1,7 +1,7 @@
-"""What ``keras.distribution`` asks its backend, and the distribution of a script.
+"""The functions that ``keras.distribution`` calls, and the distribution of a script.
 
-Keras' TensorFlow backend lists the devices of one process, and looks at no distribution:
-a script's ``DataParallel`` has no effect.
+Keras' TensorFlow backend lists the devices of one process, and ignores distributions: a
+script's ``DataParallel`` does nothing there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from keras.src.distribution import distribution_lib
 def backend_module(
     functions: Mapping[str, Callable[..., Any]],
 ) -> tuple[ModuleType, str, ModuleType]:
-    """A module in the place of that which ``keras.distribution`` asks for devices.
+    """Make a module that can replace the one which ``keras.distribution`` asks for devices.
 
     Args:
-        functions: What it has beside, or in place of, those of Keras.
+        functions: Functions of the new module, in addition to, or in place of, Keras' own.
 
     Returns:
-        Where Keras refers to its own: module and name; and the new one.
+        The module of Keras that refers to its own module, the name by which it does so,
+        and the new module.
     """
     stock = distribution_lib.distribution_lib
     module = ModuleType(stock.__name__)
@@ -32,29 +33,29 @@ def backend_module(
 
 
 def distribution_class() -> type[Any]:
-    """What ``DataParallel`` and ``ModelParallel`` derive from."""
+    """Return the class from which ``DataParallel`` and ``ModelParallel`` derive."""
     return distribution_lib.Distribution
 
 
 def current_distribution() -> Any:
-    """Returns the distribution that the script has set, or None."""
+    """Return the distribution that the script has set, or None."""
     return keras.distribution.distribution()
 
 
 def distribution_ignored() -> bool:
-    """Whether a script has set a distribution, and Keras alone would look at it."""
-    # No Keras has it; ``backend_module`` has.
+    """Return whether a script has set a distribution that nothing looks at."""
+    # Only the module from ``backend_module`` has this function.
     known = hasattr(distribution_lib.distribution_lib, "num_processes")
     return current_distribution() is not None and not known
 
 
 def layout_of(distribution: Any, path: str) -> tuple[str | None, ...] | None:
-    """The axes that the ``LayoutMap`` of a ``ModelParallel`` gives a variable; or None."""
+    """Return the axes that a ``ModelParallel``'s ``LayoutMap`` gives a variable, or None."""
     layout = distribution._layout_map[path]
     return None if layout is None else tuple(layout.axes)
 
 
 def axes_used(distribution: Any) -> set[str]:
-    """The axes of the mesh that layouts of a ``ModelParallel`` name."""
+    """Return the axes of the mesh that layouts of a ``ModelParallel`` name."""
     layouts = distribution._layout_map.values()
     return {axis for layout in layouts for axis in layout.axes if axis is not None}

@@ -1,4 +1,4 @@
-"""What decides the numbers that TensorFlow and Keras draw eagerly without a seed."""
+"""The state that decides which numbers TensorFlow and Keras draw eagerly without a seed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from collective.training.keras_compat.seeds import (
 class EagerDraws(NamedTuple):
     """State of the generators of one process."""
 
-    seed: int  # TensorFlow's global one
-    generator: Any  # of the seeds of its operations
-    keras: np.ndarray | None  # of ``keras.random``; None if not made yet
+    seed: int  # TensorFlow's global seed
+    generator: Any  # the generator of the seeds of its operations
+    keras: np.ndarray | None  # the state of ``keras.random``; None if not made yet
 
 
 def eager_draws() -> EagerDraws:
-    """Returns the generators' state of this process, and sets a seed if there is none."""
+    """Return the state of this process' generators, and set a seed if there is none."""
     known = context.context()
-    if known._seed is None:  # otherwise an operation would draw what cannot be repeated
+    if known._seed is None:  # else an operation draws numbers that cannot be repeated
         tf.random.set_seed(int.from_bytes(os.urandom(4), "little"))
     state = global_seed_state()
     numbers = None if state is None else np.array(state)
@@ -34,11 +34,11 @@ def eager_draws() -> EagerDraws:
 
 
 def set_eager_draws(draws: EagerDraws, again: bool = False) -> None:
-    """Continues as the process whose state this is.
+    """Continue like the process that has this state.
 
     Args:
-        again: Whether numbers were drawn from it that are to be drawn again: operations
-            with the same seed would continue.
+        again: Whether numbers that were drawn since must be drawn again. Otherwise,
+            operations with the same seed continue.
     """
     known = context.context()
     if again or known._seed != draws.seed:

@@ -33,22 +33,22 @@ _SAVERS = (
 
 
 def savers() -> list[tuple[Any, str, str]]:
-    """What writes a model or a picture: its owner, its name, its parameter for the path."""
+    """Return the functions that write files: owner, name, and parameter for the path."""
     return [saver for saver in _SAVERS if hasattr(*saver[:2])]
 
 
 def checkpoint_writer() -> type[Any]:
-    """What writes the files of ``tf.train.Checkpoint``, by its method ``save``."""
+    """Return the class whose method ``save`` writes the files of ``tf.train.Checkpoint``."""
     return functional_saver.MultiDeviceSaver
 
 
 def checkpoint_deleter() -> tuple[ModuleType, str]:
-    """What ``CheckpointManager`` deletes old files with: where it is, and its name."""
+    """Return module and name of the function by which ``CheckpointManager`` deletes files."""
     return checkpoint_management, "_delete_file_if_exists"
 
 
 def get_file() -> Callable[..., Any]:
-    """Keras' function that downloads a file."""
+    """Return Keras' function that downloads a file."""
     return file_utils.get_file
 
 
@@ -67,7 +67,7 @@ def in_callback(frame: FrameType | None) -> bool:
 
 
 def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
-    """Every module of Keras that refers to a function, and under which name."""
+    """Return every module of Keras that refers to a function, each with the name it uses."""
     return [
         (module, name)
         for of, module in list(sys.modules.items())
@@ -79,11 +79,11 @@ def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
 
 
 def global_seed() -> int | None:
-    """Returns the last argument of ``keras.utils.set_random_seed``, or None without a call."""
+    """Return the last argument of ``keras.utils.set_random_seed``, or None without a call."""
     return global_state.get_global_attribute("global_random_seed")
 
 
 def serialize_as(kind: type[Any], stock: type[Any]) -> None:
-    """Has Keras write objects of a class as those of one of its own."""
+    """Have Keras serialize objects of a class as if they were of a class of its own."""
     name = api_export.get_name_from_symbol(stock)
     api_export.REGISTERED_OBJS_TO_NAMES[kind] = name

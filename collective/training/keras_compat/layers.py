@@ -1,4 +1,4 @@
-"""How a model calls its layers, what they normalize by, and the masks of tensors."""
+"""The calls of a model's layers, and the masks of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerCall:
     operation: Any  # the layer
     inputs: frozenset[int]
     outputs: tuple[int, ...]
-    # Takes the values of its inputs, adds those of its outputs.
+    # Takes the values of its inputs, and adds the values of its outputs.
     compute: Callable[[dict[int, Any]], None]
 
 
@@ -34,7 +34,7 @@ class LayerCall:
 def replace_layer_calls(
     graph: Callable[[list[LayerCall], dict[int, Any]], None],
 ) -> Iterator[None]:
-    """Inside, replaces how functional models call their layers.
+    """Replace the way in which functional models call their layers.
 
     Args:
         graph: Computes a model. Arguments: its nodes in order, and the values of its
@@ -80,7 +80,7 @@ def _row_bytes(tensor: keras.KerasTensor) -> int:
 
 
 def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
-    """The layers of a Sequential or functional model, also of models in it.
+    """Return the layers of a Sequential or functional model, also of models in it.
 
     Returns:
         In the order of their first call, each with the bytes of its outputs per row;
@@ -104,7 +104,7 @@ def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
 
 
 def _functional(model: keras.Model) -> Functional | None:
-    """Returns the graph of a Sequential or functional model, or None for any other model."""
+    """Return the graph of a Sequential or functional model, or None for any other model."""
     inner = getattr(model, "_functional", None) or model
     own_call = (
         not isinstance(inner, Functional) or type(inner).call is not Functional.call
@@ -113,7 +113,7 @@ def _functional(model: keras.Model) -> Functional | None:
 
 
 def copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
-    """A copy on the current device, with the tensor's mask."""
+    """Return a copy on the current device, with the tensor's mask."""
     copy, mask = tf.identity(tensor), mask_of(tensor)
     if mask is not None:
         set_mask(copy, tf.identity(mask))

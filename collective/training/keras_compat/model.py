@@ -1,4 +1,4 @@
-"""A Keras model: how its variables are made, what its user overrides and compiles."""
+"""A Keras model: makes its variables, and tells which methods and settings are the user's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collective.training.keras_compat.optimizers import (
     core_optimizer,
 )
 
-# Whose functions by tf.function read no variables of a model.
+# Libraries whose functions by tf.function do not read variables of a model.
 _LIBRARIES = ("collective.", "keras.", "tensorflow.")
 
 #: The folder of Keras' code that is called for each variable.
@@ -31,7 +31,7 @@ def build(
     optimizer: bool = True,
     training: bool = False,
 ) -> None:
-    """Creates every variable of model, loss, metrics and optimizer.
+    """Create every variable of model, loss, metrics and optimizer.
 
     The model is called as a step calls it: a ``Sequential`` that is built by the call keeps
     the value of ``training`` that it sees then.
@@ -61,7 +61,7 @@ def build(
     built = model.optimizer.built
     model.optimizer.built = built or not optimizer
     try:
-        # What is traced without values would keep those that variables begin with.
+        # A trace that is made before variables have values would keep their initial ones.
         with _retraced(), _called_as_in_step(model, training):
             model._symbolic_build(data_batch=batch)
     except Exception:
@@ -73,7 +73,7 @@ def build(
 def _called_as_in_step(
     model: keras.Model, training: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Inside, ``_symbolic_build`` says ``training`` as ``train_step`` or ``test_step`` does."""
+    """Have ``_symbolic_build`` pass ``training`` as ``train_step`` or ``test_step`` does."""
     original = backend.compute_output_spec
     words = {"training": training} if takes_training(model) else {}
 
@@ -84,14 +84,14 @@ def _called_as_in_step(
 
 
 def fixed_rows(model: keras.Model) -> int | None:
-    """Returns the batch size that the model's inputs fix, or None."""
+    """Return the batch size that the model's inputs fix, or None."""
     inputs = getattr(model, "inputs", None) or []
     found = {i.shape[0] for i in inputs if getattr(i, "shape", None)}
     return found.pop() if len(found) == 1 else None
 
 
 def call(model: keras.Model, x: Any, training: bool) -> Any:
-    """The model's predictions, with ``training`` where its ``call`` takes it.
+    """Return the model's predictions; pass ``training`` if its ``call`` takes it.
 
     Raises:
         CollectiveError: As it was raised in a layer, without Keras' words around it.
@@ -108,18 +108,18 @@ def call(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Whether the model's ``call`` has a ``training`` argument."""
+    """Return whether the model's ``call`` has a ``training`` argument."""
     return bool(model._call_has_training_arg)
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether the user's class, or the model itself, replaces a ``keras.Model`` method."""
+    """Return whether the user's class, or the model itself, replaces a Keras method."""
     of_class = getattr(type(model), method) is not getattr(keras.Model, method)
     return of_class or method in vars(model)
 
 
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:
-    """Losses, metrics and their weights, by the names of ``compile``'s arguments."""
+    """Return losses, metrics and their weights, by the names of ``compile``'s arguments."""
     losses, metrics = model._compile_loss, model._compile_metrics
     return {
         "loss": model.loss,
@@ -130,13 +130,13 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def compiled_settings(model: keras.Model) -> tuple[Any, ...]:
-    """What ``compile`` has set: other objects after another call of it."""
+    """Return the objects that ``compile`` has set; each call of it sets new ones."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     return tuple(getattr(model, name, None) for name in names)
 
 
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
-    """Optimizers that are attributes of the model or its layers, but the compiled one."""
+    """Return optimizers that are attributes of the model or its layers, and not compiled."""
     found: dict[int, keras.Optimizer] = {}
     for layer in layers_of(model):
         for held in list(vars(layer).values()):
@@ -148,56 +148,56 @@ def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
-    """The TensorFlow variable behind a Keras one; others are returned as they are."""
+    """Return the TensorFlow variable of a Keras one; return any other as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def path_of(variable: keras.Variable | tf.Variable) -> str:
-    """The path of a Keras variable, the name of a TensorFlow one."""
+    """Return the path of a Keras variable, or the name of a TensorFlow one."""
     return str(getattr(variable, "path", variable.name))
 
 
 def move_variable(variable: keras.Variable, device: str) -> None:
-    """Puts a variable on another device; references to the Keras variable stay valid."""
+    """Put a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):
         variable._initialize(tf.identity(variable.value))
 
 
 def layers_of(model: keras.Layer) -> list[keras.Layer]:
-    """The model, or layer, and its layers, in the order of ``trainable_flags``."""
+    """Return the model, or layer, and its layers, in the order of ``trainable_flags``."""
     return list(model._flatten_layers())
 
 
 def trainable_flags(model: keras.Model) -> list[bool]:
-    """Whether each layer is trainable, in an order that does not depend on it."""
+    """Return whether each layer is trainable, in an order that does not depend on it."""
     return [bool(layer.trainable) for layer in layers_of(model)]
 
 
 def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
-    """Makes layers trainable, or not, as ``trainable_flags`` has said."""
+    """Make layers trainable, or not, as ``trainable_flags`` returned it."""
     for layer, flag in zip(layers_of(model), flags, strict=True):
         if layer.trainable != bool(flag):
             layer.trainable = bool(flag)
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """The epoch with which ``BackupAndRestore`` wants training to begin."""
+    """Return the epoch with which ``BackupAndRestore`` wants training to begin."""
     return getattr(model, "_initial_epoch", None)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
-    """Set what ``initial_epoch`` returns; 0 is none."""
+    """Set the epoch that ``initial_epoch`` returns; after 0, it returns None."""
     model._initial_epoch = epoch or None
 
 
 def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
-    """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
+    """Return whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))
 
 
 @contextlib.contextmanager
 def assignments() -> Iterator[set[int]]:
-    """Collects the ids of the Keras variables that are assigned meanwhile.
+    """Collect the ids of the Keras variables that are assigned inside.
 
     ``assign_add``, ``set_weights`` and an optimizer's setters end in ``_direct_assign``.
     """
@@ -236,7 +236,7 @@ def logs_of_last_step() -> Iterator[None]:
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables of all metrics, also of those that the model does not list.
+    """Return the variables of all metrics, also of metrics that the model does not list.
 
     A model may replace its property ``metrics``.
     """
@@ -249,10 +249,10 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _retraced() -> contextlib.AbstractContextManager[Any]:
-    """Inside, each call of a ``tf.function`` of the user's traces it, and keeps nothing.
+    """Have each call of a user's ``tf.function`` trace it, and keep nothing.
 
-    For a model that is built: its variables have no values yet, and a trace would keep
-    those that they begin with.
+    It is used while a model is built: a trace of that time would keep the initial values of
+    its variables.
     """
     original = polymorphic_function.Function.__call__
 
@@ -265,6 +265,6 @@ def _retraced() -> contextlib.AbstractContextManager[Any]:
 
 
 def compiled_objects(model: keras.Model) -> list[Any]:
-    """What ``compile`` has made: other ones after each call."""
+    """Return the objects that ``compile`` has made; each call of it makes new ones."""
     names = ("_compile_loss", "_compile_metrics", "_loss_tracker")
     return [getattr(model, name, None) for name in names]

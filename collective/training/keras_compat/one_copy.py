@@ -1,9 +1,9 @@
-"""Keras objects that were made in a strategy's scope, as ones made without a strategy.
+"""Shows Keras objects of a strategy's scope as if they were made without a strategy.
 
 A variable of a ``tf.distribute`` strategy with one device in this process is a container
-of one plain ``tf.Variable``. Inside ``one_copy`` Keras sees the latter, and optimizers
-have no strategy: so code runs that a strategy would refuse, such as an assignment in a
-step, and nothing is summed twice.
+of one plain ``tf.Variable``. Inside ``one_copy`` Keras sees the plain variable, and
+optimizers see no strategy. So code can run that a strategy would refuse, such as an
+assignment in a step, and nothing is summed twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collective.replacements import replacing
 
 
 def outside_strategy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function where no scope or replica of a strategy is entered."""
+    """Call a function outside of any scope or replica of a strategy."""
     if not tf.distribute.has_strategy():
         return function(*args, **kwargs)
     with ThreadPoolExecutor(1) as thread:  # scopes are entered for one thread
@@ -33,10 +33,10 @@ def outside_strategy(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 @contextlib.contextmanager
 def on_one_device() -> Iterator[None]:
-    """Inside, Keras' own ``evaluate`` and ``predict`` run a strategy's model on one device.
+    """Have Keras' own ``evaluate`` and ``predict`` run a strategy's model on one device.
 
-    On several they cut a batch, and fail where it has fewer rows than there are devices.
-    Variables are read as those of one device, too.
+    On several devices they cut a batch, and fail if it has fewer rows than there are
+    devices. Variables are read from one device, too.
     """
     model, default = keras.Model, outside_strategy(tf.distribute.get_strategy)
     one = property(lambda _: default)
@@ -59,20 +59,20 @@ def _outside_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def number_of(kind: type[Any]) -> Callable[[keras.Variable], Any]:
-    """``Variable.__float__`` or ``__int__``, also where each device has a copy.
+    """Return a ``Variable.__float__`` or ``__int__`` that accepts a copy on each device.
 
-    Keras' own raises a TypeError there, as for ``float(optimizer.learning_rate)``.
+    Keras' own raises a TypeError then, as for ``float(optimizer.learning_rate)``.
     """
     return lambda variable: kind(tf.convert_to_tensor(variable.value).numpy())
 
 
 @contextlib.contextmanager
 def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
-    """Inside, Keras' variables are those of this process' only device.
+    """Have Keras' variables be the plain ones of this process' only device.
 
     Args:
-        model: Made in the strategy's scope.
-        strategy: With one device in this process. Variables that are made inside are
+        model: A model that was made in the strategy's scope.
+        strategy: It has one device in this process. Variables that are made inside are
             made in its scope.
     """
     variable = keras.Variable
@@ -112,10 +112,10 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
-    """Inside, all variables of a strategy are those of the first device; plain.
+    """Have all variables of a strategy be the plain ones of the first device.
 
-    This includes ``tf.Variable``: it is the context in which a strategy updates one copy.
-    No scope of the strategy is entered inside.
+    This includes ``tf.Variable``, because it is the context in which a strategy updates one
+    copy. No scope of the strategy is entered inside.
     """
     distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
     try:
@@ -126,7 +126,7 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 
 def container(variable: tf.Variable) -> Any:
-    """Returns the strategy's container of several copies of a variable, or the variable itself."""
+    """Return the strategy's container of a variable's copies, or the variable itself."""
     values = getattr(variable, "values", None)
     if values is not None:
         return variable if len(values) > 1 else values[0]
@@ -139,10 +139,11 @@ def container(variable: tf.Variable) -> Any:
 
 
 def copies(variable: tf.Variable) -> list[Any]:
-    """The copies that a step reads and writes, of the one on the first device.
+    """Return the copies of a first device's variable that a step reads and writes.
 
-    What a strategy sums over the copies where it is read, as variables of metrics, is
-    that of the first; the others are zero (``follow_first``).
+    A strategy sums some variables over their copies when they are read, for example those
+    of metrics. The first copy of such a variable has the value, and the others are zero
+    (``follow_first``).
     """
     around = container(variable)
     values = list(getattr(around, "values", (variable,)))
@@ -150,7 +151,7 @@ def copies(variable: tf.Variable) -> list[Any]:
 
 
 def follow_first(variables: Sequence[tf.Variable]) -> None:
-    """Gives the other copies what they have beside the first, which was written."""
+    """Give the other copies their values after the first copy was written."""
     for variable in variables:
         around = container(variable)
         first, *others = getattr(around, "values", (variable,))

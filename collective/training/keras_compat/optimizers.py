@@ -1,4 +1,4 @@
-"""Keras' optimizers: given sums, built for shards, placed on devices."""
+"""Keras' optimizers: applies sums, builds them for shards, places them on devices."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from collective.replacements import replacing
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """The optimizer that updates variables, inside a LossScaleOptimizer or not."""
+    """Return the optimizer that updates variables, without a LossScaleOptimizer around it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def optimizers_with_apply() -> tuple[type[keras.Optimizer], ...]:
-    """The classes whose ``apply`` every update of Keras' optimizers goes through."""
+    """Return the classes whose ``apply`` every update of Keras' optimizers calls."""
     return BaseOptimizer, keras.optimizers.LossScaleOptimizer
 
 
 def single_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """The optimizers that update variables: several in a MultiOptimizer, once built."""
+    """Return the optimizers that update variables: several in a built MultiOptimizer."""
     core = core_optimizer(optimizer)
     if _is_multi(core):
         return [inner for each in core.optimizers for inner in single_optimizers(each)]
@@ -37,7 +37,7 @@ def _is_multi(optimizer: keras.Optimizer) -> bool:
 
 
 def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
-    """The rates now: of schedules and of a user's functions, too."""
+    """Return the present rates, also if a schedule or a user's function gives them."""
     return [
         tf.convert_to_tensor(single.learning_rate)
         for single in single_optimizers(optimizer)
@@ -49,7 +49,7 @@ def apply(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
 ) -> Any:
-    """``optimizer.apply`` of gradients that are sums already.
+    """Call ``optimizer.apply`` with gradients that are sums already.
 
     Under a strategy Keras sums gradients itself, after clipping.
     """
@@ -65,7 +65,7 @@ def apply(
 
 @contextlib.contextmanager
 def count_atomically(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Inside, the step counter is traced for workers that update it concurrently.
+    """Trace the step counter for workers that update it concurrently.
 
     Keras reads it, adds one and writes it, which loses counts.
     """
@@ -83,7 +83,7 @@ def variables_seen(
     optimizers: Iterable[keras.Optimizer],
     on_made: Callable[[keras.Variable], None],
 ) -> Iterator[None]:
-    """Inside, a function is called with each variable that optimizers make."""
+    """Call a function with each variable that optimizers make inside."""
 
     def seeing(track: Callable[[Any], None]) -> Callable[[Any], None]:
         def tracked(variable: Any) -> None:
@@ -103,7 +103,7 @@ def variables_seen(
 
 
 def replace_value(variable: keras.Variable, value: tf.Tensor) -> None:
-    """Gives a variable a value of another shape."""
+    """Give a variable a value of another shape."""
     kept = tf.Variable(value, trainable=False, name=variable.name, dtype=variable.dtype)
     variable._value, variable._shape = kept, tuple(kept.shape)
 
@@ -113,14 +113,14 @@ def build_optimizer(
     variables: Sequence[keras.Variable],
     on_variable_devices: bool = False,
 ) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Builds an optimizer that is not built.
+    """Build an optimizer that is not built.
 
     Args:
         on_variable_devices: Whether each slot is on its variable's device.
 
     Returns:
-        Its slots (variables shaped as one of the model's), each with the model's
-        variable.
+        Its slots (variables shaped like one of the model's), each with the variable of
+        the model.
     """
     core = core_optimizer(optimizer)
     slots: list[tuple[keras.Variable, keras.Variable]] = []
@@ -142,7 +142,7 @@ def build_optimizer(
 
 @contextlib.contextmanager
 def update_on_variable_devices(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Inside, the optimizer updates each variable on the variable's device."""
+    """Have the optimizer update each variable on the variable's device."""
     core = core_optimizer(optimizer)
     update = core.update_step
 
@@ -159,11 +159,11 @@ def clip_shards(
     optimizer: keras.Optimizer,
     summed: Callable[[list[tf.Tensor], Sequence[keras.Variable]], list[tf.Tensor]],
 ) -> Iterator[None]:
-    """Inside, gradients are clipped by norms of which this process has a part.
+    """Clip gradients by norms of which this process has a part.
 
     Args:
-        summed: From the sums of squares here, of the gradients of which variables, to
-            those of whole gradients.
+        summed: Called with the sums of squares of the gradients' parts in this process,
+            and their variables; returns the sums of squares of whole gradients.
     """
     core = core_optimizer(optimizer)
     applies, clips = core._backend_apply_gradients, core._clip_gradients
@@ -185,7 +185,7 @@ def clip_shards(
             divisors = [tf.maximum(norm, limit) / limit for norm in norms]
             return [_over(g, d) for g, d in zip(grads, divisors, strict=True)]
         norm = tf.norm(tf.stack([tf.cast(n, norms[0].dtype) for n in norms]))
-        # What is infinite makes everything NaN, as in Keras, which adds look-ups up.
+        # An infinite gradient makes all of them NaN, as in Keras, which adds look-ups up.
         divisor = tf.maximum(norm, limit) / limit + (norm - norm)
         return [_over(tf.convert_to_tensor(g), divisor) for g in grads]
 
@@ -197,7 +197,7 @@ def clip_shards(
 
 
 def _over(gradient: Any, divisor: tf.Tensor) -> Any:
-    """A gradient, or each look-up in it, divided by a scalar."""
+    """Return a gradient divided by a scalar; of look-ups, the values are divided."""
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     values = gradient.values if is_sparse else gradient
     values /= tf.cast(divisor, values.dtype)
@@ -210,10 +210,11 @@ def _over(gradient: Any, divisor: tf.Tensor) -> Any:
 def find_overflow(
     optimizer: keras.Optimizer, everywhere: Callable[[tf.Tensor], tf.Tensor]
 ) -> Iterator[None]:
-    """Inside, a LossScaleOptimizer skips an update where another process' gradients overflow.
+    """Have a LossScaleOptimizer skip an update if another process' gradients overflow.
 
     Args:
-        everywhere: From whether those here are finite to whether all are.
+        everywhere: Called with whether this process' gradients are finite; returns whether
+            the gradients of all processes are.
     """
     if not expects_overflow(optimizer):
         yield
@@ -228,10 +229,10 @@ def replace_shapes(
     shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],
     values: Sequence[tf.Variable] = (),
 ) -> Iterator[None]:
-    """Inside, variables accept values of these shapes in a StatelessScope.
+    """Have variables accept values of these shapes in a StatelessScope.
 
     Args:
-        values: What the variables hold meanwhile; by default what they hold.
+        values: Values that the variables hold inside; by default their present ones.
     """
     with contextlib.ExitStack() as stack:
         for variable, shape in shapes:
@@ -242,17 +243,17 @@ def replace_shapes(
 
 
 def expects_overflow(optimizer: keras.Optimizer) -> bool:
-    """Whether the optimizer itself skips updates that are not finite."""
+    """Return whether the optimizer itself skips updates that are not finite."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
-    """What Keras does at the end of ``fit``: averages of the weights replace them."""
+    """Do what Keras does at the end of ``fit``: replace weights by their averages."""
     core_optimizer(optimizer).finalize_variable_values(list(variables))
 
 
 def applied_to(optimizer: Any, variables: Any) -> list[Any]:
-    """The variables that ``apply`` was given, or those the optimizer was built for."""
+    """Return the variables passed to ``apply``, or those the optimizer was built for."""
     if variables is None:
         variables = core_optimizer(optimizer)._trainable_variables
     return list(variables)

@@ -1,7 +1,7 @@
-"""The names inside Keras and TensorFlow that the product takes: two tables, checked at import.
+"""Two tables of the names inside Keras and TensorFlow that we use, checked at import.
 
-A Keras or TensorFlow that lacks one, and a Keras that is newer than the newest that the
-tests have run with, is named before anything trains. A test holds the tables to the code.
+If Keras or TensorFlow lacks a name, or Keras is newer than every version that the tests have
+run with, a message says so before anything trains. A test compares the tables with the code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collective.log import log
 NEWEST = "3.15"
 NEWEST_TENSORFLOW = "2.21"
 
-#: By module of ``keras.src``, or class in it (``module:class``): names, space-separated. Those of
-#: a class may be methods, or attributes that its methods set.
+#: By module of ``keras.src``, or class in it (``module:class``): names, space-separated. The
+#: names of a class may be methods, or attributes that its methods set.
 KERAS: Mapping[str, str] = {
     "api_export": "REGISTERED_OBJS_TO_NAMES get_name_from_symbol",
     "backend": "compute_output_spec random",
@@ -125,7 +125,7 @@ TENSORFLOW: Mapping[str, str] = {
 def check(
     of_keras: Mapping[str, str] = KERAS, of_tensorflow: Mapping[str, str] = TENSORFLOW
 ) -> None:
-    """Compares this Keras and TensorFlow with the tables.
+    """Compare this Keras and TensorFlow with the tables.
 
     Raises:
         UsageError: One of them lacks a name.
@@ -173,7 +173,7 @@ def _missing(root: str, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _used_by(kind: type[Any]) -> set[str]:
-    """The attributes that methods of a class read or set."""
+    """Return the attributes that methods of a class read or set."""
     functions = (f for base in kind.__mro__ for f in vars(base).values())
     found: set[str] = set()
     for function in functions:

@@ -1,4 +1,4 @@
-"""Where NumPy asks the system for a seed."""
+"""The function by which NumPy asks the system for a seed."""
 
 from __future__ import annotations
 

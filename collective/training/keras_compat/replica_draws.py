@@ -1,9 +1,9 @@
 """Random numbers of a replica's own, for replicas whose rows are batches of their own.
 
-Seeds and generators stay alike on all replicas, so their states need no exchange. What
-differs is where a draw begins: TensorFlow's Philox counts with 128 bits, of which a draw
-uses the lower 64; a replica has its number in the upper ones. Operations that hide the
-counter have it in the seed.
+Seeds and generators stay alike on all replicas, so that their states are never exchanged.
+Only the beginning of a draw differs: TensorFlow's Philox counts with 128 bits, of which a
+draw uses the lower 64, and a replica has its number in the upper ones. If an operation hides
+the counter, the number is in its seed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _BY_SEED = (
 
 @contextlib.contextmanager
 def draw_as_replica(replica: int) -> Iterator[None]:
-    """Inside, TensorFlow's random operations draw numbers of a replica's own.
+    """Have TensorFlow's random operations draw numbers of a replica's own.
 
-    Replica 0 draws those of one process.
+    Replica 0 draws the same numbers as one process.
     """
     counters = random_ops_util.get_key_counter_alg
     of_generator = tf.random.Generator._prepare_key_counter
@@ -70,7 +70,7 @@ def draw_as_replica(replica: int) -> Iterator[None]:
 
 
 def _draw(plain: Any, place: int, replica: int, *args: Any, **kwargs: Any) -> Any:
-    """An operation whose seed has the replica's number in its upper half."""
+    """Call an operation with the replica's number in the upper half of its seed."""
     given = list(args)
     if "seed" in kwargs:
         kwargs["seed"] = _moved(kwargs["seed"], replica)
@@ -80,7 +80,7 @@ def _draw(plain: Any, place: int, replica: int, *args: Any, **kwargs: Any) -> An
 
 
 def _moved(value: Any, replica: int) -> tf.Tensor:
-    """A counter or seed with the replica's number added to its upper half."""
+    """Return a counter or seed with the replica's number added to its upper half."""
     value = tf.convert_to_tensor(value)
     upper = [replica if i == 1 else 0 for i in range(value.shape[0])]
     if value.dtype == tf.uint64:  # which not every device can add

@@ -1,4 +1,4 @@
-"""What is taken from inside TensorFlow to read a traced graph and to write another one."""
+"""The parts inside TensorFlow that read a traced graph and write another one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LoopBody = control_flow_v2_func_graphs.WhileBodyFuncGraph
 Branch = control_flow_v2_func_graphs.CondBranchFuncGraph
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-# Attributes that describe where an operation stood, and are wrong anywhere else.
+# Attributes that describe the place of an operation, and are wrong in any other place.
 _OF_PLACE = {"_output_shapes", "_class", "_XlaCompile", "_lower_using_switch_merge"}
 
 
@@ -55,7 +55,7 @@ def before_reads(action: Callable[[tf.Variable], None]) -> Iterator[None]:
 
 
 def function_graph_of(name: str) -> Any:
-    """Returns an empty graph of a function, to be made inside of ``as_default``."""
+    """Return an empty graph of a function, to be filled inside of its ``as_default``."""
     return tf.__internal__.FuncGraph(new_name(name))
 
 
@@ -65,19 +65,19 @@ def complete(
     outputs: Sequence[tf.Tensor],
     effects: Sequence[tf.Operation],
 ) -> None:
-    """Says what a function's graph is called with, returns and does besides."""
+    """Set a function graph's arguments, its outputs, and its further effects."""
     graph.inputs = [*arguments, *(inner for _, inner in graph.captures)]
     graph.outputs = graph.structured_outputs = list(outputs)
     graph.control_outputs = list(effects)
 
 
 def new_name(begin: str) -> str:
-    """A name that no function of this process has."""
+    """Return a name that no function of this process has yet."""
     return f"{begin}_{ops.uid()}"
 
 
 def called_function(op: tf.Operation) -> Any | None:
-    """Returns the graph of the function that an operation calls, or None if it calls none."""
+    """Return the graph of the function that an operation calls, or None if it calls none."""
     if op.type in _CALLS:
         return function_graph(op, op.get_attr("f").name)
     if op.graph._get_function(op.type) is not None:  # called by its own name
@@ -86,7 +86,7 @@ def called_function(op: tf.Operation) -> Any | None:
 
 
 def function_graph(op: tf.Operation, name: str) -> Any:
-    """The graph of a function that an operation refers to."""
+    """Return the graph of a function that an operation refers to."""
     shapes = [t.shape for t in op.inputs]
     if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
         shapes = shapes[1:]
@@ -98,10 +98,10 @@ def copy_operation(
     inputs: Sequence[tf.Tensor],
     attributes: Mapping[str, attr_value_pb2.AttrValue] | None = None,
 ) -> tf.Operation:
-    """Copies an operation into the graph that is being traced, with other inputs.
+    """Copy an operation into the graph that is being traced, with other inputs.
 
     Args:
-        attributes: Those that are others.
+        attributes: The attributes that the copy does not have in common.
     """
     graph = tf.compat.v1.get_default_graph()
     values = {}
@@ -121,12 +121,12 @@ def copy_operation(
 
 
 def set_text_attribute(op: tf.Operation, name: str, text: str) -> None:
-    """Gives an operation an attribute of ours, whose name begins with an underscore."""
+    """Give an operation an attribute of ours, whose name begins with an underscore."""
     op._set_attr(name, attr_value_pb2.AttrValue(s=text.encode()))
 
 
 def text_attribute(op: tf.Operation, name: str) -> str | None:
-    """Returns an attribute of ours, or None if the operation has none of this name."""
+    """Return an attribute of ours, or None if the operation lacks it."""
     try:
         return str(op.get_attr(name).decode())
     except ValueError:
@@ -134,7 +134,7 @@ def text_attribute(op: tf.Operation, name: str) -> str | None:
 
 
 def one_open_shape() -> attr_value_pb2.AttrValue:
-    """A list of one shape of which nothing is known, as an attribute of an operation."""
+    """Return an attribute of an operation: a list of one shape that is not known at all."""
     shapes = [tf.TensorShape(None).as_proto()]
     return attr_value_pb2.AttrValue(
         list=attr_value_pb2.AttrValue.ListValue(shape=shapes)
@@ -142,7 +142,7 @@ def one_open_shape() -> attr_value_pb2.AttrValue:
 
 
 def run_operation(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What an operation makes of these inputs, computed now."""
+    """Run an operation on these inputs now, and return its outputs."""
     attributes: list[Any] = []
     for attribute in op.op_def.attr:
         value = op.get_attr(attribute.name)
@@ -171,10 +171,10 @@ def inferred_shapes(
     shapes: Sequence[Sequence[int | None] | None],
     constants: Sequence[np.ndarray | None],
 ) -> list[list[int | None] | None] | None:
-    """Returns the shapes that TensorFlow infers for an operation's outputs, or None.
+    """Return the shapes that TensorFlow infers for an operation's outputs, or None.
 
     Args:
-        shapes, constants: Of its inputs, as far as they are known.
+        shapes, constants: The shapes and values of its inputs, as far as they are known.
     """
     with tf.Graph().as_default():
         inputs = [
@@ -192,19 +192,19 @@ def inferred_shapes(
 
 
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Gives a handle the shape and dtype of what another one stands for."""
+    """Give a handle the shape and dtype of another handle's variable."""
     handle_data_util.copy_handle_data(source, target)
 
 
 def stand_in(shape: Sequence[int], dtype: str) -> tf.Variable:
-    """A variable without a value, to trace what reads and writes it."""
+    """Return a variable without a value, to trace code that reads and writes it."""
     return resource_variable_ops.UninitializedVariable(
         trainable=False, shape=tf.TensorShape(shape), dtype=tf.as_dtype(dtype)
     )
 
 
 def shape_of_variable(handle: tf.Tensor) -> tuple[int, ...] | None:
-    """Returns the shape of the variable behind a handle, or None if it is unknown."""
+    """Return the shape of a handle's variable, or None if it is unknown."""
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -220,7 +220,7 @@ def make_while(
     stateful: bool,
     parallel_iterations: int,
 ) -> list[tf.Tensor]:
-    """A loop over two ``FuncGraph``."""
+    """Make a loop over two ``FuncGraph``, and return its outputs."""
     make = gen_functional_ops._while if stateful else gen_functional_ops.stateless_while
     outputs = make(
         inputs,
@@ -234,7 +234,7 @@ def make_while(
 
 
 def _common_shapes(tensors: Sequence[Sequence[tf.Tensor]]) -> list[tf.TensorShape]:
-    """The shapes that all of several lists of tensors have."""
+    """Return the shapes that several lists of tensors have in common."""
     return [
         functools.reduce(
             tf.TensorShape.most_specific_compatible_shape, [t.shape for t in of_one]
@@ -250,7 +250,7 @@ def make_branches(
     *,
     stateful: bool,
 ) -> tuple[list[tf.Tensor], tf.Operation]:
-    """The call of one of several ``FuncGraph``, by number; its outputs and operation."""
+    """Call one of several ``FuncGraph`` by its number; return outputs and operation."""
     make = gen_functional_ops.case if stateful else gen_functional_ops.stateless_case
     made = make(
         index,
@@ -265,7 +265,7 @@ def make_branches(
 
 
 def written_handles(op: tf.Operation) -> list[tf.Tensor]:
-    """The handles of the variables that an operation writes, itself or in its branches."""
+    """Return the handles of variables that an operation writes, itself or in branches."""
     _, writes = auto_control_deps_utils.get_read_write_resource_inputs(op)
     return list(writes)
 
@@ -273,8 +273,8 @@ def written_handles(op: tf.Operation) -> list[tf.Tensor]:
 def shape_of(tensor: tf.Tensor) -> tuple[int | None, ...]:
     """Return the shape of a tensor as a tuple.
 
-    ``tensor.shape`` makes an object each time, which takes longer than all else that a
-    step does to look at a batch.
+    ``tensor.shape`` makes a new object each time, which takes longer than everything else
+    that a step does to look at a batch.
     """
     if isinstance(tensor, ops.EagerTensor):
         return tensor._shape_tuple()

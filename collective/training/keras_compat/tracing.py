@@ -1,4 +1,4 @@
-"""What is taken from a model's own step while it is traced, or runs eagerly."""
+"""Values and calls of a model's own step, caught while it is traced or runs eagerly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from collective.training.keras_compat.optimizers import (
 
 @contextlib.contextmanager
 def loss_of_step(model: keras.Model) -> Iterator[list[tf.Tensor]]:
-    """Inside, collects the losses that the model's step tracks: those of its batch alone.
+    """Collect the losses of single batches, which the model's step hands to its tracker.
 
-    What a step returns as ``loss`` is the mean since the metrics were last reset.
+    The ``loss`` that a step returns is the mean since the metrics were last reset.
     """
     found: list[tf.Tensor] = []
     tracker = getattr(model, "_loss_tracker", None)
@@ -41,11 +41,11 @@ def loss_of_step(model: keras.Model) -> Iterator[list[tf.Tensor]]:
 def applied_by(
     update: Callable[[keras.Optimizer, Sequence[Any], list[Any]], Any],
 ) -> Iterator[None]:
-    """Inside, ``optimizer.apply`` of any optimizer is this function.
+    """Have a function called in place of ``optimizer.apply`` of any optimizer.
 
     Args:
         update: Called with optimizer, gradients, of which some may be None, and
-            variables; what it calls is the optimizer's own ``apply``.
+            variables. Inside it, ``optimizer.apply`` is the optimizer's own method.
     """
     inside = False
 
@@ -70,7 +70,7 @@ def applied_by(
 
 @contextlib.contextmanager
 def only_builds(builds: bool = True) -> Iterator[None]:
-    """Inside, optimizers apply nothing; those that would have may be built at its end."""
+    """Have optimizers apply nothing; at the end, build those that would have, if wanted."""
     noted: list[tuple[keras.Optimizer, list[Any]]] = []
     with applied_by(
         lambda optimizer, _, variables: noted.append((optimizer, variables))
@@ -83,14 +83,14 @@ def only_builds(builds: bool = True) -> Iterator[None]:
 
 
 class _OfMetrics(keras.StatelessScope):
-    """Keeps what is written to metrics; everything else is written."""
+    """Keeps values that are written to metrics; all other variables are really written."""
 
     def __init__(self, metrics: Sequence[keras.Variable]):
         super().__init__([(v, tf.zeros(v.shape, v.dtype)) for v in metrics])
         self._metrics = {id(v) for v in metrics}
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """What a variable's ``assign`` calls."""
+        """Keep a value for a metric, and write any other; ``assign`` calls this."""
         variable, value = update
         if id(variable) in self._metrics:
             super().add_update(update)
@@ -99,5 +99,5 @@ class _OfMetrics(keras.StatelessScope):
 
 
 def counted_metrics(model: keras.Model) -> keras.StatelessScope:
-    """A scope in which the metrics of a model count from zero, and write no variable."""
+    """Return a scope in which a model's metrics count from zero and keep their values."""
     return _OfMetrics(model.metrics_variables)

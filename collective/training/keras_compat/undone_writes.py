@@ -1,4 +1,4 @@
-"""Code that writes variables, and leaves them as they were."""
+"""Undoes the writes of a piece of code to variables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collective.replacements import replacing
 
 @contextlib.contextmanager
 def undo_writes() -> Iterator[None]:
-    """Restores, at its end, every variable that was read or written inside.
+    """Restore, at the end, every variable that was read or written inside.
 
-    All methods that write a variable ask for its handle first. A variable is known by its
-    handle: what ``assign`` returns is another object with the same one.
+    All methods that write a variable ask for its handle first. A variable is identified by
+    its handle, because ``assign`` returns a new object with the same handle.
     """
     before: dict[Any, tf.Tensor] = {}
     stock = resource_variable_ops.BaseResourceVariable.handle.fget

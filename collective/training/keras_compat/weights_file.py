@@ -25,7 +25,7 @@ _skipped = functools.cache(saving_lib.get_attr_skipset)
 
 @contextlib.contextmanager
 def _skips_known() -> Iterator[None]:
-    """Inside, Keras uses the attributes found before."""
+    """Have Keras use the attributes that it found before."""
     for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
         _skipped(kind)
     with replacing(saving_lib, "get_attr_skipset", _skipped):
@@ -47,7 +47,7 @@ class _Alias:
 
 
 class _Given(keras.StatelessScope):
-    """Variables have given values; remembers which were read."""
+    """Gives variables certain values, and remembers which of them were read."""
 
     def __init__(self, values: Iterable[tuple[keras.Variable, np.ndarray]]):
         super().__init__()
@@ -55,7 +55,7 @@ class _Given(keras.StatelessScope):
         self.read: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The given value."""
+        """Return the given value."""
         self.read.add(id(variable))
         return super().get_current_value(variable)
 
@@ -84,7 +84,7 @@ class _File(io.BytesIO):
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes all of it, unless a write has failed before."""
+        """Write all of it, unless a write has failed before."""
         view = memoryview(data).cast("B")
         size, done = len(view), 0
         try:
@@ -114,7 +114,7 @@ class _File(io.BytesIO):
         return len(view)
 
     def __exit__(self, *_: Any) -> None:
-        """Syncs the file to disk; raises the first error."""
+        """Sync the file to disk, and raise the first error."""
         with self._file as file:
             if self._error is not None:
                 raise self._error
@@ -128,9 +128,9 @@ def save_weights(
     values: Sequence[np.ndarray],
     path: Path,
 ) -> list[int]:
-    """``model.save_weights``, with values that variables had at an earlier time.
+    """Do what ``model.save_weights`` does, with values of an earlier time.
 
-    Reads no variable, so it may run in a thread while the model trains.
+    It does not read the variables, so it may run in a thread while the model trains.
 
     Args:
         model: A built and compiled model.
@@ -164,10 +164,10 @@ def save_weights(
 def load_weights(
     model: keras.Model, variables: Sequence[keras.Variable], path: Path
 ) -> list[np.ndarray | None]:
-    """The values that ``model.load_weights`` would assign; assigns nothing.
+    """Return the values that ``model.load_weights`` would assign, and assign nothing.
 
     Returns:
-        The value of each variable, None for those that are not in the file.
+        The value of each variable, or None for a variable that is not in the file.
 
     Raises:
         ValueError: Among others, if an array is not as ``save_weights`` writes it.
@@ -177,7 +177,7 @@ def load_weights(
             _check_arrays(opened)
 
         class Opened(saving_lib.H5IOStore):
-            """Keras' store, of the file that is open."""
+            """Keras' store, for the file that is open."""
 
             def __init__(self, path: Any, mode: str):
                 super().__init__(file, mode=mode)

@@ -1,8 +1,8 @@
-"""Keras variables that hold a shard, as code sees them that expects the whole.
+"""Shows Keras variables that hold a shard as whole ones, to code that expects whole ones.
 
-Inside ``whole_variables`` such a variable has the whole shape. Its whole value is fetched
-by the first read or write of any of them, for all at once: code that reads none, as most
-callbacks, costs nothing.
+Inside ``whole_variables`` such a variable has the whole shape. The first read or write of
+any of them fetches the whole values of all. Code that reads none, like most callbacks, costs
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[int, np.ndarray]
 
 
 class Whole:
-    """What happens to variables, which hold shards, inside ``whole_variables``."""
+    """The variables inside ``whole_variables``: their shards, whole values and writes."""
 
     def __init__(
         self, variables: Sequence[keras.Variable], fetch: Callable[[], Values]
@@ -34,7 +34,7 @@ class Whole:
         self._fetching = False
 
     def fetch(self) -> None:
-        """Gives the variables their whole values, once."""
+        """Give the variables their whole values, once."""
         if self._before or self._fetching:  # whole already, or it reads the shards now
             return
         self._fetching = True
@@ -48,12 +48,12 @@ class Whole:
             variable._value = whole
 
     def assigned(self, variable: keras.Variable) -> None:
-        """Notes that a variable gets another value."""
+        """Note that a variable gets another value."""
         self.fetch()
         self._assigned.add(id(variable))
 
     def written(self) -> dict[int, np.ndarray]:
-        """The values of those that were written to; called inside."""
+        """Return the values of variables that were written; called inside."""
         if not self._before:
             return {}
         now = {id(v): np.asarray(v._value) for v in self._variables}
@@ -64,7 +64,7 @@ class Whole:
         }
 
     def put_back(self) -> None:
-        """Gives the variables their shards again."""
+        """Give the variables their shards again."""
         for variable, shard in zip(self._variables, self._shards, strict=False):
             variable._value = shard
 
@@ -74,7 +74,7 @@ def whole_variables(
     variables: Sequence[tuple[keras.Variable, tuple[int, ...]]],
     fetch: Callable[[], Values],
 ) -> Iterator[Whole]:
-    """Inside, variables that hold shards are whole.
+    """Have variables that hold shards be whole inside.
 
     Args:
         variables: Each with its whole shape.
@@ -98,7 +98,7 @@ def whole_variables(
 
 @functools.cache
 def _fetching(kind: type[Any]) -> type[Any]:
-    """A kind of variable that fetches its whole value before it is read or written."""
+    """Return a class of variables that fetch their whole value before a read or write."""
 
     class Fetching(kind):
         @property
