@@ -34,8 +34,8 @@ class Assembly:
     def __init__(self, options: FitOptions, backend: Backend):
         self.options = options
         self.backend = backend
-        self.features = options.features  # all that are known
-        if backend.most_replicas == 1:  # which has whole batches as it is
+        self.features = options.features  # those that are known so far
+        if backend.most_replicas == 1:  # one replica has whole batches anyway
             self.features.discard("per_replica")
         # Compresses gradients. If None, they are summed uncompressed.
         self.hook = None if options.hook is None else named.make(options.hook)
@@ -44,13 +44,13 @@ class Assembly:
         self.require(set())
 
     def require(self, features: set[str]) -> None:
-        """Adds features, and refuses what does not work with the others."""
+        """Add features, and refuse them if they do not work with the others."""
         self.features |= features
         compatibility.check(self.features, self.backend)
 
     @contextlib.contextmanager
     def numerics(self) -> Iterator[None]:
-        """Around the training: operations give the bits that were promised."""
+        """Have operations give the promised bits while the context is open."""
         if self.virtual is None:
             yield
             return
@@ -59,7 +59,7 @@ class Assembly:
             yield
 
     def choose(self, prepared: PreparedModel, data: TrainingData) -> None:
-        """Decides what was left open; every rank calls it."""
+        """Decide what depends on the model and the data; every rank calls it."""
         self.require(features_of(prepared.model))
         per_replica = own_batches.chosen(
             self.options.per_replica,
@@ -75,7 +75,7 @@ class Assembly:
         data: TrainingData,
         attachments: Sequence[Attachment],
     ) -> AnyStep:
-        """The step, compared with that of the other ranks; every rank calls it."""
+        """Return the step, compared with the other ranks' step; every rank calls it."""
         options, backend = self.options, self.backend
         step = make_step(
             prepared,
@@ -92,7 +92,7 @@ class Assembly:
         return step
 
     def _warn(self, prepared: PreparedModel) -> None:
-        """Says what a training does not have as it was asked for."""
+        """Warn about options that do not do what the user may expect."""
         if self.backend.rank != 0:
             return
         if prepared.hook is not None:
@@ -102,7 +102,7 @@ class Assembly:
             _say_not_compiled(log.warning if asked else log.info)
 
     def log(self, observers: Sequence[Observer]) -> None:
-        """Says in the log what was chosen."""
+        """Write into the log what was chosen."""
         backend = self.backend
         features = self.features | compatibility.of_backend(backend)
         log.debug(
@@ -117,5 +117,5 @@ class Assembly:
 
 @cache
 def _say_not_compiled(say: Callable[[str], None]) -> None:
-    """Once in a process, which may train many models."""
+    """Say it once in a process, which may train many models."""
     say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")

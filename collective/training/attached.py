@@ -1,4 +1,4 @@
-"""Which observers a training has: those that were asked for, and no others."""
+"""Chooses the observers of a training: those that were asked for, and no others."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def attach_observers(
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
 ) -> tuple[list[Observer], Membership | None]:
-    """The observers that were asked for, innermost first.
+    """Return the observers that were asked for, innermost first.
 
-    The state to start from is read, too; in an elastic job the membership reads it.
+    This reads the state to start from, too; in an elastic job the membership reads it.
 
-    A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
-    has what they changed, and so has the state with which a rank leaves.
+    A timeline and a ledger record a step before a callback can fail in it. A checkpoint, and
+    the state with which a rank leaves, contain what the callbacks have changed.
     """
     backend, params = position.backend, result.params
     inputs, virtual = data.inputs, data.virtual
@@ -62,7 +62,7 @@ def attach_observers(
     if backend.elastic:
         observers.append(CallbackMemory(callbacks.methods))
     if not callbacks.methods.has_bar and str(params["verbose"]) != "0":
-        # Behind the callbacks: it shows what they add to the logs.
+        # After the callbacks, so that it shows the logs that they add.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None
     plan = asdict(inputs.plan)

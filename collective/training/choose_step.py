@@ -1,4 +1,4 @@
-"""Which step a training or evaluation has: there are three."""
+"""Chooses the step of a training or evaluation, of which there are three kinds."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def make_step(
     expected_rows: int | None = None,
     is_stacked: bool = False,
 ) -> AnyStep:
-    """The step of a model.
+    """Return the step of a model.
 
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        method: Of the model: ``train_step`` or ``test_step``.
-        attachments: What else travels in the exchange.
-        expected_rows: How many rows a batch mostly has.
-        is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
+        method: The model's method: ``train_step`` or ``test_step``.
+        attachments: Further values that travel in the exchange.
+        expected_rows: The number of rows that most batches have.
+        is_stacked: Whether each row of ``spec`` is a whole batch, of which a replica has one.
     """
     options = options or FitOptions()
     if options.per_replica or not backend.synchronous:
@@ -87,7 +87,7 @@ def make_step(
 
 
 def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedStep]:
-    """The steps that were traced for a model as it is now compiled, by what they are for."""
+    """Return the steps that were traced for a model as it is compiled now, by their use."""
     is_plain = not (prepared.partition or prepared.placement or prepared.hook)
     if not is_plain or backend.tensor is not None:
         return {}

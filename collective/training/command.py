@@ -1,4 +1,4 @@
-"""What ``train.py`` does: data, model and backend by name, training and summary."""
+"""The work of ``train.py``: data, model and backend by name, training and summary."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TrainingJob(FitOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **more: Any) -> TrainingJob:
-        """Makes a job of the options of ``train.py``; ``more`` takes precedence."""
+        """Make a job from the options of ``train.py``; ``more`` takes precedence."""
 
         def own(kind: Any) -> dict[str, Any]:
             names = [field.name for field in dataclasses.fields(kind)]
@@ -75,12 +75,12 @@ def run(
     report: Callable[[Summary], None] | None = None,
     backend: Backend | None = None,
 ) -> Summary:
-    """Trains, evaluates on the test data and sums up. Every rank calls it.
+    """Train, evaluate on the test data, and sum up. Every rank calls it.
 
     Args:
         callbacks, checkpoint, ledger: As for ``collective.training.fit``.
         report: Called on rank 0, with the summary.
-        backend: Of ``make_backend``, which makes one by default.
+        backend: The result of ``make_backend``; by default a new one.
     """
     backend = backend or make_backend(job)
     with options_named(), guarded(backend):
@@ -128,7 +128,7 @@ def run(
 
 
 def make_backend(job: TrainingJob) -> Backend:
-    """The job's backend, started. Every rank calls it, before any TensorFlow operation.
+    """Start and return the job's backend; every rank calls it before any operation.
 
     Raises:
         UsageError: An option does not fit, or the backend cannot be used here.
@@ -161,7 +161,7 @@ def _set_precision(precision: str) -> None:
 
 
 def _model(job: TrainingJob, data: datasets.Data) -> keras.Model:
-    """Builds the model and, unless it comes compiled, compiles it."""
+    """Build the model and, unless it comes compiled, compile it."""
     x = data.train.spec[0]
     shape = tf.nest.map_structure(lambda s: tuple(s.shape), x)
     model = models.build(job.model, input_shape=shape, classes=data.classes)

@@ -1,8 +1,9 @@
 """Which features of a training work together: one table, as data.
 
-What is not refused here works. ``LAYOUTS`` has features of which a training has one,
-``PAIRS`` single pairs, each with the sentence that says why. From both are made the errors
-(``check``), the page ``docs/reference/compatibility.md``, and the test of all pairs.
+All pairs that are not refused here work. A training has at most one of the features in
+``LAYOUTS``. ``PAIRS`` has single pairs, each with the reason in a sentence. The errors of
+``check``, the page ``docs/reference/compatibility.md``, and the test of all pairs are made
+from both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Feature:
     """Something that a training may have."""
 
     title: str  # its name in an error; ``{backend}`` is the name of the backend
-    without: str  # what to do to be without it
+    without: str  # how to do without it
 
 
 FEATURES = {
@@ -68,13 +69,13 @@ LAYOUTS = (
     "hook",
 )
 ONE_LAYOUT = "each says where rows, gradients or variables are, and a training has one"
-#: What workers have that do not wait for each other: Keras' own step, and nothing else.
+#: The features of workers that do not wait for each other: only Keras' own step.
 OF_WORKERS = ("own_step",)
 NO_ORDER = "each worker makes Keras' own step of a batch of its own, in no order"
 
 
 def _pairs(table: Mapping[str, str]) -> Mapping[frozenset[str], str]:
-    """Parses keys of the form ``"one with other, another": why``."""
+    """Parse keys of the form ``"one with other, another": why``."""
     found = {}
     for names, why in table.items():
         one, others = names.split(" with ")
@@ -119,7 +120,7 @@ PAIRS = _pairs(
 
 
 def of_backend(backend: Backend) -> set[str]:
-    """The features that a training has by its backend."""
+    """Return the features that a training has because of its backend."""
     found = {
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,
@@ -132,7 +133,7 @@ def of_backend(backend: Backend) -> set[str]:
 
 
 def why_not(one: str, other: str) -> str | None:
-    """Returns why two features do not work together, or None if they do."""
+    """Return the reason why two features do not work together, or None if they do."""
     pair = {one, other}
     if "asynchronous" in pair:
         return None if pair & {*OF_WORKERS} else NO_ORDER
@@ -140,7 +141,7 @@ def why_not(one: str, other: str) -> str | None:
 
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """The pairs among features that do not work together, and why."""
+    """Yield the pairs of features that do not work together, each with the reason."""
     for pair in itertools.combinations([f for f in FEATURES if f in features], 2):
         why = why_not(*pair)
         if why is not None:
@@ -148,7 +149,7 @@ def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def check(features: Iterable[str], backend: Backend) -> None:
-    """Refuses features that do not work together, or not on this backend.
+    """Refuse features that do not work together, or not on this backend.
 
     Raises:
         UsageError: On every rank alike, for the first such pair.

@@ -1,7 +1,7 @@
 """Layers that were frozen, or not, when the model was compiled and first trained.
 
 Keras traces the training step once after ``compile``: a later ``layer.trainable = True``
-has no effect until the model is compiled again. So it is here.
+has no effect until the model is compiled again. This module keeps that behaviour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.backends.base import Backend
 from collective.log import log
 from collective.training import keras_compat
 
-# By model: what ``compile`` has made, and the flags of its layers then.
+# By model: the objects that ``compile`` has made, and the flags of its layers then.
 _known: WeakKeyDictionary[keras.Model, tuple[list[Any], list[bool]]] = (
     WeakKeyDictionary()
 )
@@ -26,10 +26,10 @@ _known: WeakKeyDictionary[keras.Model, tuple[list[Any], list[bool]]] = (
 
 @contextlib.contextmanager
 def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
-    """Trains the layers of the first training after ``compile``, and says so.
+    """Train the layers of the first training after ``compile``, and say so.
 
     Args:
-        model: A model; what makes one is new, and nothing is done.
+        model: A model; for a function that makes a new model, nothing is done.
     """
     if not isinstance(model, keras.Model) or not model.compiled:
         yield

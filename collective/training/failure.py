@@ -21,22 +21,23 @@ from collective.training import interrupts
 from collective.training.names import arguments_named
 from collective.training.object_collectives import broadcast_object
 
-# Errors that every rank raises, for ``ends_the_job``: the last of rank 0's, and the last
-# that each rank had by itself.
+# Errors that every rank raises, for ``ends_the_job``: rank 0's last error, and the last
+# error that each rank had by itself.
 _shared: list[BaseException] = []
 _alike: list[BaseException] = []
-# For how long a rank that fails looks for others that fail alike.
+# The time for which a rank that fails looks for others that fail alike.
 _ALIKE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def ends_the_job(backend: Backend) -> Iterator[None]:
-    """Ends all ranks when one of them leaves the block by an exception.
+    """End all ranks when one of them leaves the block by an exception.
 
     An error that every rank raises alike is raised to the caller, who may catch it and
-    go on. So is the death of a rank after which a caller repeats what it has interrupted
-    (``Elastic.on_change``). After any other the rest would wait in the next collective, so the rank that
-    failed prints what happened and aborts the job with its exit code.
+    continue. The death of a rank is raised, too, if the caller repeats the interrupted work
+    (``Elastic.on_change``). After any other error the other ranks would wait in the next
+    collective, so the rank that failed prints its error and aborts the job with its exit
+    code.
 
     Raises:
         EndedByAnotherRank: The error says only that another rank has ended the job.
@@ -66,9 +67,9 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             if backend.rank:
                 _when_uncaught(error, lambda: None, prints=False)
             raise
-        if not isinstance(error, UsageError):  # that one says all there is to know
+        if not isinstance(error, UsageError):  # a UsageError needs no traceback
             recorder.request_dump(_description(backend.rank, error))
-        recorder.close()  # its end is not a second incident
+        recorder.close()  # the end of this process is not a second incident
         exit_code, what = 1, f"{type(error).__name__} ended the job"
         if isinstance(error, CollectiveError):
             exit_code, what = error.exit_code, f"error: {error}"
@@ -80,10 +81,10 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
 
 
 def fails_alike(error: BaseException, backend: Backend) -> bool:
-    """Whether every rank has failed with this error, at the same line.
+    """Return whether every rank has failed with this error, at the same line.
 
-    After an error in the middle of a graph, parts of its sums may still be awaited by
-    the backend: that is never alike. Nor is an end of memory.
+    The answer is False after an error in the middle of a graph, because the backend may
+    still wait for parts of its sums; and after an error about memory.
     """
     if backend.size == 1:
         return True
@@ -98,19 +99,19 @@ def fails_alike(error: BaseException, backend: Backend) -> bool:
     kind, (frame, line) = type(error), frames[-1]
     where = f"{kind.__module__}.{kind.__qualname__} {frame.f_code.co_filename}:{line}"
     digest = hashlib.sha256(where.encode()).digest()
-    with contextlib.suppress(Exception):  # a rank has ended meanwhile
+    with contextlib.suppress(Exception):  # a rank may have ended
         return backend.fails_alike(int.from_bytes(digest[:6], "big"), _ALIKE_SECONDS)
     return False
 
 
 def share(error: Exception | None, what: str, backend: Backend) -> Exception:
-    """Rank 0's error, for every rank to raise; every rank calls it.
+    """Return rank 0's error, so that every rank can raise it; every rank calls it.
 
-    Where it is not caught, rank 0 alone prints it.
+    If it is not caught, rank 0 alone prints it.
 
     Returns:
-        On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its
-        text where it cannot be copied.
+        On rank 0 the error itself; on other ranks a copy, or a ``CollectiveError`` with its
+        text if it cannot be copied.
     """
     mine: tuple[bytes, str] = b"", ""
     if error is not None:
@@ -138,7 +139,7 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
 def _when_uncaught(
     error: BaseException, action: Callable[[], None], prints: bool
 ) -> None:
-    """Has the interpreter do this with an uncaught error."""
+    """Have the interpreter call ``action`` if the error is not caught."""
     printing = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
@@ -157,7 +158,7 @@ def _description(rank: int, error: BaseException) -> str:
 
 @contextlib.contextmanager
 def guarded(backend: Backend) -> Iterator[None]:
-    """What surrounds each public call: errors are explained, and end all ranks."""
+    """Surround a public call: its errors are explained, and end all ranks."""
     with (
         ends_the_job(backend),
         arguments_named(),
@@ -169,7 +170,7 @@ def guarded(backend: Backend) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explaining_memory() -> Iterator[None]:
-    """Adds a remedy to errors about memory."""
+    """Add a remedy to errors about memory."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:

@@ -1,7 +1,7 @@
 """The global generators of Python and NumPy, which scripts draw from on every rank.
 
-Data may draw from them, too, in threads that read ahead (``read_by``): what is drawn then
-cannot be distinguished, and nothing is put back.
+Data may draw from them, too, in threads that read ahead (``read_by``). While they do, nobody
+can tell who has drawn a number, so no state is put back.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _readers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def state() -> State:
-    """The states of both generators."""
+    """Return the states of both generators."""
     return random.getstate(), np.random.get_state(legacy=True)
 
 
 def set_state(new: State) -> None:
-    """Continues from a ``state``."""
+    """Continue from a ``state``."""
     random.setstate(new[0])
     np.random.set_state(new[1])
 
 
 def read_by(data: object) -> None:
-    """Marks that these data, which may draw numbers, are read until they are closed or collected."""
+    """Mark data that may draw numbers as read, until they are closed or collected."""
     _readers.add(data)
 
 
 def closed(data: object) -> None:
-    """These data are not read any more."""
+    """Mark data as read no more."""
     _readers.discard(data)
 
 
 def is_read() -> bool:
-    """Whether data are read that may draw."""
+    """Return whether data are being read that may draw numbers."""
     return bool(_readers)
 
 
 def drawn_since(before: State) -> bool:
-    """Whether the caller has drawn since a ``state``; False where data may have."""
+    """Return whether the caller has drawn since a ``state``; False if data may have."""
     now = state()
     pairs = zip(before[1], now[1], strict=True)
     same = before[0] == now[0] and all(np.array_equal(a, b) for a, b in pairs)
@@ -56,13 +56,13 @@ def drawn_since(before: State) -> bool:
 
 
 def share(backend: Backend) -> None:
-    """Gives every rank the state of rank 0. Every rank calls it."""
+    """Give every rank the state of rank 0. Every rank calls it."""
     set_state(broadcast_object(backend, state()))
 
 
 @contextlib.contextmanager
 def unchanged() -> Iterator[None]:
-    """Puts the states back: what one rank alone draws, the others would miss."""
+    """Put the states back at the end, because other ranks do not draw these numbers."""
     before = state()
     try:
         yield

@@ -1,7 +1,7 @@
-"""Ctrl-C in a training: heard between two steps, never within TensorFlow.
+"""Ctrl-C in a training: it takes effect between two steps, never within TensorFlow.
 
-Its threads may still compute for a step that is left in its middle, and then end with the
-process by a crash.
+If a step were left in its middle, TensorFlow's threads could still compute for it, and would
+crash at the end of the process.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ _noticed = False
 
 
 def noticed() -> bool:
-    """Whether Ctrl-C was typed since the last training has begun."""
+    """Return whether Ctrl-C was typed since the last training began."""
     return _noticed
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt where Ctrl-C was typed; called between steps."""
+    """Raise KeyboardInterrupt if Ctrl-C was typed; called between steps."""
     if _noticed:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def between_steps() -> Iterator[None]:
-    """Within, Ctrl-C waits for ``check``, and a second one ends the process at once.
+    """Have Ctrl-C wait for ``check``; a second one ends the process at once.
 
-    Not if the script handles it itself, or if a thread other than the main one trains.
+    Nothing changes if the script handles Ctrl-C itself, or if a thread other than the main
+    one trains.
     """
     global _noticed
     in_main = threading.current_thread() is threading.main_thread()

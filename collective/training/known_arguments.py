@@ -1,4 +1,4 @@
-"""Functions whose errors say which argument was meant."""
+"""Names the argument that a caller of our functions may have meant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def known_arguments(function: F) -> F:
-    """Has a function name itself and the nearest argument where one is unknown."""
+    """Have a function's error for an unknown argument name the nearest known one."""
     known = [*inspect.signature(function).parameters]
 
     @functools.wraps(function)

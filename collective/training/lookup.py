@@ -1,4 +1,4 @@
-"""Imports what a user names as ``module:function``."""
+"""Imports a function that a user names as ``module:function``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from collective.errors import UsageError
 
 
 def lookup(what: str) -> Callable[..., Any]:
-    """The function behind ``module:function``, the current directory included.
+    """Return the function of ``module:function``; the current directory is searched, too.
 
-    What the module itself raises on import passes through: it is the user's own to read.
+    An error that the module itself raises on import passes through unchanged, because it
+    is about the user's own code.
     """
     module_name, _, name = what.partition(":")
-    # As ``python script.py`` has its folder first, whatever installed our command.
+    # ``python script.py`` searches the folder of the script first; our command does so, too.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
@@ -55,7 +56,7 @@ def lookup(what: str) -> Callable[..., Any]:
 
 
 def call(function: Callable[..., Any], **offered: Any) -> Any:
-    """Calls a function with those keyword arguments that it takes."""
+    """Call a function with those keyword arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function(**offered)

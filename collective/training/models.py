@@ -1,7 +1,7 @@
 """Models by name, and the user's own by ``module:function``.
 
 Each built-in model takes the shape of one row of floats and the number of classes, and
-raises UsageError where such rows do not fit it. It is not compiled, and ends in logits
+raises UsageError if such rows do not fit it. It is not compiled, and ends in logits
 ``[n, classes]``, without a softmax, in the variables' precision: its loss is
 ``keras.losses.SparseCategoricalCrossentropy(from_logits=True)``.
 """
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def _logits(classes: int) -> layers.Dense:
-    """The last layer, in the variables' dtype: a softmax in 16 bits loses accuracy."""
+    """Return the last layer, in the variables' dtype: a softmax in 16 bits loses accuracy."""
     return layers.Dense(classes, dtype=_variable_dtype(), name="logits")
 
 
@@ -34,7 +34,7 @@ def _variable_dtype() -> str:
 
 
 def mlp(input_shape: Shape, classes: int) -> keras.Model:
-    """Two hidden layers on the flattened row, of any shape."""
+    """Return a model of two hidden layers on the flattened row, of any shape."""
     return keras.Sequential(
         [
             keras.Input(input_shape),
@@ -48,10 +48,10 @@ def mlp(input_shape: Shape, classes: int) -> keras.Model:
 
 
 def cnn(input_shape: Shape, classes: int) -> keras.Model:
-    """Convolutions and pooling down to 4x4, then two dense layers.
+    """Return a model of convolutions and pooling down to 4x4, then two dense layers.
 
     Rows are ``(height, width, channels)`` or ``(height, width)``. An 8x8 image is pooled
-    once, one of 28x28 or 32x32 three times.
+    once, an image of 28x28 or 32x32 three times.
     """
     if len(input_shape) not in (2, 3):
         raise UsageError(
@@ -75,7 +75,7 @@ def cnn(input_shape: Shape, classes: int) -> keras.Model:
 
 
 def resnet50(input_shape: Shape, classes: int) -> keras.Model:
-    """ResNet-50 with random weights, on ``(height, width, channels)`` of 32x32 or more."""
+    """Return ResNet-50 with random weights, for images of 32x32 or more with channels."""
     if len(input_shape) != 3 or min(input_shape[:2]) < 32:
         raise UsageError(
             f"the model resnet50 takes images of 32x32 or larger, "
@@ -97,13 +97,13 @@ class Positions(layers.Layer):
     """Adds a learned vector to each position of a sequence."""
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes one vector a position; input is ``[n, length, width]``."""
+        """Make one vector for each position; the input is ``[n, length, width]``."""
         self.vectors = self.add_weight(
             shape=input_shape[1:], initializer="random_normal", name="vectors"
         )
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns ``inputs`` plus the vectors."""
+        """Return ``inputs`` plus the vectors."""
         return ops.add(inputs, self.vectors)
 
 
@@ -117,9 +117,9 @@ def transformer(
     dropout: float = 0.1,
     vocabulary: int = 20_000,
 ) -> keras.Model:
-    """Pre-norm encoder blocks, averaged over positions.
+    """Return a model of pre-norm encoder blocks, averaged over positions.
 
-    With ``--tensor-parallel``, embedding and feed-forward layers lie in parts over ranks.
+    With ``--tensor-parallel``, embedding and feed-forward layers are cut over ranks.
 
     Args:
         input_shape: ``(length,)`` of integer tokens below ``vocabulary``;
@@ -127,7 +127,7 @@ def transformer(
             row of an image is a token.
         width: Size of a token's vector.
         heads: Attention heads.
-        dropout: Rate, in attention and behind each sub-layer.
+        dropout: Rate, in attention and after each sub-layer.
         vocabulary: Number of different tokens.
     """
     if len(input_shape) == 1:
@@ -161,15 +161,15 @@ MODELS: dict[str, Callable[[Shape, int], keras.Model]] = {
 
 
 def build(what: str, *, input_shape: Shape, classes: int | None) -> keras.Model:
-    """Builds a model.
+    """Build a model.
 
     Args:
         what: A name in ``MODELS``, or ``module:function``: called with those of
             ``input_shape`` and ``classes`` that it takes; returns a keras.Model,
             compiled or not.
         input_shape: Shape of one row of x, without the batch dimension.
-        classes: Number of classes, or None where the data has no classes, which only
-            the user's own models can do with.
+        classes: Number of classes, or None if the data have none, which only the user's
+            own models accept.
     """
     if ":" in what:
         model = call(lookup(what), input_shape=input_shape, classes=classes)

@@ -1,7 +1,7 @@
 """Errors in the words of the caller: arguments for ``fit``, options for ``train.py``.
 
-Messages and hints are written with the options of ``train.py``. Who calls
-``collective.fit`` has typed none of them: there the options become arguments.
+Messages and hints are written with the options of ``train.py``. A caller of
+``collective.fit`` has typed none of them, so the options become arguments there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _of_a_command: list[bool] = []
 
 
 def in_arguments(text: str) -> str:
-    """A message with the arguments of ``fit`` for the options of ``train.py``."""
+    """Return a message with arguments of ``fit`` in place of options of ``train.py``."""
 
     def argument(found: re.Match[str]) -> str:
         template, value = _ARGUMENTS[found[1]], found[2]
@@ -52,7 +52,7 @@ def in_arguments(text: str) -> str:
 
 @contextlib.contextmanager
 def options_named() -> Iterator[None]:
-    """Leaves the options in errors: a command line is running."""
+    """Leave the options in errors, because a command line is running."""
     _of_a_command.append(True)
     try:
         yield
@@ -62,7 +62,7 @@ def options_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def arguments_named() -> Iterator[None]:
-    """Names arguments in errors, unless a command line is running."""
+    """Name arguments in errors, unless a command line is running."""
     try:
         yield
     except CollectiveError as error:

@@ -15,10 +15,10 @@ from collective.training.traced import traced
 
 
 def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
-    """Makes a function that sums arrays of one shape over the processes.
+    """Return a function that sums arrays of one shape over the processes.
 
-    In float64: whole numbers below 2**53 arrive exactly. As no process can have the
-    sum before all have given their arrays, the function is a barrier, too.
+    It sums in float64, so whole numbers below 2**53 arrive exactly. No process can have the
+    sum before all have given their arrays, so the function is a barrier, too.
     """
     all_reduce = (
         backend.sum_over_processes
@@ -38,24 +38,24 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def gather(backend: Backend, mine: np.ndarray | float) -> np.ndarray:
-    """Every process' array of one shape: float64 ``[size, ...]``, in the order of the ranks."""
+    """Return every process' array: float64 ``[size, ...]``, in the order of the ranks."""
     rows = np.zeros((backend.size, *np.shape(mine)))
     rows[backend.rank] = mine
     return total(backend)(rows)
 
 
 def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
-    """Gathers a few numbers from each process by one broadcast from each.
+    """Gather a few numbers from each process by one broadcast from each.
 
-    Builds no graph, so it also serves after a change of the ranks, where the graph of
-    ``gather`` would have the old number of processes.
+    It builds no graph, so it can also be used after the ranks have changed, when the graph
+    of ``gather`` would have the old number of processes.
     """
     own = np.asarray(mine, np.float64)
     return np.stack([backend.broadcast_array(own, r) for r in range(backend.size)])
 
 
 def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
-    """The root's object, on every process; every process calls it.
+    """Return the root's object on every process; every process calls it.
 
     ``pickle`` must be able to write it; the memory of arrays in it is sent as it is.
     """
@@ -74,5 +74,5 @@ def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
-    """Tensors that travel together, one after the other; a single one is not copied."""
+    """Join tensors that travel together along an axis; a single one is not copied."""
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)

@@ -1,4 +1,4 @@
-"""The backend of a name, and data to read in their order."""
+"""Opens the backend that a name stands for, and data that are read in their order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from collective.training.verification.deterministic import THREADS
 
 
 def open_backend(backend: str | Backend, threads: int | None = None) -> Backend:
-    """The backend of a name; a process that only serves does not return.
+    """Return the backend of a name; a process that only serves does not return.
 
     Args:
-        threads: Of a backend made here, if TensorFlow has not started.
+        threads: Threads of a backend that is made here, if TensorFlow has not started.
     """
     if isinstance(backend, str):
         options = backends.Options() if threads is None else with_threads(None, threads)
@@ -43,12 +43,12 @@ def with_threads(
     return dataclasses.replace(options, threads=threads)
 
 
-# Those that were opened by a name: what was traced for one, a later call finds again.
+# Backends that were opened by a name, so that a later call finds the graphs traced for one.
 _opened: list[Backend] = []
 
 
 def _as_before(backend: Backend) -> Backend:
-    """Returns an earlier backend like this one; otherwise keeps this one for later calls."""
+    """Return an earlier backend like this one; else keep this one for later calls."""
     if backend.elastic or isinstance(backend, Serving):
         return backend
     for earlier in _opened:
@@ -66,11 +66,11 @@ def _as_before(backend: Backend) -> Backend:
 def open_inputs(
     data: Data, backend: Backend, batch_size: int | None, steps: int | None
 ) -> Input | Batches:
-    """Data to read in their order.
+    """Return data that are read in their order.
 
     Args:
-        batch_size: Rows of a batch, over all replicas; None as in Keras. Of no effect
-            on batches.
+        batch_size: Rows of a batch, over all replicas; None as in Keras. It has no effect
+            on data that are batches already.
     """
     if isinstance(data, Source):
         rows = batch_size or default_batch_size(data, steps)

@@ -1,9 +1,9 @@
 """``per_replica``: each replica runs ``train_step`` on a batch of its own.
 
-What tf.distribute and Horovod do with any model: gradients, state and metrics are means
-over replicas, weighted by rows; a loss that couples rows and a BatchNormalization have
-those of one replica. N replicas then train a different model from one, so it is asked for by
-name, and said at the start, in the summary and in ``History``.
+tf.distribute and Horovod do this with any model. Gradients, state and metrics are means over
+replicas, weighted by rows; a loss that couples rows and a BatchNormalization see the rows
+of one replica. N replicas then train a different model from one, so it must be asked for by
+name, and is reported at the start, in the summary and in ``History``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _trained: WeakKeyDictionary[keras.Model, bool | str] = WeakKeyDictionary()
 def chosen(
     wanted: bool | str, model: keras.Model, backend: Backend, batch_rows: int | None
 ) -> bool | str:
-    """What ``per_replica`` means for a training; rank 0 says it.
+    """Return the meaning of ``per_replica`` for a training; rank 0 reports it.
 
     Args:
         wanted: One of ``CHOICES``.
-        batch_rows: Rows of a batch of the data, or None where they are not known.
+        batch_rows: Rows of a batch of the data, or None if they are not known.
 
     Returns:
-        False with one replica, which has whole batches as it is.
+        False with one replica, which has whole batches anyway.
 
     Raises:
-        UsageError: It is none of the choices, or not one for this model.
+        UsageError: It is none of the choices, or this model cannot be trained so.
     """
     if wanted not in CHOICES:
         raise UsageError(
@@ -59,7 +59,7 @@ def chosen(
 
 
 def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
-    """What a replica's rows are."""
+    """Say which rows a replica has."""
     if wanted == "batch":
         rows = f" of {batch_rows} rows" if batch_rows else ""
         return f"a whole batch{rows}, so an update has those of {replicas} batches"
@@ -72,5 +72,5 @@ def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
 
 
 def trained_with(model: keras.Model) -> bool | str:
-    """The ``per_replica`` of a model's last training: its evaluation has the same."""
+    """Return the ``per_replica`` of a model's last training, for its evaluation."""
     return _trained.get(model, False) if isinstance(model, keras.Model) else False

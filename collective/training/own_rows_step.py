@@ -1,10 +1,11 @@
 """Keras' own step on the rows of each replica, which are a batch of their own.
 
-What tf.distribute and Horovod do with any model, where it is asked for (``own_batches``).
-Gradients are averaged where an optimizer is given them, weighted by rows, and so is what
-the step writes and returns. Metrics count from zero in each step, and are added up.
+tf.distribute and Horovod do this with any model; here it is done if it is asked for
+(``own_batches``). Gradients are averaged, weighted by rows, when an optimizer gets them, and
+so are the values that the step writes and returns. Metrics count from zero in each step, and
+are added up.
 
-It is the step of workers of parameter servers, too: each is the only replica of its batch.
+Workers of parameter servers have this step, too: each is the only replica of its batch.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from collective.training.variables import (
 
 
 class OwnRowsStep:
-    """The step of replicas with batches of their own; as ``PartitionedStep``.
+    """The step of replicas with batches of their own, used like ``PartitionedStep``.
 
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         method: ``train_step``, or ``test_step`` to evaluate.
-        attachments: What else is summed over the replicas.
-        is_stacked: Whether rows of ``spec`` are whole batches, of which a replica has one.
-        seed: Random layers follow from it. If None, from the states of their generators.
+        attachments: Further values that are summed over the replicas.
+        is_stacked: Whether each row of ``spec`` is a whole batch, of which a replica has one.
+        seed: Determines the random layers. If None, the states of their generators do.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class OwnRowsStep:
             keras_compat.model.tf_variable(v) for v in self.layout.variables
         ]
         self._counts_alone = method == "train_step" and not backend.synchronous
-        # The ids of what an optimizer writes, which is the same on every replica.
+        # The ids of variables that an optimizer writes, the same on every replica.
         self._updated: set[int] = set()
-        self._state: list[tf.Variable] = []  # what else is written
+        self._state: list[tf.Variable] = []  # other variables that are written
         signature = without_none(spec), tf.TensorSpec([], tf.int64)
         found = traced(self._run_replicas, input_signature=signature)
         source = found.get_concrete_function()
@@ -88,7 +89,7 @@ class OwnRowsStep:
         self._run = traced(self._run_replicas, input_signature=signature)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``TrainingStep.__call__``."""
+        """Train on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         report = self.backend.call(self._run, args, self._explain_error)
@@ -96,18 +97,18 @@ class OwnRowsStep:
         return report
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        """Set metrics to zero, as Keras' ``fit`` does, or to their values in a report."""
         self.layout.begin_epoch(last)
 
     def overrun(self) -> None:
-        """Does nothing: see ``PartitionedStep.overrun``."""
+        """Do nothing; see ``PartitionedStep.overrun``."""
 
     def trace(self) -> None:
-        """Traces the graph of this process, which the first call would do."""
+        """Trace the graph of this process, as the first call would."""
         self._run.get_concrete_function()
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit``; every rank calls it."""
+        """Do what Keras does at the end of ``fit``; every rank calls it."""
         keras_compat.optimizers.finish(
             self.model.optimizer, self.model.trainable_variables
         )
@@ -119,7 +120,7 @@ class OwnRowsStep:
         return self.backend.run(self._replica_step, (batch, number))
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
-        """The step of one replica, inside ``Backend.run``; returns the report."""
+        """Run the step of one replica inside ``Backend.run``, and return the report."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
         rows: BatchRows = at_least_one_row(own.rows, own.count)
@@ -170,18 +171,18 @@ class OwnRowsStep:
         )
 
     def _add_to_metrics(self, counts: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds what this step has counted; returns the values after it."""
+        """Add the counts of this step to the metrics, and return the new values."""
         pairs = [
             (v, tf.cast(c, v.dtype)) for v, c in zip(self._metrics, counts, strict=True)
         ]
-        if not self.backend.synchronous:  # in one operation, for others write, too
+        if not self.backend.synchronous:  # in one operation, because others write, too
             return [variable.assign_add(count) for variable, count in pairs]
         metrics = [variable + count for variable, count in pairs]
         self.backend.assign(self._metrics, metrics)
         return metrics
 
     def summed(self, tensors: list[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """The sums over replicas, in float64."""
+        """Return the sums over replicas, in float64."""
         wide = [tf.cast(t, tf.float64) for t in tf.nest.flatten(tensors)]
         sums = self.backend.all_reduce(wide) if wide else []
         found: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, sums)
@@ -189,11 +190,11 @@ class OwnRowsStep:
 
 
 class _Update:
-    """What an optimizer applies in place of a replica's own gradients: their mean.
+    """Has an optimizer apply the mean of all replicas' gradients in place of its own.
 
     Args:
         share: float64 scalar, the part of the rows that this replica has.
-        number: Of the step.
+        number: The number of the step.
     """
 
     def __init__(self, step: OwnRowsStep, share: tf.Tensor, number: tf.Tensor):
@@ -203,7 +204,7 @@ class _Update:
     def __call__(
         self, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any
     ) -> Any:
-        """Called in place of ``optimizer.apply``."""
+        """Apply the mean; called in place of ``optimizer.apply``."""
         backend = self.step.backend
         mine = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         known = [g for g in mine if g is not None]
@@ -232,5 +233,5 @@ class _Update:
 
 
 def _weighted(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """The product; zero, whatever the tensor is, where a replica has no rows."""
+    """Return the product; zero if the weight is zero, even if the tensor is not finite."""
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))

@@ -1,7 +1,6 @@
 """One step of a training: Keras' own ``train_step``, for the rows of this process.
 
-All variables have the same values on every rank before and after. ``method`` has how the
-method is partitioned.
+All variables have the same values on every rank before and after it.
 """
 
 from __future__ import annotations
@@ -47,10 +46,11 @@ class PartitionedStep:
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         method: ``train_step``, or ``test_step`` to evaluate.
-        attachments: What else travels in the first sum.
-        expected_rows: How many rows a batch mostly has.
-        micro_batches: Into how many pieces this process cuts its rows, to save memory.
-        seed: Random layers follow from it. If None, from the states of their generators.
+        attachments: Further values that travel in the first sum.
+        expected_rows: The number of rows that most batches have.
+        micro_batches: The number of pieces into which this process cuts its rows, to save
+            memory.
+        seed: Determines the random layers. If None, the states of their generators do.
         virtual: The virtual replicas that share a batch. If None, the backend's replicas.
     """
 
@@ -86,7 +86,7 @@ class PartitionedStep:
             slots=slots,
             tracing=devices.on_first(self.model, backend),
         )
-        # What a communication hook keeps between steps.
+        # The state that a communication hook keeps between steps.
         self._hook = prepared.hook if method == "train_step" else None
         if self._hook is not None:
             self._hook.check(self._method.gradients)
@@ -122,7 +122,7 @@ class PartitionedStep:
         attachments: Sequence[Attachment],
         seed: int | None,
     ) -> bool:
-        """Whether the graph of this step, of an earlier training, serves another one."""
+        """Prepare this step of an earlier training for another one; False if impossible."""
         found = self.attachments.continued_by(attachments)
         if found is None:
             return False
@@ -132,11 +132,11 @@ class PartitionedStep:
 
     @property
     def graph(self) -> tf.Graph:
-        """The graph of the whole step, as Keras' own method made it."""
+        """Return the graph of the whole step, as Keras' own method made it."""
         return self._method.graph
 
     def _attached(self, batch: Batch, number: tf.Tensor) -> Any:
-        """What is attached by the replicas of this process: its sum over them."""
+        """Return the sum of the values that the replicas of this process attach."""
         found = []
         for replica, own in devices.rows_of_replicas(self.backend, batch):
             step = ReplicaStep(number, replica, own.rows_read)
@@ -144,13 +144,13 @@ class PartitionedStep:
         return tf.nest.map_structure(lambda *t: tf.add_n(t), *found)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``TrainingStep.__call__``."""
+        """Train on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         undone: Any = contextlib.nullcontext()
         traffic = self._method.traffic
         if self.backend.elastic and (traffic.writes_early or not traffic.writes):
-            # It may write before a rank dies; or was not traced yet.
+            # It may write before a rank dies, or it was not traced yet.
             undone = whole_or_absent(self._state)
         with undone:
             report = self.backend.call(self._run, args, self._explain_error)
@@ -162,16 +162,16 @@ class PartitionedStep:
         return report
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        """Set metrics to zero, as Keras' ``fit`` does, or to their values in a report."""
         with devices.on_first(self.model, self.backend):
             self.layout.begin_epoch(last)
         keras_compat.one_copy.follow_first(self._metrics)
 
     def overrun(self) -> None:
-        """What a step of Keras does before it finds that there is no batch for it.
+        """Do what a step of Keras does before it finds that there is no batch for it.
 
-        Keras asks for a batch within its function. Where the data do not say how many
-        there are, the last call so counts a step, and draws the seeds of one, though it
+        Keras asks for a batch within its function. If the data do not say how many batches
+        there are, its last call counts a step and draws the seeds of one, although it
         trains on nothing.
         """
         if self.model.steps_per_execution == 1:
@@ -186,11 +186,11 @@ class PartitionedStep:
         return traced(overrun)
 
     def trace(self) -> None:
-        """Traces the graph of this process, which the first call would do."""
+        """Trace the graph of this process, as the first call would."""
         self._run.get_concrete_function()
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit``; every rank calls it."""
+        """Do what Keras does at the end of ``fit``; every rank calls it."""
         slots, whole = self._slots, contextlib.ExitStack()
         with whole:
             if slots is not None:  # gathered if it reads one: averages of the weights
@@ -201,12 +201,12 @@ class PartitionedStep:
 
     @property
     def paths(self) -> list[str]:
-        """What the first sum has, in the order in which ``finite`` numbers it."""
+        """Return the names of the first sum's parts, in the order of ``finite``'s numbers."""
         return self._method.names_of_first_sum()
 
     @property
     def _run(self) -> Any:
-        """The step; another one for other pieces, which follow from the replicas."""
+        """Return the function of a step, one for each set of pieces that replicas hold."""
         key = None
         if self.virtual is not None:
             key = self.backend.local_replicas, self.backend.replicas
@@ -218,8 +218,8 @@ class PartitionedStep:
         return finite.explain(error, self.backend, self.paths)
 
     def _run_process(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
-        """The step of this process; returns the report."""
-        # An evaluation applies nothing: its numbers are what they are, as in Keras.
+        """Run the step of this process, and return the report."""
+        # An evaluation applies nothing, so its numbers are not checked, as in Keras.
         is_checked = self._name == "train_step" and not self._expects_overflow
         number_to_check = number if is_checked else None
         exchange = devices.exchange_of(self.backend, number_to_check, self.virtual)
@@ -244,7 +244,7 @@ class PartitionedStep:
         )
 
     def _rows(self, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
-        """The number of the first replica of this process, and all of its rows."""
+        """Return the number of the first replica of this process, and all of its rows."""
         if self.virtual is None:
             return devices.rows_of_process(self.backend, batch)
         replica = tf.constant(self.backend.local_replicas[0], tf.int64)
@@ -254,7 +254,7 @@ class PartitionedStep:
 
 
 def with_loss(prepared: PreparedModel, method: str) -> Any:
-    """The method, as a function of rows that also returns the loss of the batch alone."""
+    """Return the method as a function of rows that also returns the loss of this batch."""
     model = prepared.model
     around = prepared.trains if method == "train_step" else prepared.placed
 

@@ -31,10 +31,10 @@ from collective.training.variables import dtype_of_sums, optimizers_of
 
 
 class ModelMisfit(UsageError):
-    """A model cannot be built for its data; ``__cause__`` is what Keras has raised."""
+    """A model cannot be built for its data; ``__cause__`` is Keras' own error."""
 
 
-# What Keras raises where a model does not fit its data.
+# The errors that Keras raises if a model does not fit its data.
 _MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 
 
@@ -48,13 +48,14 @@ def prepare(
     hook: CommunicationHook | None = None,
     features: Collection[str] = (),
 ) -> PreparedModel:
-    """Makes a model ready to train on a backend; every rank calls it.
+    """Make a model ready to train on a backend; every rank calls it.
 
     Args:
-        micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
-            activations, by which layers are put on devices.
+        micro_batch_rows: The most rows of a micro-batch. The memory of activations, by
+            which layers are put on devices, depends on them.
         hook: Compresses gradients; its state starts from zero in each training.
-        features: Of the training, to refuse those that do not work with the model's.
+        features: The training's features; those that do not work with the model's own
+            are refused.
 
     Raises:
         UsageError: The model cannot be trained on this backend with these options.
@@ -90,7 +91,7 @@ def prepare(
 
 
 def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
-    """Makes all variables, but those of optimizers that are built for parts later."""
+    """Make all variables, except those of optimizers that are built for parts later."""
     parts = backend.tensor is not None or bool(backend.stages)
     with _or_eagerly(model, backend, spec):
         if keras_compat.model.overrides(model, "train_step"):
@@ -100,7 +101,7 @@ def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
 
 
 def features_of(model: keras.Model) -> set[str]:
-    """The features that a training has by its model."""
+    """Return the features that a training has because of its model."""
     found = {
         "own_step": keras_compat.model.overrides(model, "train_step"),
         "loss_scale": keras_compat.optimizers.expects_overflow(model.optimizer),
@@ -111,7 +112,7 @@ def features_of(model: keras.Model) -> set[str]:
 def build_to_evaluate(
     model: keras.Model, backend: Backend, spec: Batch
 ) -> PreparedModel:
-    """Makes the variables of a compiled model, without those of its optimizer.
+    """Make the variables of a compiled model, but not those of its optimizer.
 
     Raises:
         UsageError: The model does not fit the data.
@@ -146,9 +147,9 @@ def runs_eagerly(model: keras.Model) -> Iterator[None]:
 def _or_eagerly(
     model: keras.Model, backend: Backend, spec: Batch, method: str = "train_step"
 ) -> Iterator[None]:
-    """Makes variables by a step where a model that runs eagerly cannot be traced.
+    """Make variables by a step if a model that runs eagerly cannot be traced.
 
-    It is one on a row of zeros, and is undone.
+    The step has a row of zeros as its batch, and is undone.
     """
     if not model.run_eagerly or len(backend.local_replicas) > 1:
         yield
@@ -166,7 +167,7 @@ def _or_eagerly(
 
 
 def zeros(spec: Batch) -> BatchRows:
-    """A row of zeros to build a model with; sizes that are open become 1."""
+    """Return a row of zeros to build a model with; open sizes become 1."""
     return BatchRows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
 
 
@@ -190,7 +191,7 @@ def _is_built(model: keras.Model) -> bool:
 def _build(
     model: keras.Model, backend: Backend, spec: Batch, optimizer: bool, training: bool
 ) -> None:
-    """Makes the variables of the model, and those of its optimizer if they are whole."""
+    """Make the variables of the model, and those of its optimizer if they are whole."""
     # Keras does not run a model here that is built: its code draws no numbers of NumPy.
     quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
@@ -219,7 +220,7 @@ def _build(
 def _build_by_step(
     model: keras.Model, backend: Backend, spec: Batch, method: str, optimizer: bool
 ) -> None:
-    """Makes the variables that a ``train_step`` or the like of the model's own makes."""
+    """Make the variables that a step method of the model's own makes."""
 
     def step(rows: BatchRows) -> None:
         getattr(model, method)(packed(rows))
@@ -242,7 +243,7 @@ def _build_by_step(
 
 
 def _not_traceable(model: keras.Model, error: Exception) -> UsageError:
-    """The error for a model that wants to run eagerly, and cannot be traced."""
+    """Return the error for a model that should run eagerly and cannot be traced."""
     first = first_line(error)
     return UsageError(
         f"model {model.name!r} has run_eagerly=True, and it cannot be traced even once: "

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-if TYPE_CHECKING:  # this room knows no variant
+if TYPE_CHECKING:  # at run time, this module must not depend on any variant
     from collective.training.compression.hook_state import HookState
     from collective.training.parallel.layer_placement import Placement
     from collective.training.parallel.tensor_parallel_variables import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # this room knows no variant
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model and what was done to it."""
+    """A model, its variables, and how they are cut or placed."""
 
     model: keras.Model  # built and compiled, with all variables of its optimizer
     # ``model.trainable_variables`` when it was prepared. The model's own lists have
@@ -39,12 +39,12 @@ class PreparedModel:
     partition: ShardedSlots | TensorParallelVariables | None = None
     # The device of each layer, or None if all are on the default device.
     placement: Placement | None = None
-    # What a communication hook keeps between steps, or None without a hook.
+    # The state that a communication hook keeps between steps, or None without a hook.
     hook: HookState | None = None
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
-        """Inside, what is traced of the model runs where the placement has it."""
+        """Have parts of the model that are traced inside run where the placement puts them."""
         if self.placement is None:
             yield
             return
@@ -53,7 +53,7 @@ class PreparedModel:
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """Like ``placed``; the optimizer also knows the placement and the shards."""
+        """Do what ``placed`` does, and tell the optimizer the placement and the shards."""
         with contextlib.ExitStack() as inside:
             inside.enter_context(self.placed())
             for part in (self.placement, self.partition):
@@ -68,7 +68,7 @@ _records: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
 
 
 def get_prepared(model: keras.Model) -> PreparedModel:
-    """The record of a model; of one that was not prepared, what it has now."""
+    """Return the record of a model; if it was not prepared, a record of its present state."""
     return PreparedModel(model, **(_records.get(model) or _variables(model)))
 
 
@@ -82,12 +82,12 @@ def _variables(model: keras.Model) -> dict[str, Any]:
 def get_partition(
     model: keras.Model,
 ) -> ShardedSlots | TensorParallelVariables | None:
-    """Returns the variables that are sharded over ranks, or None if there are none."""
+    """Return the variables that are sharded over ranks, or None if there are none."""
     return get_prepared(model).partition
 
 
 def get_hook(model: keras.Model) -> HookState | None:
-    """Returns what a communication hook keeps between steps, or None without a hook."""
+    """Return the state that a hook keeps between steps, or None without a hook."""
     return get_prepared(model).hook
 
 
@@ -97,7 +97,7 @@ def keep(
     placement: Placement | None,
     hook: HookState | None = None,
 ) -> PreparedModel:
-    """Makes the record of a model that was prepared, and keeps it."""
+    """Make the record of a model that was prepared, and keep it."""
     _records[model] = _variables(model) | {
         "partition": partition,
         "placement": placement,

@@ -1,4 +1,4 @@
-"""The random state of a process, which what is repeated begins with again."""
+"""The random state of a process, from which a repeated step begins again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RandomState:
         self._seeds = [(state, np.array(state)) for state in states]
 
     def put(self) -> None:
-        """Puts it back."""
+        """Put the state back."""
         host_random.set_state(self._host)
         for state, value in self._seeds:
             state.assign(value)

@@ -1,4 +1,4 @@
-"""What is refused before the first step, on every rank alike."""
+"""Refuses batches, models and labels before the first step, on every rank alike."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collective.training.input.source import Source
 
 
 def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> int:
-    """Says where a global batch cannot give each replica a row: some idle.
+    """Warn if a global batch cannot give each replica a row, so that some idle.
 
     Returns:
-        The rows of a global batch; a guess where the data are batches of any size.
+        The rows of a global batch; a guess if the data are batches of any size.
     """
     replicas = backend.most_replicas
     if accumulate < 1:
@@ -39,7 +39,7 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:
-    """Refuses a model that the shared step cannot train as the user means it."""
+    """Refuse a model that the shared step cannot train as the user means it."""
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"a keras.Model was expected, not {type(model).__name__}",
@@ -80,7 +80,7 @@ def check_model(model: keras.Model, backend: Backend) -> None:
 
 
 def check_labels(model: keras.Model, source: Source) -> None:
-    """Refuses labels that sparse categorical cross-entropy cannot use."""
+    """Refuse labels that sparse categorical cross-entropy cannot use."""
     bounds = source.label_range()
     loss = model.loss
     sparse = (

@@ -1,4 +1,4 @@
-"""``tf.function`` for functions of this package, and what is in traced ones."""
+"""``tf.function`` for functions of this package, and the operations of traced functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from collective.training.keras_compat.tensorflow_names import determinism
 
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:
-    """A ``tf.function`` without AutoGraph and without TensorFlow's advice on retracing.
+    """Return a ``tf.function`` without AutoGraph and TensorFlow's advice on retracing.
 
     Each training traces these functions again, as Keras does with its own. After the fifth
-    in a process TensorFlow would advise the user to change functions that are not theirs.
+    training of a process, TensorFlow would advise the user to change functions that are not
+    theirs.
     """
     made = tf.function(function, autograph=False, **options)
     made._omit_frequent_tracing_warning = True  # no argument sets it
@@ -25,16 +26,16 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
 def kept_with(
     model: keras.Model, what: str, of: Sequence[Any], flags: Sequence[bool] = ()
 ) -> dict[Any, Any]:
-    """What was traced for a model, by what it is for; empty where something has changed.
+    """Return the graphs that were traced for a model, by their use; empty after a change.
 
-    As Keras keeps ``train_function``. It is an attribute of the model: both end together.
-    Nor does it serve after determinism of operations was switched on or off: a graph of
-    before may have operations that fail with it, such as our clock.
+    They are an attribute of the model, as Keras' ``train_function`` is, so that both end
+    together. They are also dropped when determinism of operations is switched on or off,
+    because some operations, such as our clock, fail with it.
 
     Args:
         what: Part of the attribute's name.
-        of: Objects that are in the graphs: others, and nothing serves any more.
-        flags: Values that are, likewise.
+        of: Objects that the graphs use; the graphs are dropped if one is replaced.
+        flags: Values on which the graphs depend in the same way.
     """
     name = f"_collective_{what}"
     key = ([id(one) for one in of], [*flags, determinism.is_enabled()])
@@ -45,7 +46,7 @@ def kept_with(
 
 
 class _Kept:
-    """Not a container that Keras looks into; it holds the objects whose ids are its key."""
+    """Graphs, and the objects whose ids are their key; Keras does not look into it."""
 
     def __init__(self, key: Any, of: list[Any]):
         self.key, self._of = key, of
@@ -53,7 +54,7 @@ class _Kept:
 
 
 def nodes_of(graph: Any) -> list[Any]:
-    """The ``NodeDef`` of each operation, also of the functions that the graph calls."""
+    """Return the ``NodeDef`` of each operation, also in functions that the graph calls."""
     definition = graph.as_graph_def()
     functions = definition.library.function
     return [*definition.node, *(n for f in functions for n in f.node_def)]

@@ -1,4 +1,4 @@
-"""The data of a training: which rows make a global batch, and what validates."""
+"""The data of a training: the rows of each global batch, and the validation's data."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TrainingData:
     """The data of a training on this rank."""
 
     inputs: Input | Batches  # rows by number, or batches as they come
-    # The same for the validation, or None without validation.
+    # The data of the validation, or None without validation.
     validation: Input | Batches | None
-    backend: Backend  # that it trains on
+    backend: Backend  # on which the training runs
     # The virtual replicas that share a batch. If None, the backend's replicas.
     virtual: VirtualReplicas | None
 
@@ -49,14 +49,14 @@ class TrainingData:
         with_rows_read: bool,
         whole_batches: bool,
     ) -> TrainingData:
-        """Opens the data that ``fit`` was given.
+        """Open the data that ``fit`` was called with.
 
         Args:
             with_rows_read: Whether batches have the numbers of their rows.
             whole_batches: Whether each replica has whole batches of its own.
 
         Raises:
-            UsageError: Rows have no numbers.
+            UsageError: Numbers of rows are needed, and the data have none.
         """
         given, steps = fit_data(arguments), arguments.steps_per_epoch
         if whole_batches:
@@ -93,18 +93,18 @@ class TrainingData:
         return cls(inputs, validation, backend, virtual)
 
     def close(self) -> None:
-        """Closes the validation's data; the loop closes those that it is fed with."""
+        """Close the validation's data; the loop closes the data that it trains on."""
         if isinstance(self.validation, Batches):
             self.validation.close()
 
     @property
     def spec(self) -> Batch:
-        """``tf.TensorSpec`` of a batch."""
+        """Return the ``tf.TensorSpec`` of a batch."""
         return self.inputs.spec
 
     @property
     def replica_spec(self) -> Batch:
-        """``tf.TensorSpec`` of the batch that one replica has."""
+        """Return the ``tf.TensorSpec`` of the batch that one replica has."""
         return first_of(self.spec) if self._stacked else self.spec
 
     @property
@@ -112,10 +112,12 @@ class TrainingData:
         return isinstance(self.inputs, Batches) and self.inputs.is_stacked
 
     def check(self, accumulate: int, must_agree: dict[str, Any]) -> int:
-        """Compares the ranks' data, and that every piece gets a row; every rank calls it.
+        """Compare the ranks' data, and check that every piece gets a row.
+
+        Every rank calls it.
 
         Returns:
-            The rows of a micro-batch, at most.
+            The most rows that a micro-batch may have.
         """
         must_agree |= {"accumulate": accumulate}
         compare_data(self.backend, self.inputs, self.validation, must_agree)
@@ -127,14 +129,14 @@ class TrainingData:
 
     @property
     def batch_rows(self) -> int | None:
-        """The rows of a global batch, or None if unknown."""
+        """Return the rows of a global batch, or None if unknown."""
         if isinstance(self.inputs, Batches):
             return self.inputs.batch_size
         return self.inputs.global_batch_size
 
     @property
     def replica_rows(self) -> int | None:
-        """The rows of a batch as the data yield it, or None if unknown."""
+        """Return the rows of a batch as the data yield it, or None if unknown."""
         if self._stacked:
             return first_leaf(self.replica_spec.x).shape[0]
         return self.batch_rows
@@ -142,7 +144,7 @@ class TrainingData:
     def feed(
         self, model: keras.Model, steps_per_epoch: int | None, initial_epoch: int
     ) -> PlannedFeed | Batches:
-        """Gives the loop its batches."""
+        """Return the batches for the loop."""
         inputs = self.inputs
         if isinstance(inputs, Batches):
             return inputs
@@ -153,7 +155,7 @@ class TrainingData:
 
 
 def _in_whole_batches(given: FitData, replicas: int) -> FitData:
-    """The data, of which each replica has whole batches."""
+    """Return the data in stacks of batches, of which each replica gets a whole one."""
     validation = given.validation
     return replace(
         given,

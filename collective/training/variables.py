@@ -1,6 +1,6 @@
-"""Which variables make two ranks the same, and those that are not simply trained.
+"""The variables that make two ranks the same, and those that are not simply trained.
 
-*Outside variables* are those that the step reads and the model does not have. A loss may
+*Outside variables* are read by the step and do not belong to the model. A loss may
 read a ``keras.Variable`` of a closure (the weight of a KL term), a learning rate may be a
 function of a ``tf.Variable``. Callbacks change them on rank 0; they are broadcast with the
 model's.
@@ -36,9 +36,9 @@ _warned: WeakSet[keras.Model] = WeakSet()
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Weights, layer state and optimizer state.
+    """Return weights, layer state and optimizer state.
 
-    Of a model with its own ``train_step``, the state of all optimizers that it holds.
+    For a model with its own ``train_step``, that is the state of all optimizers it holds.
     """
     prepared = get_prepared(model)
     return [
@@ -49,14 +49,14 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """The compiled optimizer; all optimizers of a model with its own ``train_step``."""
+    """Return the compiled optimizer; all optimizers if the model has its own ``train_step``."""
     if keras_compat.model.overrides(model, "train_step"):
         return [model.optimizer, *keras_compat.model.other_optimizers(model)]
     return [model.optimizer]
 
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables of ``all_variables`` that every rank holds whole."""
+    """Return the variables of ``all_variables`` that every rank holds whole."""
     parts = get_partition(model)
     return [
         v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
@@ -64,9 +64,9 @@ def replicated_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def broadcast_model(model: keras.Model, backend: Backend) -> None:
-    """Gives every rank rank 0's model. Every rank calls it.
+    """Give every rank rank 0's model. Every rank calls it.
 
-    One variable at a time, so that no rank holds the whole model twice.
+    One variable is sent at a time, so that no rank holds the whole model twice.
     """
     backend.broadcast([*replicated_variables(model), *outside_variables(model)])
     parts = get_partition(model)
@@ -75,19 +75,19 @@ def broadcast_model(model: keras.Model, backend: Backend) -> None:
 
 
 def outside_variables(model: keras.Model) -> list[tf.Variable]:
-    """The outside variables of a model that is trained, in an order that all ranks share."""
+    """Return the outside variables of a model, in the same order on all ranks."""
     return _outside.get(model, [])
 
 
 def outside_seeds(model: keras.Model) -> list[tf.Variable]:
-    """The states of seed generators among them."""
+    """Return the states of seed generators among the outside variables."""
     return [
         v for v in outside_variables(model) if keras_compat.seeds.SEED_STATE in v.name
     ]
 
 
 def captured_variables(graph: Any) -> list[tf.Variable]:
-    """The variables that a traced function uses, in the order in which it met them.
+    """Return the variables that a traced function uses, in the order of their first use.
 
     ``graph.variables`` has another order on each rank.
     """
@@ -111,7 +111,7 @@ def written_variables(graph: Any) -> list[tf.Variable]:
 def register_outside_variables(
     prepared: PreparedModel, backend: Backend, traced: Any, writes: bool = False
 ) -> None:
-    """Finds the outside variables of a step.
+    """Find the outside variables of a step.
 
     Args:
         traced: The concrete function of the forward and backward pass.
@@ -144,13 +144,13 @@ def register_outside_variables(
 
 
 def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
-    """The dtype in which a step sums over replicas: float64 if it trains float64 variables."""
+    """Return the dtype of sums over replicas: float64 if the step trains float64 variables."""
     wide = any(variable.dtype == "float64" for variable in variables)
     return tf.float64 if wide else tf.float32
 
 
 def check_frozen_layers(model: keras.Model, method: str) -> None:
-    """Says what has become of ``layer.trainable`` that a method has set, on rank 0.
+    """Warn on rank 0 if a method has set ``layer.trainable``, which has no effect now.
 
     The step trains the variables that were trainable when it was made. Keras makes its
     train function in the first step and keeps it, so a later change has no effect there

@@ -1,9 +1,9 @@
-"""Keras' own methods on whole batches, on every rank: of a model that runs eagerly.
+"""Keras' own methods on whole batches, on every rank, for a model that runs eagerly.
 
-``run_eagerly=True`` leaves no graph that could be partitioned. So every rank gathers the
-rows of all, and makes what one process makes of them, with the random numbers of rank 0;
-and with its gradients where there are GPUs, on which the last bits may differ. That costs
-each rank the memory and the time of the whole batch.
+With ``run_eagerly=True`` there is no graph that could be partitioned. So every rank gathers
+the rows of all ranks, and does with them what one process does, with the random numbers of
+rank 0. On GPUs, where the last bits of sums may differ, it also takes rank 0's gradients.
+Each rank needs the memory and the time of the whole batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WholeRows:
 
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        attachments: What else is summed over the ranks.
+        attachments: Further values that are summed over the ranks.
     """
 
     def __init__(self, backend: Backend, spec: Batch, attachments: Attachments):
@@ -54,9 +54,9 @@ class WholeRows:
     def __call__(
         self, batch: Batch, number: int
     ) -> tuple[BatchRows, Any, list[tf.Tensor]]:
-        """The rows of the batch, the place and number of this rank's, attached sums."""
+        """Return the batch's rows, the first and number of this rank's, attached sums."""
         args = (without_none(batch), tf.constant(number, tf.int64))
-        if self._run is None:  # stays a graph, where all functions run eagerly
+        if self._run is None:  # it stays a graph even if all functions run eagerly
             run = traced(self._run_replicas, input_signature=self._signature)
             self._run = run.get_concrete_function()
         rows, place, sums = self.backend.call(self._run, args)
@@ -66,7 +66,7 @@ class WholeRows:
         return self.backend.run(self._gathered, (batch, number))
 
     def _gathered(self, batch: Batch, number: tf.Tensor) -> Any:
-        """Makes the step inside of ``Backend.run``."""
+        """Gather the rows inside ``Backend.run``."""
         backend, exchange = self.backend, BackendExchange(self.backend)
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
@@ -92,14 +92,14 @@ class WholeRows:
 
 
 class WholeLayout(Layout):
-    """Layout of a report without what the step returned: known when it has run."""
+    """Layout of a report without the values that the step returns when it has run."""
 
     def __init__(self, model: keras.Model):
         super().__init__(model, {})
-        self.last: dict[str, tf.Tensor] = {}  # what the last step returned
+        self.last: dict[str, tf.Tensor] = {}  # the values that the last step returned
 
     def logs(self, report: np.ndarray) -> dict[str, Any]:
-        """What Keras shows after the last step."""
+        """Return the values that Keras shows after the last step."""
         return self.shown(self.last)
 
 
@@ -109,9 +109,9 @@ class WholeStep:
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         method: ``train_step``, or ``test_step`` to evaluate.
-        attachments: What else is summed over the ranks.
-        micro_batches: Wanted to save memory, which cannot be had here.
-        seed: Random layers follow from it. If None, from the states of their generators.
+        attachments: Further values that are summed over the ranks.
+        micro_batches: The wanted number of pieces; here they cannot save memory.
+        seed: Determines the random layers. If None, the states of their generators do.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class WholeStep:
         say(self.model, backend, micro_batches)
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; see ``TrainingStep.__call__``."""
+        """Train on one global batch; see ``TrainingStep.__call__``."""
         self.attachments.prepare()
         begin = time.time()
         rows, _, sums = self._rows(batch, number)
@@ -157,7 +157,7 @@ class WholeStep:
         return report
 
     def _checked(self, number: int) -> Callable[..., Any]:
-        """Applies gradients, after it has looked for what is not finite."""
+        """Return a function that checks that gradients are finite, and applies them."""
 
         def apply(optimizer: Any, gradients: Sequence[Any], variables: Any) -> Any:
             if not keras_compat.optimizers.expects_overflow(optimizer):
@@ -176,27 +176,27 @@ class WholeStep:
         return gradients_of_rank_zero(self.backend, gradients)
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        """Set metrics to zero, as Keras' ``fit`` does, or to their values in a report."""
         self.layout.begin_epoch(last)
 
     def overrun(self) -> None:
-        """Does nothing: see ``PartitionedStep.overrun``."""
+        """Do nothing; see ``PartitionedStep.overrun``."""
 
     def trace(self) -> None:
-        """Does nothing: the step is not traced."""
+        """Do nothing, because the step is not traced."""
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit``; every rank calls it."""
+        """Do what Keras does at the end of ``fit``; every rank calls it."""
         keras_compat.optimizers.finish(
             self.model.optimizer, self.model.trainable_variables
         )
 
 
 class WholePrediction:
-    """What a model that runs eagerly predicts for the rows of this rank.
+    """The predictions of a model that runs eagerly for the rows of this rank.
 
     Args:
-        predict_step: The model's, of ``x, y, sample_weight``.
+        predict_step: The model's method, as a function of ``x, y, sample_weight``.
     """
 
     def __init__(self, predict_step: Callable[..., Any], backend: Backend, spec: Batch):
@@ -204,7 +204,7 @@ class WholePrediction:
         self._rows = WholeRows(backend, spec, Attachments())
 
     def __call__(self, batch: Batch) -> Any:
-        """Their outputs; of all rows what is not by rows."""
+        """Return this rank's rows of the outputs; outputs that are not by rows, whole."""
         rows, (first, count), _ = self._rows(batch, 0)
         with as_rank_zero(self.backend):
             outputs = self._step(*rows)
@@ -221,21 +221,24 @@ class WholePrediction:
 
 @contextlib.contextmanager
 def as_rank_zero(backend: Backend) -> Iterator[None]:
-    """Inside, every rank draws the numbers that rank 0 draws."""
+    """Have every rank draw the numbers that rank 0 draws."""
     if backend.size > 1:
         state = keras_compat.eager_draws.eager_draws(), host_random.state()
         eager, host = broadcast_object(backend, state)
         if backend.rank:
             keras_compat.eager_draws.set_eager_draws(eager)
-            if not host_random.is_read():  # by data, which draw what they draw
+            if (
+                not host_random.is_read()
+            ):  # else data may be drawing numbers of their own
                 host_random.set_state(host)
     yield
 
 
 def gradients_of_rank_zero(backend: Backend, gradients: Sequence[Any]) -> Sequence[Any]:
-    """Return rank 0's gradients where GPUs may add them up in different orders.
+    """Return rank 0's gradients if GPUs may add them up in different orders.
 
-    Rows that come several times would be added up so by the optimizer.
+    Rows that occur several times are added up first, because the optimizer would add them
+    up in different orders, too.
     """
     gradients = [
         tf.IndexedSlices(*reversed(added_once(g.indices, g.values)), g.dense_shape)
@@ -255,7 +258,7 @@ def gradients_of_rank_zero(backend: Backend, gradients: Sequence[Any]) -> Sequen
 
 
 def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:
-    """Says once what it costs."""
+    """Warn once that the step saves no memory."""
     if micro_batches > 1 and backend.rank == 0:
         log.warning(
             "model %r has run_eagerly=True: accumulate=%d saves no memory",
