@@ -45,7 +45,7 @@ def script_command(unedited: str = "") -> str:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process at once, from any thread; the launcher then ends the others."""
+    """End this process at once, from any thread; the launcher then ends the others."""
     streams.flush()
     os._exit(exit_code)
 
@@ -159,16 +159,17 @@ class Backend(ABC):
     def among(self, groups: Sequence[Sequence[int]]) -> Backend:
         """Outside ``run``: this backend, among the ranks of one of several groups.
 
-        Every rank calls it, with the same groups in the same order. What it returns has
-        the collectives, ``rank`` and ``size`` of this rank's group alone. Both work,
-        whichever is used last; the caller has the ranks of two groups that overlap call
-        their collectives in one order.
+        Every rank calls it, with the same groups in the same order. The returned backend
+        has the collectives, ``rank`` and ``size`` of this rank's group alone. Both backends
+        can be used, in turn. If two groups overlap, the caller makes sure that their ranks
+        call the collectives of both groups in the same order.
 
         Args:
-            groups: Ranks, of which each is in one group.
+            groups: The ranks of each group; each rank is in exactly one group.
 
         Raises:
-            UsageError: The groups are not that, or the backend has no such groups.
+            UsageError: A rank is in no group or in several, or the backend cannot form
+                groups.
         """
         groups = [sorted(group) for group in groups]
         ranks = sorted(rank for group in groups for rank in group)
@@ -249,7 +250,7 @@ class Backend(ABC):
 
     @property
     def most_replicas(self) -> int:
-        """The largest number of replicas, and length of vectors over replicas."""
+        """Return the largest number of replicas: the length of vectors over replicas."""
         return self.replicas
 
     def all_reduce(

@@ -73,7 +73,7 @@ class Elastic(Backend):
 
     @property
     def most_replicas(self) -> int:
-        """The highest number of replicas that the job may have."""
+        """Return the highest number of replicas that the job may have."""
         return self._max_replicas or self.replicas
 
     def replica(self) -> Any:

@@ -19,7 +19,7 @@ from collective.log import log
 def gpus() -> int:
     """Return how many GPUs TensorFlow can use here, by its build, driver and job.
 
-    Does not start TensorFlow, and does not import it if the job has no GPU.
+    It does not start TensorFlow, and imports it only if the job has a GPU.
     """
     if not granted():
         return 0

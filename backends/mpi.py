@@ -72,7 +72,7 @@ class MPIBackend(
         return world.mpi_availability(environment)
 
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
-        """``MPI_Comm_split``."""
+        """Split the communicator by ``MPI_Comm_split``."""
         if self.elastic:
             raise UsageError("groups of ranks with min_np", hint="drop min_np")
         self.world = self.world.Split(number, self.rank)

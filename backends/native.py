@@ -139,12 +139,12 @@ class NativeBackend(
 
     @property
     def _alone(self) -> bool:
-        """Whether there is one replica, and never another."""
+        """Return whether there is one replica, and never another."""
         return self.replicas == 1 and not self.elastic
 
     @property
     def _peers(self) -> ProcessSet | None:
-        """The ranks that have the same shard of each replica as this one; None: all."""
+        """Return the ranks with the same shard of their replicas as this one; None: all."""
         return self._group if self.tensor is None else self.tensor.across
 
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:

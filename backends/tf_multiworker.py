@@ -121,7 +121,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
         return found
 
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
-        """Each group has a key of its own, by which TensorFlow knows its members."""
+        """Give each group a key of its own, by which TensorFlow knows its members."""
         keys = [next(self._keys) for _ in groups]  # all ranks count alike
         self._key, self._names = keys[number], CallNames()
         self.world = _StrategyWorld(self)

@@ -26,7 +26,7 @@ def with_addresses(text: str) -> str:
 
 @functools.cache
 def _published() -> str:
-    """Return where the files of this version are; '' if the wheel does not say."""
+    """Return the address of this version's files; '' if the wheel does not name it."""
     try:
         about = metadata.metadata("keras-collective")
     except metadata.PackageNotFoundError:

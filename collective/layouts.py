@@ -13,20 +13,20 @@ def suggest(
     x: Any = None,
     rows: int = 32,
 ) -> Any:
-    """Returns a layout map for a model, and prints it, to be edited.
+    """Return a layout map for a model, and print it so that it can be edited.
 
     Args:
         model: A built Keras model.
         mesh: A ``keras.distribution.DeviceMesh`` of several axes.
         batch_dim_name: The axis of the batch; by default the first.
         x: Inputs, as an example, for a model without symbolic ones.
-        rows: Of a batch, to weigh activations by.
+        rows: The rows of a batch, by which activations are weighed.
 
     Returns:
         A ``keras.distribution.LayoutMap``.
 
     Raises:
-        UsageError: The mesh has no axis for the model, or the model no inputs.
+        UsageError: The mesh lacks an axis for the model, or the model's inputs are unknown.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""The native library: where it is, its errors, and Python's extension of it.
+"""The native library: its path, its errors, and Python's extension of it.
 
 Collectives go through the extension, in which each call takes less than a microsecond;
 calls that are rare go through ctypes.

@@ -1,7 +1,7 @@
 """The MPI library that joins a job's hosts: found when the job starts.
 
-The native core speaks three binary interfaces: that of Open MPI 4 and 5, that of MPICH
-(and of Intel MPI, MVAPICH, Cray MPICH), and the standard one of MPI 5. It asks the
+The native core speaks three binary interfaces: one for Open MPI 4 and 5, one for MPICH
+(also Intel MPI, MVAPICH, Cray MPICH), and the standard one of MPI 5. It asks the
 library that is loaded here which of them it has, so the core is built without any MPI.
 ``python -m collective.mpi_library`` prints the library that a job would load.
 """

@@ -31,7 +31,7 @@ def open_streams() -> None:
 
 
 def flush() -> None:
-    """Write what is buffered, before a process ends itself."""
+    """Write buffered output, before a process ends itself."""
     for stream in (sys.stdout, sys.stderr):
         with _may_be_closed():
             stream.flush()

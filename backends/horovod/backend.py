@@ -85,7 +85,7 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
         return Availability(False, started, f"horovodrun -np 4 {script_command()}")
 
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
-        """Makes a process set of each group: all ranks make all of them.
+        """Make a process set of each group; all ranks make all of them.
 
         Horovod has one of all ranks, which it does not make again, and none is needed of
         one rank.

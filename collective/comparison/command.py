@@ -95,7 +95,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
 
 
 def _announce(comparison: Comparison, console: Console) -> None:
-    """Prints how long the comparison will take, and whether times will mean something."""
+    """Print how long the comparison will take, and whether its times will be meaningful."""
     seconds = comparison.runs * RUN_SECONDS
     console.print(
         f"{comparison.runs} runs: about {seconds / 60:.0f} min with the default model on two "

@@ -69,7 +69,7 @@ class CompletedRun:
 
     @property
     def failure(self) -> str:
-        """The cause of a failure in a few words; empty after a success."""
+        """Return the cause of a failure in a few words; empty after a success."""
         if self.code == 0:
             return ""
         if self.code is None:

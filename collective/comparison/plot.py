@@ -1,4 +1,4 @@
-"""The picture of a comparison: the same losses, how far apart they are, and what a step costs.
+"""The picture of a comparison: the losses, how far apart they are, and the time of a step.
 
 Matplotlib draws it, and is imported when a picture is asked for.
 """
@@ -15,7 +15,7 @@ from collective.comparison.results import EqualityProof, Results
 from collective.comparison.speed import Timed
 from collective.errors import CollectiveError, UsageError
 
-# Of Okabe and Ito: colours that differ for everybody.
+# The colours of Okabe and Ito, which everybody can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5F00")
 _REFERENCE_COLOUR = "#C9CED6"
 _PARTS = {
@@ -26,7 +26,7 @@ _PARTS = {
     "update": ("update", "#009E73"),
 }
 _INK, _FAINT = "#22303C", "#8A96A3"
-_LEAST = 1e-17  # where a difference of 0 is drawn, on a scale that has no 0
+_LEAST = 1e-17  # a difference of 0 is drawn here, because a logarithmic scale has no 0
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "text.color": _INK,
@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def check_matplotlib() -> None:
-    """Refuses a picture that cannot be drawn, before the work whose results it shows.
+    """Refuse a picture that cannot be drawn, before the work whose results it shows.
 
     Raises:
         UsageError: Matplotlib is not installed.
@@ -63,10 +63,10 @@ def check_matplotlib() -> None:
 
 
 def draw(results: Results, path: str) -> None:
-    """Draws what was found into a file; its ending says of which kind (.png, .svg, .pdf).
+    """Draw the results into a file, whose ending names its format (.png, .svg, .pdf).
 
     Raises:
-        CollectiveError: It cannot be written, or is of no kind that Matplotlib knows.
+        CollectiveError: It cannot be written, or Matplotlib does not know its format.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def draw(results: Results, path: str) -> None:
 
 
 def _timed(results: Results, count: int) -> dict[str, Timed]:
-    """The backends that were timed at a number of replicas, the quickest step first."""
+    """Return the backends that were timed at a number of replicas, the fastest first."""
     timed = {n: t for n, t in results.fast[str(count)].items() if t.parts}
     return dict(sorted(timed.items(), key=lambda pair: pair[1].step))
 
@@ -118,7 +118,7 @@ def _colours(names: Mapping[str, Any], reference: str) -> dict[str, str]:
 def _draw_losses(
     axes: Any, precision: str, proof: EqualityProof, colours: Mapping[str, str]
 ) -> None:
-    """One curve a backend; dashes leave the others visible below the last."""
+    """Draw one curve for each backend; dashes keep the curves below the last one visible."""
     axes.set_title(f"Loss of each step, {precision}")
     reference = proof.losses.get(proof.reference, [])
     steps = range(1, len(reference) + 1)
@@ -149,7 +149,7 @@ def _dashes(number: int, lines: int) -> Any:
 def _draw_differences(
     axes: Any, proof: EqualityProof, colours: Mapping[str, str]
 ) -> None:
-    """How far each backend has been from the reference; above the line is no rounding."""
+    """Draw how far each backend is from the reference, with the limit of rounding errors."""
     axes.set_title(f"Largest relative difference from {proof.reference} so far")
     reference = proof.losses.get(proof.reference, [])
     for i, (name, colour) in enumerate(colours.items()):
@@ -194,7 +194,7 @@ def _largest_so_far(mine: Sequence[float], reference: Sequence[float]) -> list[f
 
 
 def _draw_steps(axes: Any, timed: Mapping[str, Timed], replicas: int) -> None:
-    """One bar a backend, of the parts of a step."""
+    """Draw one bar for each backend, of the parts of a step."""
     several = "s" if replicas > 1 else ""
     axes.set_title(f"Time of a step, {replicas} replica{several}, ms")
     left = dict.fromkeys(timed, 0.0)

@@ -38,7 +38,7 @@ class EqualityProof:
 class Results:
     """Everything that a comparison found, in seconds, bytes and samples per second.
 
-    Numbers of replicas and of bytes are strings, because JSON has no other keys.
+    Numbers of replicas and of bytes are strings, because keys of JSON are strings.
     """
 
     options: dict[str, Any]  # of compare.py, and those passed on to train.py
@@ -53,25 +53,25 @@ class Results:
 
     @property
     def all_equal(self) -> bool:
-        """Whether every compared backend trained the same model."""
+        """Return whether every compared backend trained the same model."""
         proofs = self.equal.values()
         return all(v.equal for proof in proofs for v in proof.verdicts.values())
 
     @property
     def failed(self) -> bool:
-        """Whether any run failed."""
+        """Return whether any run failed."""
         return any(proof.failures for proof in self.equal.values()) or any(
             one.failure for of in self.fast.values() for one in of.values()
         )
 
     @property
     def busy(self) -> str:
-        """That the machine had other work, in a few words; '' if it had little."""
+        """Say in a few words that the machine had other work; '' if it had little."""
         share = self.machine.get("busy", 0.0)
         return f"other programs used {share:.0%} of the cores" if share > _BUSY else ""
 
     def look_at_machine(self) -> None:
-        """Notes how busy other programs keep the cores; called while nothing of ours runs."""
+        """Note how busy other programs keep the cores; called while none of our runs is."""
         cores = os.sched_getaffinity(0)
         used = psutil.cpu_percent(_LOOK_SECONDS, percpu=True)
         share = sum(used[i] for i in cores if i < len(used)) / (100 * len(cores))
@@ -79,7 +79,7 @@ class Results:
 
     @property
     def verdict(self) -> str:
-        """The comparison in one sentence."""
+        """Return the result of the comparison in one sentence."""
         if not self.finished:
             return "Interrupted: the tables hold the runs that had finished."
         if not self.all_equal:

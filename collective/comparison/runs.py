@@ -49,7 +49,7 @@ class ComparisonOptions:
 
     @property
     def most(self) -> int:
-        """The largest number of replicas."""
+        """Return the largest number of replicas."""
         return self.processes[-1]
 
 

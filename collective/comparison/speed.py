@@ -31,12 +31,12 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Samples per second: the median of the rounds, or 0 without rounds."""
+        """Return samples per second: the median of the rounds, or 0 without rounds."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
     def step(self) -> float:
-        """Seconds per step."""
+        """Return seconds per step."""
         return sum(self.parts.values())
 
 

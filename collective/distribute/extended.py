@@ -40,7 +40,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """The empty string: TensorFlow has no name for this environment."""
+        """Return an empty text, because TensorFlow has no name for this environment."""
         return ""
 
     def num_accelerators(self, *_: Any, **__: Any) -> dict[str, int]:
@@ -95,12 +95,12 @@ class Extended(tf_internal.MirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: rank 0."""
+        """Return whether this process writes checkpoints: only rank 0 does."""
         return bool(self.backend.rank == 0)
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: rank 0."""
+        """Return whether this process writes summaries: only rank 0 does."""
         return self.should_checkpoint
 
     # --- variables --------------------------------------------------------------------

@@ -67,5 +67,5 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     @property
     def devices(self) -> Any:
-        """The device of this replica."""
+        """Return the device of this replica."""
         return self._strategy.extended.worker_devices

@@ -88,12 +88,12 @@ class Strategy(tf.distribute.MirroredStrategy):
 
     @property
     def backend(self) -> Backend:
-        """The backend that sums across processes."""
+        """Return the backend that sums across processes."""
         return self.extended.backend
 
     @property
     def fit_backend(self) -> Backend:
-        """The backend by which ``collective.fit`` trains models of this scope."""
+        """Return the backend by which ``collective.fit`` trains models of this scope."""
         if self._fit_backend is None:
             self._fit_backend = backend_of(self)
         return self._fit_backend

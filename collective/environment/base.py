@@ -47,12 +47,12 @@ class Environment:
 
     @property
     def launched(self) -> bool:
-        """Whether some launcher started this process."""
+        """Return whether some launcher started this process."""
         return bool(self.launcher)
 
     @property
     def current(self) -> Environment:
-        """The present ranks and sizes: one process before it has joined the job."""
+        """Return the present ranks and sizes: one process before it has joined the job."""
         return Environment(self.launcher) if self.joining else self
 
 

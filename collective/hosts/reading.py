@@ -34,7 +34,7 @@ def read(file: str | Path) -> list[Host]:
 
     Raises:
         UsageError: If the file cannot be read.
-        HostError: At the first bad line: its number, and what was expected there.
+        HostError: A line is wrong; it names the first one and says what it should hold.
     """
     try:
         text = read_text(file)
@@ -50,7 +50,7 @@ def read(file: str | Path) -> list[Host]:
 
 
 def read_text(file: str | Path) -> str:
-    """The text of a file of hosts.
+    """Return the text of a file of hosts.
 
     Raises:
         OSError: If it cannot be read.

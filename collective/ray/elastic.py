@@ -1,4 +1,4 @@
-"""Jobs that survive a lost actor (``min_workers``): Ray is asked for another one.
+"""Jobs that survive a lost actor (``min_workers``): they ask Ray for a new one.
 
 Each rank has an actor that holds its resources (``Holders``), on any node that Ray chooses.
 Each node with such actors has one more, without resources, that runs the agent. The launcher

@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def collective(self) -> bool:
-        """Whether it is a collective."""
+        """Return whether it is a collective."""
         return self.kind in KINDS[:_COLLECTIVES]
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """Its rank; also the rank that the launcher gave it, if that differs."""
+        """Return its rank, and the rank that the launcher gave it if that differs."""
         started = "joined" if self.joined else "started"
         if self.launch_rank not in (None, self.rank):
             return f"rank {self.rank} ({started} as {self.launch_rank})"

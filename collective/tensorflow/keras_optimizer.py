@@ -118,7 +118,7 @@ class Distributed(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> CallableList:
-        """The variables, in a list that can also be called."""
+        """Return the variables, in a list that can also be called."""
         return CallableList(super().variables)
 
 

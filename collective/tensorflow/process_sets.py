@@ -24,8 +24,8 @@ class ProcessSet:
 
     Args:
         ranks_or_comm: Different ranks of the job, in any order; or a communicator of
-            mpi4py in a job that mpirun started. The communicator may be another one on
-            each rank, as ``Split`` makes them.
+            mpi4py in a job that mpirun started. Ranks may pass different communicators,
+            as ``Split`` makes them.
 
     Attributes:
         process_set_id: Its number; None before it is added and after it is removed.
@@ -101,7 +101,7 @@ class _Everyone(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]
-        """The ranks of all processes; empty before the job."""
+        """Return the ranks of all processes; empty before the job."""
         return list(range(session.size())) if session.is_initialized() else []
 
 

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: what a launcher has set."""
+"""``horovod.runner.common.util.env``: the variables that a launcher has set."""
 
 from collective.environment import detect
 
