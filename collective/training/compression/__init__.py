@@ -1,8 +1,8 @@
 """Communication hooks: gradients that are compressed before they are summed.
 
 With a hook, replicas send fewer bytes of gradients and receive approximate sums: the
-trained model is **not equal to one process**. Begin with ``hook``, the class to derive one
-from; ``power_sgd`` is built in, and ``named`` finds a hook by its name.
+trained model is **not equal to one process**. Begin with ``hook``, the base class of all
+hooks; ``power_sgd`` is built in, and ``named`` finds a hook by its name.
 ``compressed_exchange`` and ``hook_state`` run any hook in the step; ``training.assemble``
 chooses them.
 """

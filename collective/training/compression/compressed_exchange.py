@@ -23,13 +23,13 @@ class HookExchange(TimedExchange):
 
     Args:
         number: As for ``TimedExchange``.
-        state: What the hook keeps.
+        state: The state that the hook keeps between steps.
     """
 
     def __init__(self, backend: Backend, number: tf.Tensor | None, state: HookState):
         super().__init__(backend, number)
         self._state = state
-        # What is written once the step can be applied, message by message.
+        # The results of each message, which are written when the step can be applied.
         self._done: list[tuple[list[int], list[tf.Tensor], Exchanged]] = []
 
     def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
@@ -50,7 +50,7 @@ class HookExchange(TimedExchange):
         is_sent = False
 
         def all_reduce(own: Sequence[Any]) -> list[Any]:
-            """The first message takes the rest along; one comes behind the other."""
+            """Sum tensors after the message before; the first message takes the rest along."""
             nonlocal before, is_sent
             with tf.control_dependencies(before):
                 own = [tf.identity(t) for t in own]
@@ -75,6 +75,6 @@ class HookExchange(TimedExchange):
         return super()._sums([[t] for t in tensors], {})
 
     def finish(self) -> None:
-        """Writes the hook's new state: after the checks, so a step is whole or absent."""
+        """Write the hook's new state after the checks, so that a step is whole or absent."""
         for compressed, inputs, done in self._done:
             self._state.assign(compressed, inputs, done)

@@ -1,4 +1,4 @@
-"""What a communication hook has to do: the class to derive one from."""
+"""The interface of a communication hook: the base class of all hooks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ AllReduce = Callable[[Sequence[Any]], list[Any]]
 
 
 class Exchanged(NamedTuple):
-    """What a hook has made of the gradients of one step.
+    """The results of a hook for the gradients of one step.
 
     Attributes:
-        totals: For each gradient, what the optimizer takes for its sum over all replicas:
-            the same bits on every replica.
-        sent: For each gradient, what of it is in the total. Over all replicas, ``sent``
-            adds up to ``totals``; the rest is added to this replica's next gradient.
-        shared: The new values of what the hook keeps; the same bits on every replica.
+        totals: For each gradient, the value that the optimizer takes as its sum over all
+            replicas; the same bits on every replica.
+        sent: For each gradient, the part of it that is in the total. Over all replicas,
+            ``sent`` adds up to ``totals``; the rest is added to this replica's next
+            gradient.
+        shared: The new values of the tensors that the hook keeps; the same bits on every
+            replica.
     """
 
     totals: list[Any]
@@ -32,14 +34,14 @@ class CommunicationHook(ABC):
     """Sums gradients approximately, with fewer bytes.
 
     The step gives a hook the gradients of a replica, and does the rest: gradients that the
-    hook does not compress are summed as usual, and what was not sent of a gradient is added
-    to the next one (error feedback). A hook gets all gradients of a step in one call, so
-    that what it sends of them travels together.
+    hook does not compress are summed as usual, and the part of a gradient that was not sent
+    is added to the next one (error feedback). A hook gets all gradients of a step in one
+    call, so that their compressed forms travel together.
 
     Gradients come as contributions to the gradient of the global loss: divided by the
     weight of the *global* batch already. Their sum over replicas is that gradient. So the
-    error of one step has the right unit in the next, whatever the numbers of rows of the
-    two batches and of the replica's shares.
+    error of one step has the right unit in the next, even if the batches, or the replica's
+    parts of them, have different numbers of rows.
 
     A hook is compared between ranks and named in all outputs by its ``repr``.
     """
@@ -50,19 +52,19 @@ class CommunicationHook(ABC):
 
     @abstractmethod
     def compresses(self, shape: Sequence[int]) -> bool:
-        """Whether gradients of this shape are compressed."""
+        """Return whether gradients of this shape are compressed."""
 
     @abstractmethod
     def start(self, shape: Sequence[int], index: int) -> list[np.ndarray]:
-        """What the hook keeps of such a gradient from step to step, at first.
+        """Return the first values of the tensors that the hook keeps for such a gradient.
 
         Args:
-            shape: Of the gradient.
-            index: Of its variable among the trainable ones.
+            shape: The shape of the gradient.
+            index: The place of its variable among the trainable ones.
 
         Returns:
-            Arrays, the same on every rank; may be none. Checkpoints have them, and a rank
-            that joins an elastic job gets them.
+            Arrays, the same on every rank; the list may be empty. Checkpoints contain
+            them, and a rank that joins an elastic job gets them.
         """
 
     @abstractmethod
@@ -72,12 +74,12 @@ class CommunicationHook(ABC):
         shared: Sequence[Sequence[Any]],
         all_reduce: AllReduce,
     ) -> Exchanged:
-        """Sums the gradients; in TensorFlow's graph, on every replica.
+        """Sum the gradients in TensorFlow's graph, on every replica.
 
         Args:
-            gradients: This replica's, with the errors of the step before: float32,
-                or float64 where the model has such variables. Static shapes.
-            shared: For each gradient, the tensors that ``start`` began with.
-            all_reduce: The only way to other replicas. The first call also takes along
-                what a step sums besides gradients; each further call is one more message.
+            gradients: This replica's gradients, with the errors of the step before, of
+                static shapes: float32, or float64 if the model has such variables.
+            shared: For each gradient, the present values of the tensors from ``start``.
+            all_reduce: The only way to other replicas. The first call takes along all other
+                sums of a step; each further call is one more message.
         """

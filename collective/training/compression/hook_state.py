@@ -1,8 +1,8 @@
-"""What a hook keeps between steps: in variables, in checkpoints, in elastic jobs.
+"""The state of a hook between steps: in variables, in checkpoints, in elastic jobs.
 
-Each replica has errors of its own. Only their sum counts: it is what all replicas together
-have not sent yet. A checkpoint has that sum, and rank 0 continues with it, on any number
-of ranks. When the ranks of an elastic job change, each rank that stays keeps its errors. A
+Each replica has errors of its own. Only their sum counts: it is the part that all replicas
+together have not sent yet. A checkpoint has that sum, and rank 0 continues with it, on any
+number of ranks. When the ranks of an elastic job change, each remaining rank keeps its errors. A
 rank that dies or leaves takes them with it, and a rank that joins begins with zeros.
 """
 
@@ -39,12 +39,12 @@ class HookState:
         self._trainable = list(trainable)
         shapes = {i: tuple(v.shape) for i, v in enumerate(trainable)}
         compressed = {i: s for i, s in shapes.items() if hook.compresses(s)}
-        # What was left over, by the index of the trainable variable; of this replica.
+        # The errors of this replica, by the index of the trainable variable.
         self.errors = {
             i: tf.Variable(tf.zeros(shape, dtype), trainable=False)
             for i, shape in compressed.items()
         }
-        # What the hook keeps, likewise; the same on every replica.
+        # The tensors that the hook keeps, by the same index; the same on every replica.
         self.shared = {
             i: [
                 tf.Variable(array, trainable=False, dtype=dtype)
@@ -60,22 +60,22 @@ class HookState:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All variables of the state."""
+        """Return all variables of the state."""
         return [*self.errors.values(), *self.common]
 
     def index_of(self, variable: Any) -> int:
-        """Returns a variable's index among the trainable ones, or -1."""
+        """Return a variable's index among the trainable ones, or -1."""
         own = enumerate(self._trainable)
         return next((i for i, v in own if variable is v or variable is v.value), -1)
 
     def check(self, gradients: Sequence[tuple[Any, tf.Tensor]]) -> None:
-        """Refuses a step that computes a compressed gradient more than once.
+        """Refuse a step that computes a compressed gradient more than once.
 
         Args:
-            gradients: Of the step: variables with their gradients.
+            gradients: The variables of the step, with their gradients.
 
         Raises:
-            UsageError: What is left over of one would be added to the other.
+            UsageError: The error of one gradient would be added to the other.
         """
         times = Counter(self.index_of(variable) for variable, _ in gradients)
         for index in self.errors:
@@ -97,11 +97,11 @@ class HookState:
     def assign(
         self, indices: Sequence[int], inputs: Sequence[tf.Tensor], done: Exchanged
     ) -> None:
-        """Inside ``Backend.run``: writes what the next step begins with.
+        """Write the state for the next step; called in ``Backend.run``.
 
         Args:
-            indices: Of the variables.
-            inputs: What the hook has made the exchange of.
+            indices: The indices of the variables.
+            inputs: The gradients that the hook has exchanged.
         """
         for i, given, sent, shared in zip(
             indices, inputs, done.sent, done.shared, strict=True
@@ -111,7 +111,7 @@ class HookState:
                 variable.assign(value)
 
     def gather(self) -> dict[int, np.ndarray]:
-        """The errors' sums over all replicas, by ``id`` of the variable; a collective."""
+        """Return the errors' sums over all replicas, by ``id`` of the variable; a collective."""
         return {
             id(v): self._total(v.numpy()).astype(v.dtype.as_numpy_dtype)
             for v in self.errors.values()
@@ -122,7 +122,7 @@ class HookState:
         return total(self.backend)
 
     def values(self, gathered: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
-        """The state by name, with errors where they have been gathered."""
+        """Return the state by name, with the errors that have been gathered."""
         found = {
             f"shared {i}.{place}": v.numpy()
             for i, variables in self.shared.items()
@@ -135,7 +135,7 @@ class HookState:
         }
 
     def put(self, values: Mapping[str, np.ndarray]) -> None:
-        """Continues with values of ``values``; all errors are given to rank 0."""
+        """Continue with values of ``values``; rank 0 gets all errors."""
         for i, variables in self.shared.items():
             for place, variable in enumerate(variables):
                 if (name := f"shared {i}.{place}") in values:
@@ -146,6 +146,6 @@ class HookState:
                 error.assign(share)
 
     def forget(self) -> None:
-        """Forgets this replica's errors."""
+        """Forget this replica's errors."""
         for error in self.errors.values():
             error.assign(tf.zeros_like(error))

@@ -1,4 +1,4 @@
-"""Hooks by name, as ``--hook`` has them."""
+"""Finds hooks by the names that ``--hook`` accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collective.training.compression.power_sgd import PowerSGD
 
 
 def make(hook: str | CommunicationHook) -> CommunicationHook:
-    """Returns the hook named ``powersgd`` or ``powersgd:RANK``; raises a UsageError otherwise."""
+    """Return the hook named ``powersgd`` or ``powersgd:RANK``; else raise a UsageError."""
     if isinstance(hook, CommunicationHook):
         return hook
     if isinstance(hook, str):

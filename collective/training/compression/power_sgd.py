@@ -11,15 +11,15 @@ step before:
     Q   = sum of Q_i              one all-reduce of m x r
     sum of M_i  ~  P Q^T
 
-The paper averages; here are sums, of gradients that are divided by the weight of the
-global batch already. It subtracts the same P Q^T from every worker's M_i, divided by their
-number. Here replica i subtracts its own P Q_i^T. Either way the errors of all replicas add
-up to sum of M_i - P Q^T exactly. Subtracting the local part has two advantages: it is a
-projection of M_i, so no replica's error is larger than what it had to send; and a replica
-that leaves takes with it an error of its own gradients only.
+The paper averages gradients. Here they are summed, because they are divided by the weight of
+the global batch already. The paper subtracts the same P Q^T, divided by the number of
+workers, from every worker's M_i. Here replica i subtracts its own P Q_i^T. Either way the
+errors of all replicas add up to sum of M_i - P Q^T exactly. Subtracting the local part has
+two advantages: it is a projection of M_i, so no replica's error is larger than its gradient
+was; and a replica that leaves takes only an error of its own gradients with it.
 
-Every sum is linear in the M_i. So the trained model depends neither on the number of
-replicas nor on which of them has an error, up to rounding. It differs from the model of a
+Every sum is linear in the M_i. So, up to rounding, the trained model depends neither on the
+number of replicas nor on the replica that has an error. It differs from the model of a
 training without the hook.
 """
 
@@ -44,9 +44,9 @@ class PowerSGD(CommunicationHook):
     Vectors travel whole.
 
     Args:
-        rank: Columns of the two matrices: more are more exact, and more bytes.
-        min_compression: Gradients that would not become so many times smaller travel
-            whole.
+        rank: Columns of the two matrices. More columns are more exact, and more bytes.
+        min_compression: The least factor by which a gradient must become smaller; other
+            gradients travel whole.
 
     Raises:
         UsageError: A rank below 1.
@@ -63,7 +63,7 @@ class PowerSGD(CommunicationHook):
             )
 
     def compresses(self, shape: Sequence[int]) -> bool:
-        """Whether it has two dimensions or more, and becomes so many times smaller."""
+        """Return whether it has two dimensions or more, and becomes small enough."""
         if len(shape) < 2:
             return False
         n, m = _matrix(shape)
@@ -71,7 +71,7 @@ class PowerSGD(CommunicationHook):
         return 0 < self.min_compression * sent <= n * m
 
     def start(self, shape: Sequence[int], index: int) -> list[np.ndarray]:
-        """Q, of normal numbers: ``[m, rank]``."""
+        """Return Q, of normal numbers: ``[m, rank]``."""
         n, m = _matrix(shape)
         columns = min(self.rank, n, m)
         return [np.random.default_rng(index).standard_normal((m, columns))]
@@ -82,11 +82,11 @@ class PowerSGD(CommunicationHook):
         shared: Sequence[Sequence[tf.Tensor]],
         all_reduce: AllReduce,
     ) -> Exchanged:
-        """Algorithm 1 of the paper, for all gradients side by side: two messages."""
+        """Run algorithm 1 of the paper for all gradients together, in two messages."""
         matrices = [tf.reshape(g, _matrix(g.shape)) for g in gradients]
         sums = all_reduce([m @ q for m, (q,) in zip(matrices, shared, strict=True)])
-        # By reflections: columns are orthonormal even where those of the sum depend on
-        # each other, or are zero, as for a layer without gradient.
+        # QR by reflections gives orthonormal columns even if the columns of the sum depend
+        # on each other, or are zero, as for a layer without gradient.
         bases = [tf.linalg.qr(p).q for p in sums]
         own = [
             tf.matmul(m, p, transpose_a=True)

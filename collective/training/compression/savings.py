@@ -1,4 +1,4 @@
-"""What is said of a training with a hook: how many bytes it saves, and at what price."""
+"""Tells how many bytes a hook saves, and at what price."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from collective.training.variables import dtype_of_sums
 
 
 def warning(hook: CommunicationHook, variables: Sequence[keras.Variable]) -> str:
-    """What is said at the start of a training.
+    """Return the warning for the start of a training.
 
     Args:
-        variables: That are trained.
+        variables: The trained variables.
     """
     before, now = gradient_bytes(variables), gradient_bytes(variables, hook)
     return (
@@ -33,7 +33,7 @@ def gradient_bytes(
     hook: CommunicationHook | None = None,
     rounds_to: str | None = None,
 ) -> int:
-    """Bytes of gradients that a replica sends in one step.
+    """Return the bytes of gradients that a replica sends in one step.
 
     Args:
         rounds_to: The dtype in which a backend sends large gradients.
@@ -46,7 +46,7 @@ def gradient_bytes(
 
 
 def elements_sent(hook: CommunicationHook, shapes: Sequence[Sequence[int]]) -> int:
-    """Numbers that a replica sends of gradients of these shapes, in one step."""
+    """Return how many numbers a replica sends in one step for gradients of these shapes."""
     compressed = [list(shape) for shape in shapes if hook.compresses(shape)]
     sent = sum(math.prod(shape) for shape in shapes if not hook.compresses(shape))
 

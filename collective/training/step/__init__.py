@@ -1,8 +1,8 @@
-"""What a step is built from, whichever of the three kinds of step it is.
+"""The parts that all three kinds of steps are built from.
 
 ``rows`` and ``inputs`` are the tensors of a replica, ``reduction`` sums many tensors in one
-all-reduce, and ``report_layout`` is the vector that a step returns. ``attachments`` says
-what else travels in the all-reduce of a step, and ``finite`` finds a loss or a gradient
-that is not finite. The steps: ``training.partitioned_step``, ``training.whole_step`` and
-``training.own_rows_step``.
+all-reduce, and ``report_layout`` is the vector that a step returns. ``attachments`` has
+further values that travel in the all-reduce of a step, and ``finite`` finds a loss or a
+gradient that is not finite. The steps are ``training.partitioned_step``,
+``training.whole_step`` and ``training.own_rows_step``.
 """

@@ -1,8 +1,8 @@
-"""What travels in a step's all-reduce besides gradients, losses and metrics.
+"""Further values that travel in a step's all-reduce with gradients, losses and metrics.
 
-An attachment sends numbers of each replica to every rank. Its tensors are
-appended to those of the step, so no message is added, and every rank has the totals of
-the same steps. A step takes a list of attachments and knows nothing else about them:
+An attachment sends numbers of each replica to every rank. Its tensors are appended to the
+step's own, so that no message is added, and every rank has the totals of the same steps. A
+step takes a list of attachments and knows nothing else about them:
 
     prepare()           outside the graph, before each step
     contribution(step)  inside the graph: this replica's tensors
@@ -25,9 +25,7 @@ class ReplicaStep(NamedTuple):
 
     number: tf.Tensor  # int64 scalar, the step's number from 0
     replica: tf.Tensor  # int64 scalar, the replica's number in the job
-    rows_read: (
-        Any  # of this replica, as ``Batch.rows_read``; ``()`` where there are none
-    )
+    rows_read: Any  # of this replica, as ``Batch.rows_read``; ``()`` if there are none
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Total:
     stop: int
 
     def numpy(self) -> np.ndarray:
-        """All tensors of the contribution, flat, as float64. Waits for the step."""
+        """Wait for the step, and return all tensors of the contribution, flat, in float64."""
         return self.report.numpy()[self.start : self.stop]
 
 
@@ -52,25 +50,25 @@ class Attachment(ABC):
     """
 
     def prepare(self) -> None:
-        """Before each step, outside the graph."""
+        """Prepare for a step; called outside the graph."""
 
     @abstractmethod
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``Backend.run``: this replica's tensors, of static shapes."""
+        """Return this replica's tensors, of static shapes; called in ``Backend.run``."""
 
     def continues(self, before: Attachment) -> bool:
-        """Whether what is traced of another one, of an earlier training, serves this one.
+        """Return whether the graph of an earlier training's attachment serves this one.
 
-        If so, it takes over the variables that the graph reads.
+        If so, take over the variables that the graph reads.
         """
         return False
 
     @abstractmethod
     def receive(self, total: Total, number: int) -> None:
-        """After step ``number``, on every rank, outside the graph.
+        """Receive the total of step ``number``, on every rank, outside the graph.
 
         Raises:
-            CollectiveError: When the total says that training must not continue.
+            CollectiveError: The total shows that training must not continue.
         """
 
 
@@ -82,7 +80,7 @@ class Attachments(list[Attachment]):
         self._sizes: list[int] = []
 
     def continued_by(self, others: Sequence[Attachment]) -> Attachments | None:
-        """Returns ``others`` for the graph of these, or None if they need a graph of their own."""
+        """Return ``others`` for the graph of these, or None if they need another graph."""
         if len(others) != len(self):
             return None
         pairs = zip(others, self, strict=True)
@@ -93,21 +91,21 @@ class Attachments(list[Attachment]):
         return found
 
     def prepare(self) -> None:
-        """Before each step, outside the graph."""
+        """Prepare all for a step; called outside the graph."""
         for attachment in self:
             attachment.prepare()
 
     def contributions(self, step: ReplicaStep) -> list[list[tf.Tensor]]:
-        """Inside ``Backend.run``: the tensors of each."""
+        """Return the tensors of each; called in ``Backend.run``."""
         return [attachment.contribution(step) for attachment in self]
 
     def flat(self, totals: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Inside ``Backend.run``: the sums of ``contributions``, for the report."""
+        """Return the sums of ``contributions``, for the report; called in ``Backend.run``."""
         self._sizes = [sum(t.shape.num_elements() for t in one) for one in totals]
         return tf.nest.flatten(totals)
 
     def receive(self, report: Any, start: int, number: int) -> None:
-        """After step ``number``: each gets its part of the report, from ``start`` on."""
+        """Give each its part of the report of step ``number``, from ``start`` on."""
         for attachment, size in zip(self, self._sizes, strict=True):
             attachment.receive(Total(report, start, start + size), number)
             start += size

@@ -11,9 +11,9 @@ from collective.training.keras_compat.tensorflow_names import determinism
 
 
 def now() -> tf.Tensor:
-    """Seconds since 1970, a float64 scalar that is evaluated at each run.
+    """Return the seconds since 1970, a float64 scalar that is evaluated at each run.
 
-    ``tf.timestamp``, but for a graph of deterministic operations, in which it raises.
+    This is ``tf.timestamp``, except in a graph of deterministic operations, which refuses it.
     """
     if not determinism.is_enabled():
         return tf.timestamp()

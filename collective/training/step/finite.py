@@ -23,14 +23,15 @@ OVERFLOW = "collective: overflow in transport at step"
 
 
 class Watch:
-    """What is done about it in one training.
+    """What one training does about a value that is not finite.
 
     Args:
         raises: Whether it ends the training.
-        expected: Whether a callback of the user's looks for it: nothing is said then.
+        expected: Whether a callback of the user's looks for it, so that no warning is
+            needed.
 
     Attributes:
-        paths: Returns those of the variables, in the order of their numbers.
+        paths: Returns the paths of the variables, in the order of their numbers.
     """
 
     def __init__(self, backend: Backend, raises: bool, expected: bool):
@@ -40,7 +41,7 @@ class Watch:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Around what traces the steps of the training."""
+        """Have steps that are traced inside belong to this training."""
         _watches.append(self)
         try:
             yield
@@ -48,7 +49,7 @@ class Watch:
             _watches.pop()
 
     def warn(self, not_finite: tf.Tensor, number: tf.Tensor) -> None:
-        """Warns, within a step, if a replica has located a value that is not finite."""
+        """Warn, within a step, if a replica has located a value that is not finite."""
         tf.cond(
             tf.reduce_all(not_finite == 0),
             lambda: False,
@@ -58,7 +59,7 @@ class Watch:
         )
 
     def say(self, number: int, places: Sequence[int]) -> None:
-        """Warns, the first time."""
+        """Warn, the first time only."""
         if not self._said:
             self._said = True
             log.warning(
@@ -72,19 +73,19 @@ _watches: list[Watch] = []
 
 
 def _say(number: np.ndarray, places: np.ndarray) -> np.bool_:
-    """Reports to the current training, which may run the graph of an earlier one."""
+    """Report to the current training, which may run the graph of an earlier one."""
     if _watches:
         _watches[-1].say(int(number), places.tolist())
     return np.bool_(True)
 
 
 def traced_for() -> tuple[bool, bool]:
-    """What of the training is in the graphs of its steps: raises, expected."""
+    """Return the settings on which the graphs of steps depend: raises, expected."""
     return (_watches[-1].raises, _watches[-1].expected) if _watches else (True, False)
 
 
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
+    """Return the place of the first tensor that is not finite, from 1; 0 for none."""
     if not tensors:  # a train_step that applies nothing
         return tf.zeros([], tf.float32)
     sums = [tf.reduce_sum(t) for t in tensors]
@@ -94,19 +95,19 @@ def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def at_replica(place: tf.Tensor, backend: Backend) -> tf.Tensor:
-    """Inside ``run``, float32 ``[most_replicas]``: zero but in this replica's place."""
+    """Return ``[most_replicas]`` numbers, zero except this replica's; called in ``run``."""
     return tf.one_hot(backend.replica(), backend.most_replicas) * place
 
 
 def check(
     not_finite: tf.Tensor, number: tf.Tensor, backend: Backend
 ) -> list[tf.Operation]:
-    """Fails on every replica when any has located something.
+    """Fail on every replica if any has located a value that is not finite.
 
     Args:
-        not_finite: The sum of ``at_replica`` over replicas; or a place for each rank,
-            where several hold a replica together.
-        number: Of the step, for the message.
+        not_finite: The sum of ``at_replica`` over replicas; or a place for each rank, if
+            several hold a replica together.
+        number: The number of the step, for the message.
 
     Returns:
         The operations to wait for.
@@ -125,10 +126,10 @@ def check(
 
 
 def check_now(place: int, number: int, backend: Backend, paths: Sequence[str]) -> None:
-    """Like ``check``, for a step that runs eagerly; every rank has the same values.
+    """Do what ``check`` does in a step that runs eagerly; every rank has the same values.
 
     Raises:
-        CollectiveError: What is not finite ends the training.
+        CollectiveError: A value is not finite, and that ends the training.
     """
     watch = _watches[-1] if _watches else None
     if place and (watch is None or watch.raises):
@@ -143,9 +144,9 @@ def check_transport(
     not_finite: tf.Tensor,
     number: tf.Tensor,
 ) -> list[tf.Operation]:
-    """Like ``check``, for a sum of gradients that is not finite though all its parts are.
+    """Do what ``check`` does for a sum that is not finite although all its parts are.
 
-    Where gradients travel in float16, a sum of 65,520 or more is infinite.
+    If gradients travel in float16, a sum of 65,520 or more is infinite.
     """
     if _watches and _watches[-1].expected:
         return []
@@ -167,12 +168,12 @@ def check_transport(
 
 
 def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Exception:
-    """The error to raise for one that a step raised.
+    """Return the error to raise for an error of a step.
 
-    An asynchronous backend raises it in a later step, so the number is in its message.
+    An asynchronous backend raises it in a later step, so its message has the number.
 
     Args:
-        paths: Of the variables, in the order of their numbers.
+        paths: The paths of the variables, in the order of their numbers.
 
     Returns:
         A ``CollectiveError`` that names step, rank and variable if a check failed; else
@@ -210,7 +211,7 @@ def _error(
 def _found(
     step: str, places: Sequence[int], backend: Backend, paths: Sequence[str]
 ) -> str:
-    """What is not finite, of which step, and where."""
+    """Say which value is not finite, in which step, and on which rank."""
     replica = next((r for r, place in enumerate(places) if place), 0)
     where = "rank" if backend.size > 1 else "replica"
     index = places[replica] - 1

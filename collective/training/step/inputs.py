@@ -18,12 +18,12 @@ class ReplicaRows(NamedTuple):
 
     rows: BatchRows  # the rows; there may be none
     count: tf.Tensor  # int64 scalar, their number
-    rows_read: Any  # as ``Batch.rows_read``, for these rows; ``()`` where it is absent
-    first: tf.Tensor  # int64 scalar, the place of the first of them in the global batch
+    rows_read: Any  # as ``Batch.rows_read``, for these rows; ``()`` if it is absent
+    first: tf.Tensor  # int64 scalar, the place of the first row in the global batch
 
 
 def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
-    """Cuts the rows of a replica (int64 scalar) out of its process', ``without_none``."""
+    """Cut the rows of a replica (int64 scalar) out of its process' batch, ``without_none``."""
     total = tf.cast(backend.replica_count(), tf.int64)
     start, stop = share(batch.global_rows, replica, total)
     if len(backend.local_replicas) == 1:
@@ -35,7 +35,7 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
 
 
 def process_rows(batch: Batch, first: Any) -> ReplicaRows:
-    """All rows of a process; the batch is ``without_none``."""
+    """Return all rows of a process; the batch is ``without_none``."""
     rows = BatchRows(batch.x, batch.y, batch.sample_weight)
     count = count_rows(first_leaf(batch.x))
     return ReplicaRows(rows, count, batch.rows_read, tf.cast(first, tf.int64))

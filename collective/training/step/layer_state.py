@@ -1,9 +1,9 @@
-"""What layers assign in the forward pass: one new value from those of all replicas.
+"""State that layers assign in the forward pass: one new value from all replicas' values.
 
-Replicas, and the micro-batches of one, start from the same old value and make new ones.
-The value after the step is their mean, weighted by rows: exact where all assign the same
-(a counter of steps, SpectralNormalization) and for a mean over rows. A state that is a
-sum or a maximum over rows is neither (docs/reference/sharp-bits.md).
+Replicas, and the micro-batches of one, start from the same old value and make new ones. The
+value after the step is their mean, weighted by rows. It is exact if all assign the same
+value (a counter of steps, SpectralNormalization), and for a mean over rows. It is not exact
+for a state that is a sum or a maximum over rows (docs/reference/sharp-bits.md).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import tensorflow as tf
 
 
 def contribution(old: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """What one piece of a batch adds to the weighted mean.
+    """Return the contribution of one piece of a batch to the weighted mean.
 
     Args:
-        old: Before the step; any dtype.
-        new: After it, as this piece has assigned it.
+        old: The value before the step; of any dtype.
+        new: The value after it, as this piece has assigned it.
         share: Scalar, the piece's share of the rows of the global batch.
 
     Returns:
-        The change times the share; in float64 where float32 does not hold the state's
-        numbers, else in float32. An integer's change is exact up to 2^53.
+        The change times the share; in float64 if float32 cannot hold the state's numbers,
+        else in float32. An integer's change is exact up to 2^53.
     """
     travels = tf.float32 if _fits(old.dtype) else tf.float64
     if old.dtype.is_floating:
@@ -32,10 +32,10 @@ def contribution(old: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def updated(old: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """The value after the step.
+    """Return the value after the step.
 
     Args:
-        old: Before it.
+        old: The value before it.
         total: The sum of all contributions, in any float dtype.
     """
     if old.dtype.is_floating:
@@ -50,8 +50,8 @@ def _fits(dtype: tf.DType) -> bool:
 
 
 def _origin(old: tf.Tensor) -> tf.Tensor:
-    """What changes are counted from: 0 where the old value is not finite.
+    """Return the value from which changes are counted: the old one, or 0 if not finite.
 
-    A state may start at -inf; the change from there to a number is not a number.
+    A state may start at -inf, and the change from there to a number is not a number.
     """
     return tf.where(tf.math.is_finite(old), old, tf.zeros_like(old))

@@ -12,7 +12,7 @@ SMALL = 64  # elements; tensors up to this size are sent as one
 def sum_tensors(
     backend: Backend, tensors: list[tf.Tensor], rounded: list[int]
 ) -> list[tf.Tensor]:
-    """Sums in one call; scalars and small vectors travel in one tensor.
+    """Sum tensors in one call; scalars and small vectors travel in one tensor.
 
     Args:
         tensors: The local sums, of one dtype.
@@ -35,6 +35,6 @@ def sum_tensors(
 
 
 def is_small(tensor: tf.Tensor) -> bool:
-    """Whether its shape is known, and it travels with others."""
+    """Return whether a tensor is known to be small, so that it travels with others."""
     size = tensor.shape.num_elements()
     return size is not None and size <= SMALL

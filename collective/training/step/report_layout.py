@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 class Layout:
-    """Layout of a report: loss, rows, times, metrics' variables, what the step returned.
+    """Layout of a report: loss, rows, times, metrics' variables, and returned values.
 
     The metrics' variables have their values after the step; an epoch that continues in
     the middle begins with them.
@@ -35,46 +35,46 @@ class Layout:
         self.describe(returned)
 
     def describe(self, returned: Mapping[str, Sequence[int]]) -> None:
-        """Has values of these shapes returned."""
+        """Note the shapes of the values that the step returns."""
         self.names = list(returned)
         self._shapes = [tuple(shape) for shape in returned.values()]
         shapes = [*self._metric_shapes, *self._shapes]
-        #: Numbers before those of the attachments.
+        #: How many numbers come before the attachments.
         self.size = self.FIXED + sum(map(math.prod, shapes))
 
     def pack(
         self, fixed: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """A report, inside of the graph: a vector of float64.
+        """Return a report, inside of the graph: a vector of float64.
 
         Args:
-            fixed: The loss, the rows, and when the exchange began and ended.
-            values: The metrics' variables, what the step returned, attachments.
+            fixed: The loss, the rows, and the times at which the exchange began and ended.
+            values: The metrics' variables, the step's returned values, the attachments.
         """
         flat = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *values]]
         return tf.concat(flat, axis=0)
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``, or as the last report has them."""
+        """Set metrics to zero, as Keras' ``fit`` does, or to their values in a report."""
         self.model.reset_metrics()
         if last is not None and last[self.ROWS]:
             self.restore(last)
 
     def restore(self, report: np.ndarray) -> None:
-        """Gives the metrics the values that they have in a report."""
+        """Give the metrics the values that they have in a report."""
         values = _cut(report[self.FIXED :], self._metric_shapes)
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(np.asarray(value))
 
     def logs(self, report: np.ndarray) -> dict[str, Any]:
-        """What Keras shows after this step: its metrics, or what the step returned."""
+        """Return the logs that Keras shows after this step."""
         values = _cut(report[self.FIXED :], [*self._metric_shapes, *self._shapes])
         return self.shown(
             dict(zip(self.names, values[len(self.variables) :], strict=True))
         )
 
     def shown(self, returned: Mapping[str, Any]) -> dict[str, Any]:
-        """What Keras shows where the step has returned this."""
+        """Return the logs that Keras shows for these returned values: they, or metrics."""
         results = self.model.get_metrics_result()
         chosen = results if set(results) == set(returned) else returned
         return {name: _number(value) for name, value in chosen.items()}
@@ -86,7 +86,7 @@ class Reports:
     They are converted only when they are read, so ``add`` never waits for a step.
 
     Args:
-        last: That of the epoch's last step, of a resumed epoch.
+        last: The report of the last step before a resumed epoch continues.
     """
 
     def __init__(self, layout: Layout, last: np.ndarray | None = None):
@@ -96,29 +96,30 @@ class Reports:
         self._before = np.zeros(layout.size) if last is None else np.array(last)
 
     def add(self, report: tf.Tensor) -> None:
-        """Adds the report of a step."""
+        """Add the report of a step."""
         self._waiting.append(report)
 
     def read(self) -> list[np.ndarray]:
-        """The added reports, in order, without attachments."""
+        """Return the added reports, in order, without attachments."""
         self._read += [r.numpy()[: self.layout.size].copy() for r in self._waiting]
         self._waiting.clear()
         return self._read
 
     def last(self) -> np.ndarray:
-        """The last report: float64 ``[layout.size]``; zeros before the first step."""
+        """Return the last report: float64 ``[layout.size]``; zeros before the first step."""
         read = self.read()
         return read[-1] if read else self._before
 
     def logs(self) -> dict[str, Any]:
-        """What Keras shows of the epoch so far."""
+        """Return the logs that Keras shows of the epoch so far."""
         return self.layout.logs(self.last())
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returned values by name, as Keras shows them: a metric's result may be a dict.
+    """Return returned values by name, as Keras shows them, with inner dicts dissolved.
 
-    As that of all compiled metrics is, in ``{m.name: m.result() for m in self.metrics}``.
+    A metric's result may be a dict. For all compiled metrics it is one, as in
+    ``{m.name: m.result() for m in self.metrics}``.
     """
     found: dict[str, Any] = {}
     for name, value in logs.items():
@@ -127,7 +128,7 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
-    """The arrays of these shapes that lie one after the other in a vector."""
+    """Cut a vector into consecutive arrays of these shapes."""
     arrays, start = [], 0
     for shape in shapes:
         stop = start + math.prod(shape)
@@ -137,5 +138,5 @@ def _cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
 
 
 def _number(value: Any) -> Any:
-    """A scalar as a number; what has several values stays as Keras gives it."""
+    """Return a scalar as a number; leave several values as Keras gives them."""
     return float(value) if len(getattr(value, "shape", ())) == 0 else value

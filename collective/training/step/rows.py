@@ -1,6 +1,6 @@
-"""Rows of a batch as what goes into a ``tf.function``.
+"""Rows of a batch in the form in which a ``tf.function`` takes them.
 
-Functions with a signature take no None, so ``()`` stands for what a batch does not have.
+Functions with a signature do not accept None, so ``()`` stands for a missing part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collective.training.input.pipeline import Batch
 
 
 class BatchRows(NamedTuple):
-    """Rows of a batch: trees of tensors ``[n, ...]``, ``()`` for what is absent."""
+    """Rows of a batch: trees of tensors ``[n, ...]``, ``()`` for a missing part."""
 
     x: Any
     y: Any
@@ -23,23 +23,23 @@ class BatchRows(NamedTuple):
 
 
 def rows_of(batch: Batch) -> BatchRows:
-    """The rows of a batch, or of a specification of one."""
+    """Return the rows of a batch, or of a specification of one."""
     x, y, sample_weight, *_ = without_none(batch)
     return BatchRows(x, y, sample_weight)
 
 
 def without_none(batch: Batch) -> Batch:
-    """The batch with ``()`` for None."""
+    """Return the batch with ``()`` in place of None."""
     return Batch(*(() if part is None else part for part in batch))
 
 
 def or_none(part: Any) -> Any:
-    """Puts None in place of ``()``, as Keras expects it."""
+    """Put None in place of ``()``, as Keras expects it."""
     return None if isinstance(part, tuple) and not part else part
 
 
 def packed(rows: BatchRows) -> Any:
-    """The ``data`` of a step, as Keras' ``fit`` gives them.
+    """Return the ``data`` of a step, as Keras' ``fit`` passes them.
 
     Floating-point rows have the precision that Keras converts arrays to.
     """
@@ -51,11 +51,11 @@ def packed(rows: BatchRows) -> Any:
 
 
 def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
-    """A tree of tensors ``[n, ...]``; with one row that was made up where n is 0.
+    """Return a tree of tensors ``[n, ...]``, or with one made-up row if n is 0.
 
-    A replica without rows takes part in the collectives of the others. Many layers
-    cannot run without a row. It is of zeros, which every table has; of ones where there
-    is a GPU, for cuDNN refuses a sequence that is masked from its beginning.
+    A replica without rows takes part in the collectives of the others, and many layers
+    cannot run without a row. The row has zeros, which every table contains. It has ones if
+    there is a GPU, because cuDNN refuses a sequence that is masked from its beginning.
 
     Raises:
         UsageError: Rows are ragged or sparse.

@@ -1,12 +1,12 @@
-"""Models, code and settings as text that is equal wherever they are equal.
+"""Describes models, code and settings by texts that are equal in all processes if they are.
 
-Of functions it is the bytecode, the constants and the simple values that they close over,
-so it also serves for code without a source file. Addresses, file names and the order of
-sets, which differ from process to process, are left out.
+The text of a function has its bytecode, its constants and the simple values that it closes
+over, so that code without a source file can be described, too. Addresses, file names and the
+order of sets, which differ between processes, are left out.
 
-A model is named parts of text. Values of variables are left out: every rank begins with
-rank 0's. So are numbers in names that Keras counts up (``dense_1``), which depend on what
-else a process has made.
+The description of a model is several texts with names. Values of variables are left out,
+because every rank begins with rank 0's. Numbers in names that Keras counts up (``dense_1``)
+are left out, too, because they depend on all the layers that a process has made.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _DEPTH = 12
 _LARGE = 1 << 20
 # Code of these packages is known by its version.
 _KNOWN = ("keras", "tensorflow", "numpy", "collective", "tf_keras")
-# What does not change the model: seeds decide first values only, which are rank 0's.
+# Settings that do not change the model. Seeds decide initial values only, which are rank 0's.
 _IGNORED = ("seed", "build_config", "compile_config", "module", "registered_name")
-# Of these, only what is read of them matters: other options may differ by rank.
+# Of these objects, only the attributes that are read count: others may differ by rank.
 _HOLDERS = (argparse.Namespace, types.SimpleNamespace)
 _PLAIN = (bool, int, float, str, bytes, type(None))
-# What fit, evaluate and predict set on a model, with callbacks on rank 0 only.
+# Attributes that fit, evaluate and predict set on a model, with callbacks on rank 0 only.
 _SET_BY_KERAS = (
     *("stop_training", "stop_evaluating", "stop_predicting"),
     *("train_function", "test_function", "predict_function", "history"),
@@ -49,14 +49,14 @@ _SET_BY_KERAS = (
 
 
 def short(text: str, length: int = 100) -> str:
-    """The text, or its hash where it is longer."""
+    """Return the text, or its hash if it is longer."""
     if len(text) <= length:
         return text
     return "#" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def describe(value: Any) -> str:
-    """A text for a setting, a function, a class, or an object with a Keras config."""
+    """Return a text for a setting, a function, a class, or an object with a Keras config."""
     return _Describer().of(value, _DEPTH)
 
 
@@ -64,10 +64,10 @@ class _Describer:
     """Describes values, each function and object once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # kept alive: numbers of the dead are reused
+        self._seen: dict[int, Any] = {}  # kept alive, because ids are used again
 
     def of(self, value: Any, depth: int) -> str:
-        """The text for a value."""
+        """Return the text for a value."""
         if value is None or isinstance(
             value, bool | int | float | complex | str | bytes
         ):
@@ -135,9 +135,10 @@ class _Describer:
         return f"def({';'.join(parts)})"
 
     def _used(self, value: Any, names: set[str], depth: int) -> str:
-        """A value that a function refers to.
+        """Describe a value that a function refers to.
 
-        Of a module, or of what holds settings, it is what the function reads of it.
+        For a module, or an object that holds settings, only the attributes that the
+        function reads are described.
         """
         holds = isinstance(value, types.ModuleType) and _is_users_module(value.__name__)
         if not holds and not isinstance(value, _HOLDERS):
@@ -169,7 +170,7 @@ class _Describer:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a function or class is none of an installed library's."""
+    """Return whether a function or class does not belong to an installed library."""
     return _is_users_module(getattr(value, "__module__", None) or "")
 
 
@@ -202,7 +203,7 @@ def _array(value: Any) -> str:
 
 
 def config_of(value: Any) -> dict[str, Any] | None:
-    """Returns an object's Keras config, or None if it has none."""
+    """Return an object's Keras config, or None if it has none."""
     get_config = getattr(value, "get_config", None)
     if get_config is None:
         return None
@@ -215,10 +216,10 @@ def config_of(value: Any) -> dict[str, Any] | None:
 
 @functools.cache
 def _no_settings() -> frozenset[str]:
-    """Attributes that every layer has, or that do not change the model.
+    """Return attributes that every layer has, or that do not change the model.
 
-    Not when this file is imported: the first layer that is made fixes Keras' dtype
-    policy, and ``keras.config.set_floatx`` of the user's script would come too late.
+    They are not found when this file is imported: the first layer that is made fixes Keras'
+    dtype policy, and ``keras.config.set_floatx`` in the user's script would come too late.
     """
     return frozenset(
         (*vars(keras.layers.Layer(name="base")), *_IGNORED, *_SET_BY_KERAS)
@@ -226,7 +227,7 @@ def _no_settings() -> frozenset[str]:
 
 
 def describe_model(model: keras.Model) -> dict[str, str]:
-    """Parts of a compiled and built model, by name."""
+    """Return the texts of a compiled and built model, by name."""
     names = _Names(model)
     parts: dict[str, str] = {}
     for number, layer in enumerate(keras_compat.model.layers_of(model)[1:]):
@@ -253,7 +254,7 @@ def describe_model(model: keras.Model) -> dict[str, str]:
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:
-    """Loss, metrics and optimizer."""
+    """Describe loss, metrics and optimizer."""
     arguments = keras_compat.model.compiled_arguments(model)
     parts = {name: describe(value) for name, value in arguments.items()}
     optimizer = model.optimizer
@@ -267,7 +268,7 @@ def _compiled(model: keras.Model) -> dict[str, str]:
 
 
 def _layer(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
-    """Settings of a layer."""
+    """Describe the settings of a layer."""
     settings = {"class": describe(type(layer)), "trainable": str(layer.trainable)}
     config = config_of(layer)
     for key, value in (config or {}).items():
@@ -277,7 +278,7 @@ def _layer(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
 
 
 def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
-    """Simple attributes, functions, and the order of layers in a user's own class."""
+    """Describe simple attributes, functions, and the order of layers of a user's class."""
     if type(layer).__module__.startswith("keras."):
         return {}
     found, inner = {}, []
@@ -296,7 +297,7 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
 
 
 def _without(value: Any, ignored: Sequence[str]) -> Any:
-    """A config without some keys, at any depth."""
+    """Return a config without some keys, at any depth."""
     if isinstance(value, Mapping):
         return {k: _without(v, ignored) for k, v in value.items() if k not in ignored}
     if isinstance(value, list | tuple):
@@ -316,11 +317,11 @@ class _Names:
             self._new.setdefault(layer.name, f"{base}#{counts[base]}")
 
     def of(self, name: str) -> str:
-        """The name in this model; of what is not a layer, without its number."""
+        """Return a layer's name in this model; for another object, drop its number."""
         return self._new.get(name) or re.sub(r"_\d+$", "", name)
 
     def replace(self, value: Any) -> Any:
-        """A config with the names of layers replaced."""
+        """Return a config with the names of layers replaced."""
         if isinstance(value, str):
             return self._new.get(value, value)
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""What the bits of a training depend on besides the number of virtual replicas.
+"""Fixes everything on which a training's bits depend, with a number of virtual replicas.
 
-A convolution or a matrix product of a piece is computed by several threads in another
-order than by one, and by other instructions on another processor. So these are fixed
-where they can be, and compared between ranks where they cannot.
+Several threads compute a convolution or a matrix product of a piece in another order than
+one thread, and another processor has other instructions. So these are fixed if they can be,
+and else compared between ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.verification import ranks
 from collective.training.virtual.pieces import VirtualReplicas
 
-#: Threads of an operation, where the user chooses none.
+#: Threads of an operation if the user does not choose them.
 THREADS = 1
 # Flags of a processor that choose a kernel of TensorFlow or oneDNN.
 _VECTOR = re.compile(r"^(avx|amx|fma|sse4|f16c|asimd|sve|bf16|i8mm)")
@@ -30,11 +30,11 @@ _VECTOR = re.compile(r"^(avx|amx|fma|sse4|f16c|asimd|sve|bf16|i8mm)")
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """TensorFlow's operations give the same bits in each run, within the context.
+    """Have TensorFlow's operations give the same bits in each run while inside.
 
-    Its graph optimizer is off: it rewrites ``(a + b) + (c + d)`` as one sum from left to
-    right, and fuses operations by how many others read them, and that is one for each
-    piece that a process has.
+    Its graph optimizer is off. It rewrites ``(a + b) + (c + d)`` as one sum from left to
+    right. It also fuses operations by the number of their readers, which depends on the
+    number of pieces of a process.
     """
     before = determinism.is_enabled()  # no public function switches it off
     tf.config.experimental.enable_op_determinism()
@@ -49,13 +49,13 @@ def deterministic() -> Iterator[None]:
 
 
 def intra_op_threads() -> int:
-    """Threads of one operation; TensorFlow takes all cores where none are set."""
+    """Return the threads of one operation; TensorFlow takes all cores if none are set."""
     chosen = int(tf.config.threading.get_intra_op_parallelism_threads())
     return chosen or len(os.sched_getaffinity(0))
 
 
 def describe(virtual: VirtualReplicas) -> dict[str, str]:
-    """What the bits depend on, on this rank, by name, besides ``describe_settings``."""
+    """Return further settings of this rank that change bits, beyond ``describe_settings``."""
     return {
         "virtual_replicas=": str(virtual.count),
         "intra-op threads": str(intra_op_threads()),
@@ -71,7 +71,7 @@ def describe(virtual: VirtualReplicas) -> dict[str, str]:
 
 
 def agree(virtual: VirtualReplicas, backend: Backend) -> None:
-    """Compares the ranks' settings; every rank calls it."""
+    """Compare the ranks' settings; every rank calls it."""
     threads = intra_op_threads()
     if threads != THREADS and backend.options.threads is None and backend.rank == 0:
         log.warning(
@@ -87,7 +87,7 @@ def agree(virtual: VirtualReplicas, backend: Backend) -> None:
 
 
 def _instruction_set() -> str:
-    """The vector instructions of this processor; its architecture where that is not known."""
+    """Return the vector instructions of this processor, or its architecture if unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ranks that are about to train different things: found before the first step.
+"""Finds ranks that are about to train different things, before the first step.
 
 Every rank describes its plan, model, code, optimizer and data in short texts with names.
 Rank 0 broadcasts its own; each rank compares, and all raise the same error, which names
@@ -31,7 +31,7 @@ from collective.training.verification.descriptions import (
 )
 from collective.training.verification.settings import describe_settings
 
-# Data are compared whole up to so many bytes, by rows spread over the whole beyond.
+# Data of at most so many bytes are compared whole, larger ones by rows spread over them.
 _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
 
 
@@ -41,14 +41,14 @@ def compare_data(
     validation: Input | Batches | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Refuses ranks with other settings, data or plan; every rank calls it.
+    """Refuse ranks with other settings, data or plan; every rank calls it.
 
     Args:
         inputs: The training data, and how they are cut into batches.
         settings: More arguments of ``fit`` that must be the same, by name.
 
     Raises:
-        UsageError: On every rank alike: what differs, and on which rank.
+        UsageError: Something differs; every rank names it, and the rank.
     """
     if backend.size == 1:
         return
@@ -61,13 +61,13 @@ def compare_data(
 
 
 def compare_settings(backend: Backend) -> None:
-    """Refuses ranks with other settings of Keras or TensorFlow; every rank calls it."""
+    """Refuse ranks with other settings of Keras or TensorFlow; every rank calls it."""
     if backend.size > 1:
         compare(backend, describe_settings())
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
-    """Refuses ranks with another model, loss, metric or optimizer."""
+    """Refuse ranks with another model, loss, metric or optimizer."""
     if backend.size == 1:
         return
     shards = get_partition(model)  # their shapes may differ
@@ -77,7 +77,7 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
 
 
 def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
-    """Refuses ranks whose code drew other numbers while it was traced."""
+    """Refuse ranks whose code drew other numbers while it was traced."""
     if backend.size == 1 or backend.tensor is not None:  # parts of a layer differ
         return
     mine = _constants(graph)
@@ -100,10 +100,10 @@ def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
 
 
 def _constants(graph: tf.Graph) -> list[str]:
-    """Each numeric constant of a graph, in an order that no name decides.
+    """Return the numeric constants of a graph, in an order that does not depend on names.
 
-    The same on ranks that have traced the same program. Numbers of NumPy, Python or the
-    clock that code draws while it is traced are constants.
+    They are the same on ranks that have traced the same program. Numbers of NumPy, Python
+    or the clock become constants if code reads them while it is traced.
     """
     found = []
     for node in nodes_of(graph):
@@ -117,16 +117,17 @@ def _constants(graph: tf.Graph) -> list[str]:
 
 
 def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:
-    """Settings, data and model, for ``compare_newcomers``."""
+    """Describe settings, data and model, for ``compare_newcomers``."""
     parts = describe_settings() | describe_data("training", inputs)
     return parts | describe_model(model)
 
 
 def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
-    """Rejects ranks that joined with data or a model different from rank 0's.
+    """Reject ranks that joined with data or a model different from rank 0's.
 
     Args:
-        backend: Broadcasts; builds no graph, so after a change of the ranks, too.
+        backend: It broadcasts without a graph, so that this works after a change of the
+            ranks.
     """
     first = object_collectives.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
@@ -141,7 +142,7 @@ def _first_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str 
 
 
 def compare(backend: Backend, mine: Mapping[str, str]) -> None:
-    """Raises the same error on every rank, if a rank's parts differ from rank 0's."""
+    """Raise the same error on every rank if a rank's texts differ from rank 0's."""
     first = object_collectives.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     differing = object_collectives.gather_few(backend, [name is not None])[:, 0]
@@ -184,7 +185,7 @@ def _shown(text: str | None) -> str:
 
 
 def describe_data(name: str, inputs: Any) -> dict[str, str]:
-    """Plan and rows of a data set; of batches that come ready made, their shapes."""
+    """Describe plan and rows of a data set; of ready-made batches, only the shapes."""
     if not isinstance(inputs, Input):
         return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}
     plan, source = inputs.plan, inputs.source
@@ -202,7 +203,7 @@ def describe_data(name: str, inputs: Any) -> dict[str, str]:
 
 
 def _digests(inputs: Input) -> dict[str, str]:
-    """A checksum of rows for ``x``, ``y`` and ``sample_weight``."""
+    """Return a checksum of rows for each of ``x``, ``y`` and ``sample_weight``."""
     if not inputs.source.random_access:
         return {"first": str(inputs.source.fingerprint())}
     total = inputs.rows

@@ -1,8 +1,8 @@
-"""Ranks that call Keras with other data or weights than rank 0: found at the batch.
+"""Finds ranks that call Keras with other data or weights than rank 0, at the batch.
 
-Every rank reads whole batches, which must be the same. Each hashes what it reads; the
+Every rank reads whole batches, which must be the same. Each rank hashes its batches. The
 hashes are compared before the first batch of a call, before the 2nd, 4th, 8th and so on,
-and at its end. Weights that differ at the first batch become those of rank 0.
+and at its end. Weights that differ at the first batch are replaced by rank 0's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collective.training.verification.ranks import (
     compare_models,
 )
 
-#: What the rows of a call are named in an error.
+#: The names of a call's rows in an error.
 _ROWS = {
     "train_step": "training rows",
     "test_step": "evaluated rows",
@@ -40,17 +40,18 @@ class SameCalls(StepObserver):
     """Compares the batches, models and weights of the ranks.
 
     Args:
-        unit: Runs what all ranks do together, again where one of them has died.
+        unit: Runs a function that all ranks call together, and repeats it if one of them
+            has died.
     """
 
     def __init__(self, backend: Backend, unit: Callable[[Callable[[], Any]], Any]):
         self._backend, self._unit = backend, unit
         self._mark, self._count, self._compared = 0, 0, 0
-        self._names: dict[str, None] = {}  # of what was read since the last comparison
+        self._names: dict[str, None] = {}  # of the rows read since the last comparison
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Compare what a call of Keras reads, at its end, too."""
+        """Compare the batches of a call of Keras, also at its end."""
         self._mark = self._count = self._compared = 0
         yield
         self._compare_rows()
@@ -99,8 +100,8 @@ def share_weights(
 
     Args:
         variables: TensorFlow variables, in the same order on every rank.
-        unit: Runs what all ranks do together, again where one of them has died. What it
-            returns is the same on every rank; so variables are assigned after it.
+        unit: Runs a function that all ranks call together, and repeats it if one of them
+            has died. It returns the same on every rank, so variables are assigned after it.
     """
     mark = 0
     for variable in variables:
@@ -122,7 +123,7 @@ def _hash(tensor: tf.Tensor, mark: int) -> int:
 
 
 def _hash_array(value: Any, mark: int, most: int) -> int:
-    """Return a CRC-32 of an array, of parts of it where it is large."""
+    """Return a CRC-32 of an array, or of parts of it if it is large."""
     array = np.asarray(value)
     if array.dtype == object:  # text
         flat = array.reshape(-1)

@@ -1,7 +1,7 @@
-"""Settings of Keras and TensorFlow that enter a number: part of what the ranks compare.
+"""Settings of Keras and TensorFlow that change results, which the ranks compare.
 
 A ``keras.json`` of one host, an environment variable of one container or a call in one
-branch of a script changes them, and nothing else would show it.
+branch of a script may change them, and nothing else would show it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collective.training.keras_compat.tensorflow_names import determinism
 _CHOOSING = ("TF_ENABLE_ONEDNN", "ONEDNN_", "DNNL_", "XLA_FLAGS", "TF_XLA_FLAGS")
 
 
-# Of oneDNN, in which processors may multiply float32; the second is TensorFlow's.
+# oneDNN's dtype for products of float32 on processors; the second name is TensorFlow's.
 _MATH_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
 
 
 def products_of_float32() -> str:
-    """The dtype in which processors multiply matrices of float32."""
+    """Return the dtype in which processors multiply matrices of float32."""
     modes = {os.environ.get(name, "").upper() for name in _MATH_MODES}
     if modes & {"BF16", "F16", "ANY"}:
         return "bfloat16"
@@ -31,7 +31,7 @@ def products_of_float32() -> str:
 
 
 def describe_settings() -> dict[str, str]:
-    """What this process computes with, by the name that sets it."""
+    """Return the settings by which this process computes, each by the name that sets it."""
     libraries = {
         name: value
         for name, value in sorted(os.environ.items())

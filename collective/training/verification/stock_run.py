@@ -1,8 +1,8 @@
 """``verify``: the first steps of a training beside Keras' own, on rank 0.
 
-Both start from the same variables and get the same batches. Keras' own training has
-values of its own for all variables, which are put in their place for its step and taken
-out again. What differs is shown by step and by tensor.
+Both start from the same variables and get the same batches. Keras' own training has its own
+values of all variables. They replace ours during its step, and are taken out again.
+Differences are shown by step and by tensor.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _WHAT = "a step of Keras' own training"
 
 
 def steps_beside(verify: bool | str, backend: Backend) -> int:
-    """How many steps run beside Keras' own; every rank calls it.
+    """Return how many steps are also made by Keras' own step; every rank calls it.
 
     Args:
         verify: True, False, ``run`` or ``run:K``. The environment variable
-            ``COLLECTIVE_VERIFY`` beats it (0 for none); those of rank 0 count.
+            ``COLLECTIVE_VERIFY`` has precedence (0 for none). Rank 0's settings count.
 
     Raises:
-        UsageError: On every rank: it is something else.
+        UsageError: It is something else; raised on every rank.
     """
     text = os.environ.get(VARIABLE) or (verify if isinstance(verify, str) else "")
     text = text or (RUN if verify else "0")
@@ -69,7 +69,7 @@ def steps_beside(verify: bool | str, backend: Backend) -> int:
 
 
 def can_run_beside(prepared: PreparedModel, backend: Backend) -> bool:
-    """Whether rank 0 can make a step alone; if not, a warning says why."""
+    """Return whether rank 0 can make a step alone; if not, warn and give the reason."""
     why = ""
     if not backend.synchronous:
         why = "there is no global batch"
@@ -89,7 +89,7 @@ def can_run_beside(prepared: PreparedModel, backend: Backend) -> bool:
 class StockRun(Observer):
     """Runs Keras' own step after each of the first steps, on the same global batch.
 
-    What callbacks assign between steps is assigned in both trainings.
+    Values that callbacks assign between steps are assigned in both trainings.
 
     Args:
         whole: Returns the batch of a step as ``train_step`` takes it; every rank calls
@@ -113,7 +113,7 @@ class StockRun(Observer):
         self._ours: list[tf.Tensor] = []  # ours after the last step
 
     def before_step(self, number: int) -> None:
-        """Starts Keras' own training, or follows what callbacks have assigned."""
+        """Start Keras' own training, or assign the values that callbacks have assigned."""
         if self.backend.rank or not self.left:
             return
         if not self._variables:
@@ -126,7 +126,7 @@ class StockRun(Observer):
                 self._stock[i] = value
 
     def after_step(self, step: FinishedStep) -> None:
-        """Makes the step by Keras, too."""
+        """Make the step by Keras, too."""
         if not self.left:
             return
         self.left -= 1
@@ -142,13 +142,13 @@ class StockRun(Observer):
             self.report()
 
     def end(self) -> None:
-        """Shows the steps of a training that was shorter."""
+        """Show the steps of a training that was shorter."""
         if self.left:
             self.left = 0
             self.report()
 
     def report(self) -> None:
-        """Prints the tables, and warns where the two trainings differ; on rank 0."""
+        """Print the tables on rank 0, and warn if the two trainings differ."""
         self._stock, self._ours = [], []
         if self.backend.rank or not self.steps:
             return
@@ -189,10 +189,10 @@ class StockRun(Observer):
 
 
 def gathered(batch: Batch, backend: Backend) -> BatchRows:
-    """The rows of all ranks, on every rank, in their order; every rank calls it.
+    """Return the rows of all ranks, in their order; every rank calls it.
 
     Args:
-        batch: Of this rank, with trees of dense, ragged or sparse tensors.
+        batch: This rank's batch, with trees of dense, ragged or sparse tensors.
     """
     mine = BatchRows(*(() if part is None else part for part in batch[:3]))
     if backend.size == 1:
@@ -213,7 +213,7 @@ def _joined(*leaves: Any) -> Any:
 
 
 def _tolerance(model: keras.Model) -> float:
-    """The relative difference that rounding may make in a model."""
+    """Return the relative difference that rounding may make in a model."""
     dtypes = {str(layer.compute_dtype) for layer in keras_compat.model.layers_of(model)}
     dtypes |= {str(v.dtype) for v in model.variables}
     if "float32" in dtypes:
@@ -222,7 +222,7 @@ def _tolerance(model: keras.Model) -> float:
 
 
 def _loss(logs: Any) -> float:
-    """What a step returns as ``loss``; NaN where it returns none."""
+    """Return the ``loss`` of a step's logs; NaN if they have none."""
     found = logs.get("loss") if isinstance(logs, dict) else logs
     return float("nan") if found is None else float(np.mean(np.asarray(found)))
 

@@ -1,4 +1,4 @@
-"""The tables of ``verify``: what differs from Keras' own training, and since when."""
+"""The tables of ``verify``: differences from Keras' own training, and their first step."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Step:
     rows: int
     losses: tuple[float, float]  # Keras', and ours
     weights: float  # the relative difference of all weights together
-    tensors: dict[str, float] = field(default_factory=dict)  # that of each, by path
+    tensors: dict[str, float] = field(default_factory=dict)  # of each weight, by path
 
     @property
     def loss(self) -> float:
-        """The relative difference of the losses."""
+        """Return the relative difference of the losses."""
         return relative(*(np.float64(value) for value in self.losses))
 
 
 def relative(stock: np.ndarray, ours: np.ndarray) -> float:
-    """The norm of the difference, relative to that of Keras' own."""
+    """Return the norm of the difference, relative to the norm of Keras' own value."""
     difference, size = norm(np.subtract(ours, stock, dtype=np.float64)), norm(stock)
     return difference / size if size else (np.inf if difference else 0.0)
 
 
 def norm(value: Any) -> float:
-    """The Euclidean norm, computed in float64."""
+    """Return the Euclidean norm, computed in float64."""
     return float(np.linalg.norm(np.asarray(value, np.float64)))
 
 
@@ -52,7 +52,7 @@ def show(
     *,
     hook: str = "",
 ) -> None:
-    """Prints the differences by step and by tensor, and whether they are rounding.
+    """Print the differences by step and by tensor, and whether they are rounding.
 
     Args:
         allowed: The relative difference that rounding may make.
@@ -115,7 +115,7 @@ def _by_step(steps: Sequence[Step]) -> Table:
 
 
 def _by_tensor(steps: Sequence[Step]) -> Table:
-    """The tensors that differ most in any step, the largest difference first."""
+    """Return the tensors that differ most in any step, the largest difference first."""
     table = Table(box=None, pad_edge=False)
     table.add_column("weight", no_wrap=True)
     table.add_column("largest difference", justify="right")
