@@ -1,4 +1,4 @@
-"""The offset of this process' monotonic clock from that of rank 0.
+"""The offset of this process' monotonic clock from rank 0's clock.
 
 Processes of one machine share the clock. Between machines it is compared by
 all-reduces, which every backend has: no all-reduce ends on any rank before it has begun
@@ -29,7 +29,7 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Offset:
-    """This process' clock minus that of rank 0."""
+    """This process' clock minus rank 0's clock."""
 
     seconds: float  # the offset
     error: float  # bound of the error in seconds when it was measured
@@ -37,12 +37,12 @@ class Offset:
 
 
 def now() -> float:
-    """Returns seconds of the monotonic clock."""
+    """Return seconds of the monotonic clock."""
     return time.perf_counter()
 
 
 def machine() -> str:
-    """Returns a name of the clock: the boot and the time namespace."""
+    """Return a name of the clock: the boot and the time namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/time")
     return (boot.read_text() if boot.exists() else os.uname().nodename) + (
@@ -51,12 +51,12 @@ def machine() -> str:
 
 
 def number_of(name: str) -> int:
-    """Returns a number below 2**48 for a name, the same in every process."""
+    """Return a number below 2**48 for a name, the same in every process."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 def measure(backend: Backend) -> Offset:
-    """Measures the offset; every process calls it.
+    """Measure the offset; every process calls it.
 
     If all processes share one clock, only its name is exchanged.
     """
@@ -75,7 +75,7 @@ def measure(backend: Backend) -> Offset:
 
 
 def _rounds(backend: Backend) -> np.ndarray:
-    """Returns begin and end of ``ROUNDS`` all-reduces per rank: ``[size, 2, ROUNDS]``."""
+    """Return begin and end of ``ROUNDS`` all-reduces per rank: ``[size, 2, ROUNDS]``."""
     barrier = total(backend)
     mine = np.empty((2, ROUNDS))
     for i in range(ROUNDS):

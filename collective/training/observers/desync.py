@@ -29,7 +29,7 @@ from collective.training.steps.program import Program
 from collective.training.traced import kept_with, traced
 from collective.training.variables import replicated_variables
 
-# Of a checksum. Each byte is sent as a float, exact even in bfloat16.
+# The bytes of a checksum. Each is sent as a float, which is exact even in bfloat16.
 BYTES = 8
 
 
@@ -47,45 +47,45 @@ class DesyncAlarm(Observer):
         self.position, self.every = position, every
         self.variables = replicated_variables(position.model)
         self.backend = position.backend
-        # By what makes the checksums: the graph of ``_of_all``.
+        # By the name of the function that makes the checksums: the graph of ``_of_all``.
         self._graphs: dict[str, Callable[[], tf.Tensor]] = kept_with(
             position.model, "checksums", [self.backend, *self.variables]
         )
 
     def before_input(self, number: int) -> None:
-        """Before each ``every``th step, the first one included."""
+        """Compare before each ``every``th step, the first one included."""
         if number % self.every == 0:
             self.compare(number)
 
     def end_epochs(self) -> None:
-        """After the last step."""
+        """Compare after the last step."""
         self.compare(self.position.step)
 
     @staticmethod
     def is_needed(backend: Backend, every: int) -> bool:
-        """Whether there are, or may be, others at the same step to compare with."""
+        """Return whether other replicas at the same step exist, or may come."""
         others = max(backend.most_replicas, backend.size) > 1
         return bool(every) and backend.synchronous and others
 
     def _checksum(self) -> tf.Tensor:
-        """The checksum of this replica: uint8 ``[1, BYTES]``."""
+        """Return the checksum of this replica: uint8 ``[1, BYTES]``."""
         return tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))
 
     def _of_tensors(self) -> tf.Tensor:
-        """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
+        """Return checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
         values = [tf.convert_to_tensor(v) for v in self.variables]
         return tf.concat([tf.fingerprint(tf.reshape(v, [1, -1])) for v in values], 0)
 
     def _in_own_row(self, values: tf.Tensor) -> tf.Tensor:
-        """``values`` in this replica's row, behind a first axis of the replicas."""
+        """Return ``values`` in this replica's row of a new first axis, and zeros in others."""
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
     def compare(self, number: int) -> None:
-        """Compares what the replicas hold before a step; every rank calls it.
+        """Compare the replicas' variables before a step; every rank calls it.
 
         Raises:
-            CollectiveError: Naming replica, tensor and step, on every rank.
+            CollectiveError: They differ; every rank names replica, tensor and step.
         """
         backend, checksums = self.backend, self._of_all(self._checksum)
         checksums = checksums[: backend.size if backend.tensor else backend.replicas]
@@ -105,10 +105,10 @@ class DesyncAlarm(Observer):
         raise error
 
     def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
-        """The checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
+        """Return the checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
 
         Args:
-            checksums: Makes those of this replica, ``[n, BYTES]``, inside ``run``.
+            checksums: Makes this replica's checksums, ``[n, BYTES]``, inside ``run``.
         """
         tensor, name = self.backend.tensor, checksums.__name__
 
@@ -165,7 +165,8 @@ class DesyncWatch(StepObserver):
 
     Args:
         every: Steps from one comparison to the next; 0 for never.
-        unit: Runs what all ranks do together, again where one of them has died.
+        unit: Runs a function that all ranks call together, and repeats it if one of them
+            has died.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""What every rank did when, as one Chrome trace (``train.py --timeline FILE``).
+"""One Chrome trace of the work of all ranks over time (``train.py --timeline FILE``).
 
-One row a rank. In each step: ``input``, ``forward/backward``, ``all-reduce`` (in it,
-the buckets, where the backend records them; in a line of their own, where they leave before
-the backward pass is done) and ``update``. The ranks of rank 0's host
-write ``FILE`` while they train; those of any other host write ``FILE.<host>`` there,
-and at the end these are added to ``FILE``. All times are rank 0's. Who joins a job that
-runs gets a row of its own, and a rank whose number changes keeps its row.
+Each rank has a row. A step in it has the spans ``input``, ``forward/backward``,
+``all-reduce`` and ``update``. If the backend records buckets, they are shown inside of
+``all-reduce``; or in a line of their own, if they leave before the end of the backward pass.
+The ranks of rank 0's host write ``FILE`` while they train. Ranks of any other host write
+``FILE.<host>`` there, and at the end these files are added to ``FILE``. All times are
+rank 0's. A rank that joins a running job gets a row of its own, and a rank whose number
+changes keeps its row.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from collective.training.observers import clocks
 from collective.training.observers.trace_file import Event, TraceFile
 from collective.training.step.report_layout import Layout
 
-# A trace grows no larger: about 130,000 steps, those of all ranks counted.
+# The largest size of a trace: about 130,000 steps, counted over all ranks.
 LIMIT_BYTES = 64 << 20
-# What is lost at most when a rank is killed.
+# At most the events of so many seconds are lost when a rank is killed.
 FLUSH_SECONDS = 0.2
 CHUNK = 1 << 18  # bytes that are sent at a time, when files are merged
 BATCH = 1000  # events that are then written at a time
-BUCKETS = 1  # the line of those that leave early
+BUCKETS = 1  # the line of buckets that leave early
 
 
 class _Step(NamedTuple):
@@ -50,7 +51,7 @@ class _Step(NamedTuple):
 
 
 def begin(path: str, backend: Backend) -> Timeline:
-    """A new trace; every process calls it. A UsageError if it cannot be written."""
+    """Begin a new trace; every process calls it. Raise a UsageError if it is not writable."""
     hosts = gather(backend, clocks.number_of(_host()))
     if _first_here(backend, hosts):
         name = _part(path, home=hosts[backend.rank] == hosts[0])
@@ -61,13 +62,13 @@ def begin(path: str, backend: Backend) -> Timeline:
 
 
 def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> Timeline:
-    """One trace of all ranks: begun, or joined by those who have no row in it.
+    """Begin one trace of all ranks, or have ranks without a row join it.
 
-    Every process calls it, at the start and when ranks have come or gone.
+    Every process calls it, at the start and when ranks have joined or left.
 
     Args:
         mine: This process' timeline, if it has one.
-        step: The one to continue with.
+        step: The step to continue with.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -112,8 +113,8 @@ class Timeline:
         joined_at: int | None = None,
     ):
         self.backend = backend
-        # Its row, also when the rank becomes another. One that joins may get the
-        # number of one that is gone, so there it is that which the launcher gave.
+        # Its row, also when its rank changes. A joining rank may get the number of a rank
+        # that is gone, so its row has the number that the launcher gave.
         self.row = backend.rank if joined_at is None else backend.called
         self.home, self.offset = home, offset
         self.zero = zero + offset.seconds  # by this process' clock
@@ -129,7 +130,7 @@ class Timeline:
         self.file.add(self._header(joined_at))
 
     def place(self, hosts: np.ndarray) -> None:
-        """Notes where the ranks are now; ``hosts`` has a number for each one's host."""
+        """Note the places of the ranks; ``hosts`` has a number for each rank's host."""
         remote = hosts[self.backend.rank] != hosts[0]
         self.sends = remote and _first_here(self.backend, hosts)
         self.hosts = len(set(hosts))
@@ -137,13 +138,13 @@ class Timeline:
     def step(
         self, number: int, begin: float, ready: float, done: float, report: tf.Tensor
     ) -> None:
-        """Takes a step, whose times are seconds of ``time.perf_counter``.
+        """Record a step, whose times are seconds of ``time.perf_counter``.
 
         Args:
-            begin: When it began to wait for its input.
-            ready: When it had it.
-            done: When it had ended.
-            report: What the step returned (see ``collective.training.step.report_layout``).
+            begin: The time when it began to wait for its input.
+            ready: The time when it had its input.
+            done: The time when it had ended.
+            report: The report of the step (see ``collective.training.step.report_layout``).
         """
         if self.file.full:
             return
@@ -152,18 +153,18 @@ class Timeline:
             self.flush()
 
     def span(self, name: str, begin: float) -> None:
-        """Records what happened between two steps, from ``begin`` (``clocks.now``)."""
+        """Record a span between two steps, from ``begin`` (``clocks.now``) until now."""
         self._others.append(self._span(name, begin, clocks.now()))
 
     def event(self, name: str) -> None:
-        """Marks a moment in this process' row."""
+        """Mark this moment in this process' row."""
         self._others.append(
             {"name": name, "ph": "i", "s": "p", "pid": self.row, "tid": 0,
              "ts": self._microseconds(clocks.now())}
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Writes all that has ended."""
+        """Write everything that has ended."""
         backend = self.backend
         recorded = backend.recorded() if isinstance(backend, Recording) else []
         since = _since_wall_clock()
@@ -184,7 +185,7 @@ class Timeline:
     def _of_step(
         self, step: _Step, collectives: Sequence[Collective], since: float
     ) -> list[Event]:
-        """The spans of a step, those inside a span within its bounds."""
+        """Return the spans of a step; a span inside another one stays within its bounds."""
         report = step.report.numpy()
         start = float(report[Layout.REDUCE_START]) + since
         stop = float(report[Layout.REDUCE_STOP]) + since
@@ -207,14 +208,14 @@ class Timeline:
         return [*events, self._span("update", stop, step.done)]
 
     def _span(self, name: str, begin: float, end: float, **more: Any) -> Event:
-        # Both ends rounded, not the length: what touches must not overlap.
+        # Both ends are rounded, not the length, so that adjacent spans do not overlap.
         first, last = self._microseconds(begin), self._microseconds(end)
         event = {"name": name, "ph": "X", "ts": first, "dur": round(last - first, 3)}
         event |= {"pid": self.row, "tid": 0}
         return event | ({"args": more} if more else {})
 
     def _microseconds(self, seconds: float) -> float:
-        """A time of this process' clock as the trace has it."""
+        """Return a time of this process' clock in the unit of the trace."""
         return round(1e6 * (seconds - self.zero), 3)
 
     def _header(self, joined_at: int | None) -> list[Event]:
@@ -243,13 +244,13 @@ class Timeline:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """After a training that went well, merges the hosts."""
+        """Merge the hosts' files after a training that went well."""
         if kind is None:
             self.end()
         self.close()
 
     def end(self) -> None:
-        """Writes the rest, and merges the hosts. Every process calls it."""
+        """Write the rest, and merge the hosts' files. Every process calls it."""
         self.flush()
         self._record(False)
         if self.hosts > 1 and not self.ended:
@@ -257,7 +258,7 @@ class Timeline:
         self.ended = True
 
     def close(self) -> None:
-        """Writes what it can. May be called twice."""
+        """Write as much as possible. It may be called twice."""
         if self.closed:
             return
         self.closed = True
@@ -267,10 +268,10 @@ class Timeline:
         self.file.close()
 
     def _merge(self) -> None:
-        """Adds what other hosts have written to rank 0's file, and removes theirs.
+        """Add other hosts' files to rank 0's file, and remove them.
 
-        Their clocks may have drifted: times are moved by what the offset has changed
-        since the beginning, in proportion.
+        Clocks may have drifted, so times are moved in proportion by the change of the offset
+        since the beginning.
         """
         later = clocks.measure(self.backend)  # also: everyone has written everything
         before = self.zero - gather(self.backend, self.zero)[0]
@@ -295,7 +296,7 @@ class Timeline:
             os.remove(self.file.path)
 
     def _add(self, events: Sequence[Event]) -> None:
-        """Adds another host's events to the whole."""
+        """Add another host's events to the whole file."""
         whole = TraceFile(self.file.path, LIMIT_BYTES, create=False)
         for first in range(0, len(events), BATCH):
             whole.add(events[first : first + BATCH])
@@ -312,11 +313,11 @@ class TimelineObserver(Observer):
         self._validation_began = 0.0
 
     def begin(self) -> None:
-        """Begins the trace."""
+        """Begin the trace."""
         self._join()
 
     def reconfigured(self, root: int) -> None:
-        """Ranks that have just joined get a row; each rank notes its new number."""
+        """Give a row to ranks that have just joined; each rank notes its new number."""
         timeline, backend = self._join(), self.position.backend
         timeline.event(f"continues as rank {backend.rank} of {backend.size}")
 
@@ -326,54 +327,54 @@ class TimelineObserver(Observer):
         return self.timeline
 
     def after_step(self, step: FinishedStep) -> None:
-        """Takes the step."""
+        """Record the step."""
         if self.timeline is not None:
             self.timeline.step(
                 step.number, step.begin, step.ready, step.done, step.report
             )
 
     def before_validation(self) -> None:
-        """The validation begins."""
+        """Note when the validation begins."""
         self._validation_began = clocks.now()
 
     def after_validation(self, logs: dict[str, float]) -> None:
-        """The validation has ended."""
+        """Record the validation, which has ended."""
         if self.timeline is not None:
             self.timeline.span("validation", self._validation_began)
 
     def end(self) -> None:
-        """Merges the files of all hosts."""
+        """Merge the files of all hosts."""
         if self.timeline is not None:
             self.timeline.end()
 
     def leaving(self) -> None:
-        """Marks the moment."""
+        """Mark the moment."""
         if self.timeline is not None:
             self.timeline.event("leaves the job")
 
     def close(self) -> None:
-        """Writes what it can."""
+        """Write as much as possible."""
         if self.timeline is not None:
             self.timeline.close()
 
 
 def _part(path: str, home: bool) -> str:
-    """The file of this process' host; ``home``: where the trace is."""
+    """Return the file of this process' host; ``home`` is true on the trace's own host."""
     return path if home else f"{path}.{socket.gethostname()}"
 
 
 def _first_here(backend: Backend, hosts: np.ndarray) -> bool:
-    """Whether this is the first rank of its host."""
+    """Return whether this is the first rank of its host."""
     return backend.rank == np.flatnonzero(hosts == hosts[backend.rank])[0]
 
 
 def _host() -> str:
-    # With the machine: there are clusters whose hosts are all named alike.
+    # The machine is added, because some clusters give all hosts the same name.
     return socket.gethostname() + clocks.machine()
 
 
 def _scaled(event: Event, factor: float) -> Event:
-    """An event whose times are multiplied."""
+    """Return an event with its times multiplied."""
     if "ts" not in event:
         return event
     first = round(event["ts"] * factor, 3)
@@ -383,7 +384,7 @@ def _scaled(event: Event, factor: float) -> Event:
 
 
 def _since_wall_clock() -> float:
-    """The monotonic clock less the wall clock, by which TensorFlow stamps."""
+    """Return the monotonic clock minus the wall clock, from which TensorFlow takes times."""
     reads = [(clocks.now(), time.time(), clocks.now()) for _ in range(3)]
     before, wall, after = min(reads, key=lambda read: read[2] - read[0])
     return (before + after) / 2 - wall

@@ -15,21 +15,23 @@ class TimingObserver(Observer):
         self.timing = timing
         self.position = position
         self._reports: Reports | None = None
-        self._ended: list[float] = []  # of the epoch's steps, by the report's clock
+        self._ended: list[
+            float
+        ] = []  # when the epoch's steps ended, by the report's clock
 
     def after_step(self, step: FinishedStep) -> None:
-        """Takes what is known without waiting for the report."""
+        """Take the times that are known without waiting for the report."""
         self.timing.input.append(step.ready - step.begin)
         self.timing.step.append(step.done - step.ready)
         self._ended.append(step.ended)
         self._reports = self.position.reports
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Reads the reports of the epoch's steps."""
+        """Read the reports of the epoch's steps."""
         self._read_reports()
 
     def reconfigured(self, root: int) -> None:
-        """Reads the reports of the interrupted epoch's steps."""
+        """Read the reports of the interrupted epoch's steps."""
         self._read_reports()
 
     def _read_reports(self) -> None:
@@ -45,5 +47,5 @@ class TimingObserver(Observer):
         self._reports, self._ended = None, []
 
     def end(self) -> None:
-        """Exchanges when each rank was ready."""
+        """Exchange the times when each rank was ready."""
         self.timing.compute_wait(self.position.backend)

@@ -53,9 +53,9 @@ class TraceFile:
         self.full = False
 
     def add(self, events: Sequence[Event]) -> None:
-        """Adds events, or a note if they would exceed the limit.
+        """Add events, or a note if they would exceed the limit.
 
-        A full disk, or one without locks, ends the trace, not the training.
+        A full disk, or one without locks, ends the trace, but not the training.
         """
         if self.full or not events:
             return
@@ -71,13 +71,13 @@ class TraceFile:
             log.warning("the timeline %s ends here: %s", self.path, error.strerror)
 
     def read(self) -> list[Event]:
-        """Returns every event so far."""
+        """Return every event so far."""
         with self._locked():
             text = os.pread(self._file, os.fstat(self._file).st_size, 0)
         return json.loads(text) if text else []
 
     def close(self) -> None:
-        """Closes the file; later events are dropped."""
+        """Close the file; later events are dropped."""
         self.full = True
         os.close(self._file)
 
@@ -90,7 +90,7 @@ class TraceFile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _append(self, events: Sequence[Event], limit: int) -> bool:
-        """Appends events; returns False if they do not fit."""
+        """Append events; return False if they do not fit."""
         size = self._repaired(os.fstat(self._file).st_size)
         text = _ENCODER.encode(list(events))[1:-1]
         whole = (b",\n" if size else b"[\n") + text.encode() + END
@@ -105,7 +105,7 @@ class TraceFile:
         return True
 
     def _repaired(self, size: int) -> int:
-        """Returns the size after removing an incomplete write of a killed process."""
+        """Return the size after removing an incomplete write of a killed process."""
         if not size or os.pread(self._file, len(END), size - len(END)) == END:
             return size
         text = os.pread(self._file, size, 0)

@@ -1,4 +1,4 @@
-"""Compares what the ranks are about to train; on request, also with Keras' own step.
+"""Compares the trainings of all ranks before they begin; if asked, also with Keras' own step.
 
 ``ranks`` compares data, models and graphs before the first update. ``stock_run`` also
 makes the first steps of a training by Keras' own step (``--verify``).

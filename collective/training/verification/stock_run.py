@@ -1,4 +1,4 @@
-"""``verify``: the first steps of a training beside Keras' own, on rank 0.
+"""``verify``: makes the first steps of a training by Keras' own step, too, on rank 0.
 
 Both start from the same variables and get the same batches. Keras' own training has its own
 values of all variables. They replace ours during its step, and are taken out again.

@@ -1,7 +1,7 @@
-"""Which training a checkpoint is of: its model, loss, optimizer and data, in short texts.
+"""Identifies the training of a checkpoint: model, loss, optimizer and data, in short texts.
 
-Equal shapes are not enough: another activation, optimizer or data set of the same shapes
-would train on as if nothing had happened.
+Equal shapes are not enough: with another activation, optimizer or data set of the same
+shapes, the training would continue as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSIONS = "versions"
 
 
 def describe(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
-    """Parts of a training by name, of a model that is compiled and built."""
+    """Describe the parts of a training by name; its model is compiled and built."""
     parts = describe_data("training", inputs) | describe_model(model)
     kept = {k: v for k, v in parts.items() if not k.startswith(_IGNORED)}
     rate = keras_compat.optimizers.core_optimizer(model.optimizer).learning_rate
@@ -41,9 +41,9 @@ def describe(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """The first part in which two trainings differ, as the end of a sentence; or ''.
+    """Return the first part in which two trainings differ, as the end of a sentence; or ''.
 
-    Between versions, only what both have is compared, and no code.
+    Between versions, only parts that both have are compared, and code is not.
     """
     same_versions = saved.get(_VERSIONS) == here.get(_VERSIONS)
     names = [*here, *(n for n in saved if n not in here)]
@@ -73,12 +73,12 @@ def keep_new_rate(
     model: keras.Model,
     values: Sequence[np.ndarray],
 ) -> tuple[list[np.ndarray], str]:
-    """A checkpoint's variables with the learning rate that is given now, if it is new.
+    """Return a checkpoint's variables with the present learning rate, if it is new.
 
     A rate that callbacks have changed stays: only a change of the script counts.
 
     Returns:
-        The values, and a message; empty where the rate is the same.
+        The values, and a message; empty if the rate is the same.
     """
     before, now = saved.get(_RATE), here.get(_RATE)
     changed: list[Any] = list(values)

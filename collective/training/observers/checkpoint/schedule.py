@@ -1,9 +1,9 @@
-"""Checkpoints of a training: when one is due, written in the background, resumed from.
+"""Checkpoints of a training: decides when one is due, writes it, and resumes from one.
 
-Rank 0 alone writes and reads, and broadcasts what it has read, so hosts need no common
-disk. When it has died or left, another rank becomes rank 0 and continues in the folder.
-At the end of a step the state is copied into memory kept for it, and a thread writes it
-while the next steps run. The cost of both is measured: a checkpoint is skipped if
+Rank 0 alone writes and reads, and broadcasts the state that it has read, so that hosts do
+not need a common disk. When it has died or left, another rank becomes rank 0 and continues
+in the folder. At the end of a step the state is copied into memory kept for it, and a thread
+writes it while the next steps run. The cost of both is measured: a checkpoint is skipped if
 checkpoints would take more than a twentieth of the time.
 """
 
@@ -38,7 +38,7 @@ from collective.training.prepared import get_partition
 # Checkpoints take at most this fraction of a training's time.
 PART_OF_TIME = 0.05
 LOCK = ".lock"
-# A former training may take so long to release the folder.
+# A former training may take as long as this to release the folder.
 PATIENCE_SECONDS = 5.0
 
 _HINTS = {
@@ -53,18 +53,18 @@ class Checkpoint(Observer):
     """A folder for a training's state, for ``collective.training.fit(..., checkpoint=...)``.
 
     Args:
-        folder: Created if missing; one for each training. Or a URL, ``s3://bucket/run``:
-            fsspec copies checkpoints there and back (``stores.py``).
+        folder: A folder of its own for each training; it is created if missing. Or a URL,
+            ``s3://bucket/run``: fsspec copies checkpoints there and back (``stores.py``).
         every: Steps between two checkpoints. If None, one at the end of each epoch.
-            If that would take more than 5 % of the time, some are skipped. The one at
-            the end of the training is always written.
-        keep: How many of the last ones are kept.
-        resume: Continues from the newest one that is valid and of this training; from
-            the start if the folder has none at all. "anyway": also where model, loss,
-            optimizer or data are others, of the same shapes.
+            If that would take more than 5 % of the time, some are skipped. The last
+            state of the training is always written.
+        keep: The number of checkpoints that are kept.
+        resume: Whether to continue from the newest checkpoint that is valid and belongs to
+            this training; without any checkpoint, the training begins at its start.
+            "anyway" allows another model, loss, optimizer or other data of the same shapes.
 
     Attributes:
-        failed: Why the last checkpoint could not be written, or None.
+        failed: The reason why the last checkpoint could not be written, or None.
         raises: Whether ``fit`` raises an error for that, after the training.
 
     Raises:
@@ -92,7 +92,7 @@ class Checkpoint(Observer):
         self.failed: str | None = None
         self.raises = True
         self._training: Mapping[str, str] | None = None
-        self._known: list[Path] = []  # the last ones, oldest first
+        self._known: list[Path] = []  # the last checkpoints, oldest first
         self._buffers: list[np.ndarray] | None = None
         self._not_before = 0.0
         self._skipped = 0
@@ -106,10 +106,11 @@ class Checkpoint(Observer):
         before_write: Callable[[], None] | None = None,
         training: Mapping[str, str] | None = None,
     ) -> None:
-        """Begins to serve a training.
+        """Begin to serve a training.
 
-        ``before_write`` is called before each checkpoint, in the thread that writes it;
-        ``training`` is what the checkpoints are of (``identity.py``).
+        Args:
+            before_write: Called before each checkpoint, in the thread that writes it.
+            training: Describes the training of the checkpoints (``identity.py``).
         """
         self._training = training
         self._position = position
@@ -119,13 +120,13 @@ class Checkpoint(Observer):
         self._epoch_end = 0
 
     def find_start(self) -> None:
-        """Sets the position's ``start``, on rank 0, unless it has one already.
+        """Set the position's ``start``, on rank 0, unless it has one already.
 
-        Called once, before the observers begin. It resumes also if the user did not ask
-        where the launcher has restarted the job.
+        This is called once, before the observers begin. If the launcher has restarted the
+        job, it resumes even if the user did not ask for that.
 
         Raises:
-            UsageError: The folder cannot be used as was asked.
+            UsageError: The folder cannot be used in the way that was asked for.
         """
         position, backend = self._position, self._position.backend
         if not backend.elastic:
@@ -139,7 +140,7 @@ class Checkpoint(Observer):
             position.start = self._newest(position.model, self._plan, resumes)
 
     def _advice(self) -> str:
-        """Returns the checkpoint's line for a dump, empty if there is no checkpoint yet."""
+        """Return the checkpoint's line for a dump, empty if there is no checkpoint yet."""
         if not storage.saved_in(self.folder):
             return ""
         resume = "again" if self.resume else "with --resume"
@@ -148,7 +149,7 @@ class Checkpoint(Observer):
         )
 
     def reconfigured(self, root: int) -> None:
-        """Takes over the folder, on a new rank 0."""
+        """Take over the folder, on a new rank 0."""
         if self._position.backend.rank == 0 and not self._writes:
             self._take_over()
 
@@ -158,18 +159,18 @@ class Checkpoint(Observer):
         self._writes = True
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
-        """Learns where the epoch ends."""
+        """Note the last step of the epoch."""
         self._epoch_end = last
 
     def after_step(self, step: FinishedStep) -> None:
-        """Writes the state if it is due; not at the end of an epoch."""
+        """Write the state if it is due, but not at the end of an epoch."""
         position = self._position
         within = position.step < self._epoch_end and not position.stopped
         if self.every is not None and within:
             self._save_if_due()
 
     def between_epochs(self) -> None:
-        """Writes the state if it is due."""
+        """Write the state if it is due."""
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -179,7 +180,7 @@ class Checkpoint(Observer):
                 self._save(gathered)
 
     def _save(self, gathered: Gathered) -> None:
-        """Writes the state in the background, or skips it if that costs too much."""
+        """Write the state in the background, or skip it if that costs too much."""
         begin = time.perf_counter()
         writing = self._thread is not None and self._thread.is_alive()
         if writing or begin < self._not_before:
@@ -192,7 +193,7 @@ class Checkpoint(Observer):
 
         def write() -> None:
             self._write(state)
-            # As if the step waited for the writing: it takes memory bandwidth, too.
+            # Writing counts as if the step waited for it: it takes memory bandwidth, too.
             cost = taken + time.thread_time()
             self._not_before = begin + cost / PART_OF_TIME
 
@@ -200,12 +201,12 @@ class Checkpoint(Observer):
         self._thread.start()
 
     def end_epochs(self) -> None:
-        """Writes the last state."""
+        """Write the last state."""
         assert self._position.final is not None
         self.save_last(self._position.final)
 
     def save_last(self, state: State) -> None:
-        """Writes a state on rank 0, and returns when it is on the disk."""
+        """Write a state on rank 0, and return when it is on the disk."""
         if not self._writes:
             return
         self.wait()
@@ -220,12 +221,12 @@ class Checkpoint(Observer):
             )
 
     def wait(self) -> None:
-        """Returns when no checkpoint is being written."""
+        """Wait until no checkpoint is being written."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Waits as ``wait``, and unlocks the folder for another process."""
+        """Wait as ``wait`` does, and unlock the folder for another process."""
         self.wait()
         if self._lock is not None:
             self._store.close()
@@ -251,11 +252,11 @@ class Checkpoint(Observer):
             self._store.remove(self._known.pop(0))
 
     def raise_if_failed(self) -> None:
-        """Raises the error of the last write; call it when the work is done.
+        """Raise the error of the last write; call it when the work is done.
 
         Raises:
-            CollectiveError: On rank 0, if the last checkpoint could not be written. The
-                model is trained.
+            CollectiveError: The last checkpoint could not be written; on rank 0. The model
+                is trained.
         """
         if self.failed is None:
             return
@@ -302,7 +303,7 @@ class Checkpoint(Observer):
             )
 
     def _lock_folder(self) -> None:
-        """Keeps other processes out while this one lives, or until ``close``."""
+        """Keep other processes out while this one lives, or until ``close``."""
         if self._lock is not None:
             return
         path = self.folder / LOCK
@@ -314,7 +315,7 @@ class Checkpoint(Observer):
             lock = os.open(path, flags, 0o600)
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_same(path, lock):  # a cleaner has removed it meanwhile
+                if not _is_same(path, lock):  # a cleaner has just removed it
                     os.close(lock)
                     continue
             except (BlockingIOError, PermissionError):
@@ -338,7 +339,7 @@ class Checkpoint(Observer):
             return
 
     def _keep_lock(self) -> None:
-        """Locks the folder again where a cleaner has removed the file."""
+        """Lock the folder again if a cleaner has removed the file."""
         if self._lock is not None and not _is_same(self.folder / LOCK, self._lock):
             os.close(self._lock)
             self._lock = None
@@ -399,7 +400,7 @@ class Checkpoint(Observer):
 
 
 def _holder(lock: int) -> int:
-    """The process of this host that has locked a file; 0 if that is not known."""
+    """Return the process of this host that has locked a file; 0 if it is not known."""
     layout = "hhqqi4x"  # struct flock: type, whence, start, length, process
     asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:

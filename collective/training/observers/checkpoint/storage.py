@@ -4,13 +4,13 @@ A folder ``step-000000120`` holds
 
     model.weights.h5   weights, layer state and optimizer, in Keras' own format:
                        ``model.load_weights`` reads it
-    training.npz       what that format has no place for: running sums of the metrics,
+    training.npz       state that Keras' format cannot hold: running sums of the metrics,
                        losses, random state
     checkpoint.json    position, plan of the batches, history; CRC-32 of both files
                        and of itself
 
-It is written under another name, synced to the disk, and then renamed: at every moment
-the folder has the old one or the new one, never half of it.
+It is written under another name, synced to the disk, and then renamed. So at every moment
+the folder has the old checkpoint or the new one, never half of it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _BLOCK = 1 << 20  # bytes that are read at a time
 
 
 class Unusable(Exception):
-    """Why a checkpoint cannot be used, as the end of a sentence."""
+    """A checkpoint cannot be used; the text says why, as the end of a sentence."""
 
 
 class OtherTraining(Unusable):
-    """A checkpoint is whole, but of a training with other settings or data."""
+    """A checkpoint is whole, but belongs to a training with other settings or data."""
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """The folders named as checkpoints, the newest first."""
+    """Return the folders named as checkpoints, the newest first."""
     if not folder.is_dir():
         return []
     found = [p for p in folder.iterdir() if NAME.fullmatch(p.name)]
@@ -61,11 +61,13 @@ def saved_in(folder: Path) -> list[Path]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes what a killed process has left half written or half replaced."""
+    """Remove files that a killed process has left half written or half replaced."""
     for aside in folder.glob(f"{REPLACED}*"):
         target = folder / aside.name.removeprefix(REPLACED)
         if not target.exists():
-            aside.rename(target)  # killed before the new one had its name
+            aside.rename(
+                target
+            )  # the process was killed before it had renamed the new one
     for part in folder.glob(f"{PART}*"):
         shutil.rmtree(part, ignore_errors=True)
 
@@ -77,13 +79,14 @@ def write(
     folder: Path,
     training: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
+    """Write a checkpoint, and return its folder; the model may train on during that time.
 
-    ``plan`` has what makes its batches: rows, sizes, seed; ``training`` describes what it
-    is of (``identity.py``).
+    Args:
+        plan: Rows, sizes and seed, from which the batches are made.
+        training: Describes the training of the checkpoint (``identity.py``).
 
     Raises:
-        OSError: If it cannot be written; nothing is left then.
+        OSError: If it cannot be written; no part of it is left then.
     """
     target = folder / f"step-{state.step:09d}"
     part = folder / f"{PART}{target.name}"
@@ -112,7 +115,7 @@ def write(
         body["crc32"] = _sum_of(body)
         _put(part / MANIFEST, json.dumps(body, indent=1).encode())
         disk.sync_folder(part)
-        if target.exists():  # a torn one that was passed over, or the same again
+        if target.exists():  # an unusable checkpoint, or the same one again
             aside = folder / f"{REPLACED}{target.name}"
             shutil.rmtree(aside, ignore_errors=True)
             target.rename(aside)
@@ -130,11 +133,11 @@ def read(
     training: Mapping[str, str] | None = None,
     anyway: bool = False,
 ) -> tuple[State, str]:
-    """Reads a checkpoint; nothing is changed.
+    """Read a checkpoint, and change nothing.
 
     Args:
-        training: Describes this training (``identity.py``). If None, not compared.
-        anyway: Whether a training with other settings or data may go on from it.
+        training: Describes this training (``identity.py``). If None, it is not compared.
+        anyway: Whether a training with other settings or data may continue from it.
 
     Returns:
         The state, and a message for the user; mostly empty.
@@ -149,7 +152,7 @@ def read(
     except (OSError, MemoryError) as error:
         raise Unusable(f"it cannot be read: {first_line(error)}") from None
     except Exception as error:
-        # Undamaged, for its checksums are right: another program has written it.
+        # Its checksums are right, so it is undamaged: another program has written it.
         why = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise Unusable(f"{MANIFEST} is not as this program writes it ({why})") from None
 
@@ -218,7 +221,7 @@ def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
 def _check_position(state: State) -> None:
     """Check that every epoch has its logs, and every step its loss.
 
-    A training that began with a later epoch (``initial_epoch``) has none of those before.
+    A training that began with a later epoch (``initial_epoch``) has no logs of earlier ones.
     """
     numbers = (state.epoch, state.step)
     if any(type(n) is not int or n < 0 for n in numbers) or state.losses.ndim != 1:
@@ -263,7 +266,7 @@ def _sum(file: Path) -> str:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Writes a file down to the disk."""
+    """Write a file, and sync it to the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -1,9 +1,9 @@
-"""Where checkpoints are kept: in a folder, or at a URL that fsspec can reach.
+"""The places of checkpoints: a folder, or a URL that fsspec can reach.
 
-A URL has a folder of this host beside it, in which checkpoints are written and read as
-always; a store copies them. An object store has no rename, so a checkpoint there is whole
-once its manifest is there, which is copied last and removed first. The checksums in it
-show a mixture of two.
+With a URL, checkpoints are written to and read from a folder of this host as always, and a
+store copies them. An object store cannot rename, so a checkpoint there is whole when its
+manifest is there, which is copied last and removed first. The checksums in the manifest
+reveal a mixture of two checkpoints.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from collective.net import private_files
 from collective.training.observers.checkpoint import storage
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
-_WRITER = ".writer"  # says who writes; also shows at the start that one may
+_WRITER = (
+    ".writer"  # names the writer; writing it shows at the start that one may write
+)
 
 
 def make(place: str | os.PathLike[str]) -> FolderStore:
-    """The store of a folder or URL."""
+    """Return the store of a folder or URL."""
     name = os.fspath(place)
     return UrlStore(name.rstrip("/")) if _URL.match(name) else FolderStore(Path(name))
 
@@ -34,28 +36,28 @@ class FolderStore:
     """A folder of this host, or one that hosts share."""
 
     def __init__(self, folder: Path):
-        self.folder = folder  # where checkpoints are written and read
+        self.folder = folder  # in it, checkpoints are written and read
 
     def shown(self, path: Path) -> str:
-        """The name of a checkpoint, or of the folder, for users."""
+        """Return the name of a checkpoint, or of the folder, for users."""
         return str(path)
 
     def open(self) -> None:
-        """Prepares the folder, which this process has locked."""
+        """Prepare the folder, which this process has locked."""
         storage.remove_parts(self.folder)
 
     def fetch(self, path: Path) -> None:
-        """Prepares a checkpoint to be read."""
+        """Prepare a checkpoint to be read."""
 
     def publish(self, path: Path) -> None:
-        """Keeps a checkpoint that has just been written."""
+        """Keep a checkpoint that has just been written."""
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint."""
+        """Remove a checkpoint."""
         shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends the use of the folder."""
+        """End the use of the folder."""
 
 
 class UrlStore(FolderStore):
@@ -69,11 +71,11 @@ class UrlStore(FolderStore):
         self._root = ""
 
     def shown(self, path: Path) -> str:
-        """The URL of a checkpoint, or of all."""
+        """Return the URL of a checkpoint, or of all."""
         return self.url if path == self.folder else f"{self.url}/{path.name}"
 
     def open(self) -> None:
-        """Lists the checkpoints at the URL: their manifests are copied to the folder.
+        """List the checkpoints at the URL: copy their manifests to the folder.
 
         Raises:
             UsageError: The URL cannot be read or written.
@@ -113,7 +115,7 @@ class UrlStore(FolderStore):
             ) from None
 
     def _list(self, name: str) -> None:
-        """Copies a manifest; without one, a writer was killed, and the rest goes."""
+        """Copy a manifest; without one, a writer was killed, and the rest is removed."""
         remote = f"{self._root}/{name}"
         if not self._files.exists(f"{remote}/{storage.MANIFEST}"):
             self._files.rm(remote, recursive=True)
@@ -122,7 +124,7 @@ class UrlStore(FolderStore):
         self._get(self.folder / name, storage.MANIFEST)
 
     def fetch(self, path: Path) -> None:
-        """Copies a checkpoint's files from the URL; Unusable where that fails."""
+        """Copy a checkpoint's files from the URL; raise Unusable if that fails."""
         for name in (storage.WEIGHTS, storage.ARRAYS):
             try:
                 if not (path / name).exists():
@@ -131,7 +133,7 @@ class UrlStore(FolderStore):
                 raise storage.Unusable(f"{name}: {_said(error)}") from None
 
     def publish(self, path: Path) -> None:
-        """Copies a checkpoint to the URL, its manifest last.
+        """Copy a checkpoint to the URL, its manifest last.
 
         Raises:
             CollectiveError: It cannot be written there.
@@ -145,14 +147,14 @@ class UrlStore(FolderStore):
             for name in (storage.WEIGHTS, storage.ARRAYS, storage.MANIFEST):
                 self._files.put_file(str(path / name), f"{remote}/{name}")
         except Exception as error:
-            shutil.rmtree(path, ignore_errors=True)  # nothing counts it
+            shutil.rmtree(path, ignore_errors=True)  # so that it counts nowhere
             raise CollectiveError(
                 f"{self.shown(path)}: {_said(error)}",
                 hint="see whether the bucket can be reached, and written to",
             ) from None
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint, its manifest first; one that stays does no harm."""
+        """Remove a checkpoint, its manifest first; a remaining rest does no harm."""
         super().remove(path)
         remote = f"{self._root}/{path.name}"
         try:
@@ -162,16 +164,16 @@ class UrlStore(FolderStore):
             return  # it is tried again when the next training begins, if half removed
 
     def close(self) -> None:
-        """Removes the folder of this host."""
+        """Remove the folder of this host."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _get(self, path: Path, name: str) -> None:
-        """Copies one file; a killed copy has another name."""
+        """Copy one file; a killed copy has another name."""
         part = path / f"{storage.PART}{name}"
         self._files.get_file(f"{self._root}/{path.name}/{name}", str(part))
         part.rename(path / name)
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, in a line."""
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {error}".strip().split("\n")[0]

@@ -1,8 +1,8 @@
-"""What ranks announce to each other between steps, within the step's own all-reduce.
+"""Messages between ranks, announced within the step's own all-reduce.
 
 A rank leaves, a process waits to join, or the launcher asks for the job's next
 generation. Each replica adds a number in a place of its own, so every rank knows all of
-them at the end of the same step, and no message is sent for it.
+them at the end of the same step, and this needs no further message.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class ControlMessages(Attachment):
         self._current = 0
 
     def continues(self, before: Attachment) -> bool:
-        """Takes the variable that the graph of an earlier training reads."""
+        """Take over the variable that the graph of an earlier training reads."""
         assert isinstance(before, ControlMessages)
         self._mine, self._current = before._mine, before._current
         return self.backend is before.backend
 
     def prepare(self) -> None:
-        """Before a step: sets what this rank sends in it."""
+        """Set the number that this rank sends in the next step."""
         current = self.preemption.flags()
         if current != self._current:
             self._current = current
             self._mine.assign(current)
 
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``run``: ``most_replicas`` numbers, each exact even in bfloat16."""
+        """Return ``most_replicas`` numbers, exact even in bfloat16; called in ``run``."""
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 
     def receive(self, total: Total, number: int) -> None:
-        """After a step: takes the sum of all contributions."""
+        """Read the sum of all contributions after a step."""
         flags = np.rint(total.numpy()).astype(np.int64)
         self.leaving = np.flatnonzero(flags & LEAVES).tolist()
         self.waiting = bool((flags & WAITING).any())

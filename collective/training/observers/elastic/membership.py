@@ -46,14 +46,14 @@ from collective.training.random_state import RandomState
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
-# A job with too few ranks waits so long for more, where it may grow; as Horovod.
+# A job with too few ranks that may grow waits so long for more, as Horovod does.
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
 _TRAINS, _STARTS = range(2)
 
 
 class _StartAgain(Exception):
-    """Ranks have died before every rank had begun to train: the start is repeated."""
+    """Ranks have died before every rank had begun to train, so the start is repeated."""
 
     def __init__(self, change: Change):
         super().__init__("the ranks start again")
@@ -70,22 +70,22 @@ class Reconfigure(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """The job has other ranks than before."""
+    """A change of the job's ranks."""
 
     # The former number of each rank, by its new one; -1 for one that joined.
     former: Sequence[int]
     size: int  # the former number of ranks
-    noticed: float  # when it was noticed, in seconds of ``time.perf_counter``
-    # Former ranks that have left by themselves; all others that are gone died.
+    noticed: float  # the time of notice, in seconds of ``time.perf_counter``
+    # Former ranks that have left by themselves; all other missing ranks died.
     left: Sequence[int] = ()
 
     @property
     def joined(self) -> int:
-        """How many ranks are new."""
+        """Return the number of new ranks."""
         return list(self.former).count(-1)
 
     def print(self, step: int) -> None:
-        """Prints who is gone and who joined, before the next step."""
+        """Print the ranks that are gone and that have joined, before the next step."""
         died = set(range(self.size)) - set(self.former) - set(self.left)
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
@@ -108,12 +108,12 @@ class Change:
 
 @dataclass
 class Start:
-    """What a rank does for a training before its first step.
+    """The start of a training, before its first step.
 
     Attributes:
-        contexts: Left when the training ends, or is started again.
+        contexts: They are left when the training ends, or is started again.
         change: The change after which the training is repeated, or None at first.
-        over: From then on ``Membership`` continues after deaths.
+        over: Whether the start is over, so that ``Membership`` handles deaths.
     """
 
     contexts: contextlib.ExitStack
@@ -122,9 +122,9 @@ class Start:
 
 
 def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) -> T:
-    """Starts a training and makes it; where ranks die in its start, that is repeated.
+    """Start a training and make it; repeat the start if ranks die in it.
 
-    A rank may notice a death when it has begun to train, and others still start. So after
+    A rank may notice a death when it has begun to train while others still start. So after
     each change all ranks first exchange whether any of them has to start again.
     """
     before, change = RandomState(model), None
@@ -147,7 +147,7 @@ def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) ->
 
 
 def _agree_to_start(backend: Backend, change: Change) -> Change:
-    """Tells the ranks that are left to start again; returns how they have changed."""
+    """Tell the remaining ranks to start again, and return how they have changed."""
     assert isinstance(backend, Elastic)
     while True:
         change = dataclasses.replace(change, former=backend.regroup())
@@ -163,8 +163,10 @@ def _agree_to_start(backend: Backend, change: Change) -> Change:
 class Membership(Observer):
     """Reconfigures the job between two steps, and repeats the loop.
 
-    ``plan`` is what makes the batches. A checkpoint gets a last state when too few ranks are left. ``settings`` are more
-    that ranks which join must have in common, by name.
+    Args:
+        plan: The settings from which the batches are made.
+        checkpoint: It gets a last state when too few ranks are left.
+        settings: Further settings that joining ranks must have in common, by name.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class Membership(Observer):
         self.position = position
         self.backend: Backend = position.backend
         self.checkpoint = checkpoint
-        # Before the training changes anything of the model.
+        # It is described before the training changes anything of the model.
         self.description = describe_training(inputs, position.model) | dict(settings)
         self.handoff = StateHandoff(position, plan)
         self.messages = ControlMessages(self.backend)
@@ -187,7 +189,7 @@ class Membership(Observer):
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
     def run(self, loop: Loop, start: Start) -> None:
-        """Runs ``loop.run``, and repeats it after each change of the ranks.
+        """Run ``loop.run``, and repeat it after each change of the ranks.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.
@@ -207,16 +209,16 @@ class Membership(Observer):
             raise
 
     def _find_start(self) -> None:
-        """Reads the state to start from, where there is one."""
+        """Read the state to start from, if there is one."""
         self.handoff.find()
         if self.checkpoint is not None:
             self.checkpoint.find_start()
 
     def repeat(self, action: Callable[[], T]) -> T:
-        """Runs an action after the training, again when a rank dies meanwhile.
+        """Run an action after the training, and repeat it if a rank dies during it.
 
-        The remaining ranks first agree on the end of the training again: the rank that
-        died may have been the only one that had finished the last step.
+        The remaining ranks first agree on the end of the training again, because the rank
+        that died may have been the only one that had finished the last step.
         """
 
         def attempt(change: Change | None) -> T:
@@ -228,7 +230,7 @@ class Membership(Observer):
         return repeat_on_change(self.backend, attempt)
 
     def _attempt(self, change: Change | None) -> None:
-        """Trains from the state that all ranks agree on, to the end."""
+        """Train from the state that all ranks agree on, to the end."""
         if change is None:
             self._begin()
         else:
@@ -240,14 +242,14 @@ class Membership(Observer):
         if self.start.change is not None:
             self._accept(self.start.change)
         if self.backend.size > 1 and not position.agree_on_start():
-            # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
-            # of another rank must still be its own.
+            # Rank 0's model arrives whole or not at all: if rank 0 dies now, the model of
+            # another rank must still be its own.
             broadcast(position.fresh(), self.backend).put(position.model)
         self.handoff.taken()
         self.loop.begin()
 
     def _continue(self, change: Change) -> None:
-        """Continues with the newest state, if enough ranks are left."""
+        """Continue with the newest state, if enough ranks are left."""
         backend, position, loop = self.backend, self.position, self.loop
         joined = change.former[backend.rank] < 0
         if gather_few(backend, [_TRAINS]).any():
@@ -266,7 +268,7 @@ class Membership(Observer):
         self._accept(change)
 
     def _accept(self, change: Change) -> None:
-        """Continues where enough ranks are left, or nothing is left to do."""
+        """Continue if enough ranks are left, or if no work is left to do."""
         backend, position = self.backend, self.position
         finished = position.epoch >= self.loop.epochs
         if backend.rank == 0 and (finished or self._enough or self.grows):
@@ -281,7 +283,7 @@ class Membership(Observer):
         return self.backend.size >= self.least
 
     def _wait_for_ranks(self) -> None:
-        """Returns if no rank joins in time.
+        """Wait for ranks, and return if no rank joins in time.
 
         Raises:
             Reconfigure: Ranks wait to join.
@@ -309,7 +311,7 @@ class Membership(Observer):
             time.sleep(POLL_SECONDS)
 
     def after_step(self, step: FinishedStep) -> None:
-        """Acts on what ranks announced in the step.
+        """Act on the messages of the step.
 
         Raises:
             Reconfigure: Ranks leave, or wait to join; raised on all that stay.
@@ -331,13 +333,13 @@ class Membership(Observer):
             raise Reconfigure(received.leaving)
         for leaving in methods(self.loop.observers, "leaving"):
             leaving()
-        self.loop.close()  # before another rank takes the files over
+        self.loop.close()  # before another rank takes over the files
         assert isinstance(backend, Elastic)
         backend.leave()
         raise LeaveJob
 
     def _begin_next_generation(self) -> None:
-        """Keeps the state and ends every rank; returns if no host can keep it."""
+        """Keep the state and end every rank; return if no host can keep it."""
         if not self.handoff.possible:
             return
         if self.checkpoint is not None:
@@ -348,10 +350,10 @@ class Membership(Observer):
         raise NextGeneration(generations.EXIT_CODE)
 
     def _give_up(self, left: int, size: int) -> None:
-        """Ends the job, with a checkpoint if the user asked for checkpoints.
+        """End the job, with a checkpoint if the user asked for checkpoints.
 
         Raises:
-            CollectiveError: On rank 0; it aborts the job.
+            CollectiveError: Always, on rank 0; it aborts the job.
         """
         if self.backend.rank:
             self.backend.barrier()  # rank 0 ends the job
@@ -373,20 +375,20 @@ class Membership(Observer):
 class CallbackMemory(Observer):
     """Gives every rank the state of the callbacks at the end of each epoch.
 
-    So ``EarlyStopping`` continues to count when rank 0 dies. What methods of batches have gathered
-    since the last epoch is lost with rank 0.
+    So ``EarlyStopping`` continues to count when rank 0 dies. State that methods of batches
+    have gathered since the last epoch is lost with rank 0.
     """
 
     def __init__(self, methods: CallbackMethods):
         self._methods = methods
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Outside of the callbacks, which have ended the epoch then."""
+        """Share the state when the callbacks have ended the epoch."""
         self._methods.share_memory()
 
 
 def join(backend: Backend) -> Change:
-    """Joins the job that runs, with nothing of its state yet."""
+    """Join the running job, without any of its state yet."""
     assert isinstance(backend, Elastic)
     former = backend.enter()
     return Change(former, len(former), time.perf_counter())
@@ -397,9 +399,9 @@ def repeat_on_change(
     attempt: Callable[[Change | None], T],
     change: Change | None = None,
 ) -> T:
-    """Runs what all ranks do together, again after each change of the ranks.
+    """Run an attempt of all ranks together, and repeat it after each change of the ranks.
 
-    The attempt gets ``change`` at first, None at the start of a job, then each new one.
+    The attempt gets ``change`` at first (None at the start of a job), then each new change.
     """
     while True:
         left: Sequence[int] = ()

@@ -1,7 +1,7 @@
 """The state of a training, kept on each host for the job's next generation.
 
-In the form of a checkpoint, with its checksums, in a folder of the user's alone. Every
-rank continues from the newest state that any host has kept, so one host is enough.
+It has the form of a checkpoint, with checksums, in a folder that only the user can read.
+Every rank continues from the newest state that any host has kept, so one host is enough.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _trainings = itertools.count()  # of this process
 
 
 class StateHandoff:
-    """What one generation of a job gives to the next.
+    """The state that one generation of a job gives to the next.
 
     The first rank of each host keeps and finds the state.
     """
 
     def __init__(self, position: Position, plan: Mapping[str, Any]):
-        # Whether there may be a next generation. Only in the first training of a
-        # script: the next generation would repeat those before it.
+        # Whether there may be a next generation. This is so in the first training of a
+        # script only, because the next generation would repeat earlier trainings.
         self.possible = generations.may_restart() and next(_trainings) == 0
         self._position, self._plan = position, plan
         self._backend = position.backend
@@ -37,7 +37,7 @@ class StateHandoff:
         return self.possible and self._backend.local_rank == 0
 
     def find(self) -> None:
-        """Sets the position's ``start`` to what this host kept, if it kept a state."""
+        """Set the position's ``start`` to the state that this host has kept, if any."""
         folder = generations.kept_state() if self._keeps else None
         if folder is None:
             return
@@ -49,7 +49,7 @@ class StateHandoff:
             log.warning(f"what {folder} keeps is not used: {error}")
 
     def keep(self) -> bool:
-        """Keeps the state now; says whether this process has. Every rank calls it."""
+        """Keep the state now; return whether this process has. Every rank calls it."""
         state = self._position.latest()  # a collective
         if not self._keeps:
             return False
@@ -65,7 +65,7 @@ class StateHandoff:
         return True
 
     def taken(self) -> None:
-        """Every rank has the state to start from: removes what was kept."""
+        """Remove the kept state, because every rank has the state to start from."""
         if not self.possible or not generations.number():
             return
         if self._keeps:

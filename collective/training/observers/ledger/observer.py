@@ -1,9 +1,9 @@
 """Writes the ledger while the training runs, on rank 0, from receipts of all replicas.
 
-A ledger must say which rows were *read*, and only their reader knows. So each replica
+A ledger must say which rows were *read*, and only their reader knows that. So each replica
 puts the places of its rows in the global batch and a checksum of their numbers into one
-row of a small matrix, which the all-reduce of the gradients sums with the rest. A step
-that some rank did not finish leaves no receipt, and no message is added.
+row of a small matrix, which the all-reduce of the gradients sums with the rest. So a step
+that some rank did not finish leaves no receipt, and the ledger costs no message.
 
 The sum may be of float32, or sent as bfloat16, so numbers are sent byte by byte:
 integers up to 255 are exact in all of these.
@@ -28,7 +28,7 @@ SIZE = 3 * BYTES
 
 
 class LedgerObserver(Observer, Attachment):
-    """Appends what each replica has read in each finished step.
+    """Appends the rows that each replica has read in each finished step.
 
     When rank 0 has died or left, another rank becomes rank 0 and continues the file.
     """
@@ -40,27 +40,27 @@ class LedgerObserver(Observer, Attachment):
         self._plan = plan
         self._ledger: Ledger | None = None  # on rank 0
         self.attachments = [self]
-        self._total: Total | None = None  # of the step that has just been made
+        self._total: Total | None = None  # the receipts of the step that was just made
         # The last finished step: its number, replicas and receipts.
         self._last: tuple[int, int, Total] | None = None
         self._written = -1  # the last step that this rank has written
 
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``run``: this replica's receipt."""
+        """Return this replica's receipt; called in ``run``."""
         most = self._backend.most_replicas
         return [write_receipt(step.rows_read, step.replica, most)]
 
     def receive(self, total: Total, number: int) -> None:
-        """After a step: keeps its receipts."""
+        """Keep the receipts of a step."""
         self._total = total
 
     def begin(self) -> None:
-        """Notes the first step and the number of replicas, on rank 0."""
+        """Note the first step and the number of replicas, on rank 0."""
         if self._backend.rank == 0:
             self._begin(self._position.step, self._backend.replicas)
 
     def reconfigured(self, root: int) -> None:
-        """Like ``begin``; writes the last step if the former rank 0 died before it did."""
+        """Do what ``begin`` does, and write the last step if the former rank 0 has not."""
         last = self._last_step_of(root)
         if self._backend.rank == 0 and last.any() and last[0] != self._written:
             number, replicas = int(last[0]), int(last[1])
@@ -74,7 +74,7 @@ class LedgerObserver(Observer, Attachment):
         return ledger
 
     def _last_step_of(self, root: int) -> np.ndarray:
-        """A rank's last step, its number of replicas and receipts; zeros for none."""
+        """Return a rank's last step, its replicas and receipts; zeros if there is none."""
         last = np.zeros(2 + SIZE * self._backend.most_replicas)
         if self._last is not None:
             number, replicas, total = self._last
@@ -83,7 +83,7 @@ class LedgerObserver(Observer, Attachment):
         return self._backend.broadcast_array(last, root)
 
     def after_step(self, step: FinishedStep) -> None:
-        """Writes the receipts of the step, on rank 0."""
+        """Write the receipts of the step, on rank 0."""
         assert self._total is not None
         replicas = self._backend.replicas
         self._last = step.number, replicas, self._total
@@ -93,23 +93,23 @@ class LedgerObserver(Observer, Attachment):
             self._written = step.number
 
     def sync(self) -> None:
-        """Returns when the disk has all that was written; called from any thread."""
+        """Wait until everything is on the disk; called from any thread."""
         if self._ledger is not None:
             self._ledger.sync()
 
     def close(self) -> None:
-        """Closes the file; another rank may continue it."""
+        """Close the file; another rank may continue it."""
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
 
 
 def write_receipt(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-    """This replica's receipt, in its row of the matrix of all; in the graph.
+    """Return this replica's receipt in its row of the matrix of all; in the graph.
 
     Args:
-        read: int64 ``[n, 2]``, place and row number of each row it has read.
-        replica, replicas: Its number, and the number of replicas.
+        read: int64 ``[n, 2]``, place and row number of each row that was read.
+        replica, replicas: The replica's number, and the number of replicas.
 
     Returns:
         float32 ``[replicas, SIZE]``, zero in all other rows.
@@ -129,7 +129,7 @@ def write_receipt(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
 
 
 def read_receipts(summed: np.ndarray) -> list[tuple[int, int, int]]:
-    """Start, stop and mark of each replica, from the summed matrix as a flat vector."""
+    """Return start, stop and mark of each replica from the summed matrix, a flat vector."""
     digits = np.rint(summed).astype(np.int64).reshape(-1, 3, BYTES)
     numbers = digits @ (256 ** np.arange(BYTES, dtype=np.int64))
     return [(start, stop, mark) for start, stop, mark in numbers.tolist()]

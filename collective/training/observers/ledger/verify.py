@@ -2,9 +2,10 @@
 
     python -m collective.training.observers.ledger.verify FILE
 
-Replays what ``collective.training.observers.ledger.writer`` has written, through kills and
-resumes: what a resume has undone does not count. Computes from the plan which rows each
-replica had to read in each step, and compares with what the replica says it has read.
+It replays a file of ``collective.training.observers.ledger.writer``, through kills and
+resumes; steps that a resume has undone do not count. It computes from the plan which rows
+each replica had to read in each step, and compares them with the rows that the replica says
+it has read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Steps = dict[int, list[tuple[int, int, int]]]
 
 @dataclasses.dataclass
 class Run:
-    """What followed one ``from`` line."""
+    """The steps that followed one ``from`` line."""
 
     start: int
     replicas: int
@@ -43,12 +44,12 @@ class Proof:
 
     plan: RowPlan
     runs: list[Run]  # starts and resumes of the training, in order
-    faults: list[str]  # what is wrong, a sentence each; empty for a perfect ledger
-    epochs: list[int]  # rows used in each epoch; all of them, but for the last
+    faults: list[str]  # one sentence for each fault; empty for a perfect ledger
+    epochs: list[int]  # rows used in each epoch: all of them, except in the last
 
 
 def check(path: str | os.PathLike[str]) -> Proof:
-    """Replays a ledger; a UsageError if it cannot be read, or is none."""
+    """Replay a ledger; raise a UsageError if the file cannot be read, or is no ledger."""
     plan, runs, steps, faults = _replay(path)
     per_epoch = plan.steps_per_epoch
     last = max(steps, default=-1)
@@ -88,7 +89,7 @@ def _named(epoch: int, what: str, rows: np.ndarray) -> list[str]:
 def _replay(
     path: str | os.PathLike[str],
 ) -> tuple[RowPlan, list[Run], Steps, list[str]]:
-    """The steps that no later line undoes, and what is wrong with them."""
+    """Return plan, runs, the steps that no later line undoes, and their faults."""
     plan: RowPlan | None = None
     runs: list[Run] = []
     steps: Steps = {}
@@ -125,7 +126,7 @@ def _replay(
 
 
 def _fault(line: dict[str, Any]) -> str:
-    """Why a line is none of a ledger; empty if it is one."""
+    """Return the reason why a line is not a ledger's; empty if it is."""
 
     def natural(*values: Any) -> bool:
         return all(type(value) is int and value >= 0 for value in values)
@@ -157,7 +158,7 @@ def _fault(line: dict[str, Any]) -> str:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The complete lines; a kill may have torn one at the end of a run."""
+    """Yield the complete lines; a kill may have torn the last line of a run."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read().split("\n")
@@ -191,7 +192,7 @@ def _no_ledger(path: Any, why: str) -> UsageError:
 
 
 def print_proof(proof: Proof) -> None:
-    """Prints what a ledger proves."""
+    """Print the proof of a ledger."""
     for run in proof.runs:
         undone = f", {run.undone} steps undone and made again" if run.undone else ""
         replicas = f"{run.replicas} replica" + "s" * (run.replicas > 1)
@@ -210,7 +211,7 @@ def print_proof(proof: Proof) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m collective.training.observers.ledger.verify FILE``: exits with 1 unless it is perfect."""
+    """Verify the ledger of the command line; return 1 unless it is perfect."""
     if arguments in (["-h"], ["--help"]):
         print(__doc__)
         return 0

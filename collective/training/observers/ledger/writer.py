@@ -1,9 +1,9 @@
-"""Writes a ledger: which rows each step has used, on which replica.
+"""Writes a ledger: the rows that each step has used, and the replicas that used them.
 
 Rank 0 only ever appends to the file, one line of JSON at a time. A ``from`` line says
 that the state before some step was put in place (a start, a resume, a change of ranks)
-and on how many replicas; it undoes all lines of that step and later ones. A ``step``
-line says what each replica has read in a step that every rank has finished: places in
+and on how many replicas; it undoes all lines of that step and later ones. A ``step`` line
+names the rows that each replica has read in a step that every rank has finished: places in
 the global batch, and a checksum of the row numbers, as the reader itself saw them.
 ``python -m collective.training.observers.ledger.verify`` proves from it that every row was used once an epoch.
 """
@@ -28,10 +28,10 @@ PRIME = 2**31 - 1
 
 
 def mark(numbers: np.ndarray) -> int:
-    """A checksum of a set of row numbers: below 2**31, whatever their order.
+    """Return a checksum of a set of row numbers: below 2**31, for any order of them.
 
-    The sum of their cubes modulo a prime: two sets of a few rows that differ have
-    different marks but for one chance in 2**31.
+    It is the sum of their cubes modulo a prime. Two different sets of a few rows have the
+    same mark with a probability of 2**-31.
     """
     base = (numbers.astype(np.int64) % PRIME + 1) % PRIME
     return int((base * base % PRIME * base % PRIME).sum() % PRIME)
@@ -56,10 +56,10 @@ class Ledger:
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")  # torn by a kill: the next line is whole
+            os.write(self._file, b"\n")  # a kill tore the last line; the next is whole
 
     def begin(self, plan: RowPlan, step: int, replicas: int, backend: str) -> None:
-        """Writes that the state before ``step`` is in place on so many replicas."""
+        """Write that the state before ``step`` is in place on so many replicas."""
         self._append(
             {
                 "from": step,
@@ -71,15 +71,15 @@ class Ledger:
         )
 
     def add(self, step: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """Writes what each replica has read in a finished step: start, stop, mark."""
+        """Write the rows that each replica has read in a step: start, stop, mark."""
         self._append({"step": step, "read": [list(r) for r in receipts]})
 
     def sync(self) -> None:
-        """Returns when the disk has all that was written."""
+        """Wait until everything is on the disk."""
         disk.sync(self._file)
 
     def close(self) -> None:
-        """Ends writing."""
+        """Close the file."""
         os.close(self._file)
 
     def _append(self, line: dict[str, Any]) -> None:
