@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from collective.backends.options import Options
 from collective.environment import Environment, detect_rank
 from collective.errors import CollectiveError, UsageError
 from collective.running_time import Deadline
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def script_command(unedited: str = "") -> str:
@@ -240,11 +243,11 @@ class Backend(ABC):
         """Make errors of the backend's own library say what has happened."""
         return contextlib.nullcontext()
 
-    def replica(self) -> Any:
+    def replica(self) -> int | tf.Tensor:
         """Return this replica's number in the job, inside ``run``: an int or tensor."""
         return self.local_replicas[0]
 
-    def replica_count(self) -> Any:
+    def replica_count(self) -> int | tf.Tensor:
         """Return the number of replicas, inside ``run``: an int or tensor."""
         return self.replicas
 
@@ -254,8 +257,8 @@ class Backend(ABC):
         return self.replicas
 
     def all_reduce(
-        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
-    ) -> list[Any]:
+        self, tensors: Sequence[tf.Tensor], rounded: Sequence[int] = ()
+    ) -> list[tf.Tensor]:
         """Return the sum of each tensor over all replicas, inside ``run``.
 
         Args:
@@ -271,15 +274,17 @@ class Backend(ABC):
         return self._all_reduce(list(tensors))
 
     @abstractmethod
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sum as ``all_reduce`` does; every rank takes part."""
 
-    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def assign(
+        self, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+    ) -> None:
         """Write values, the same on each replica, to variables, inside ``run``."""
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
-    def broadcast(self, variables: Sequence[Any]) -> None:
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Give every process rank 0's values of the variables, outside ``run``."""
         if self.size == 1:
             return

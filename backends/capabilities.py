@@ -41,6 +41,8 @@ from collective.errors import UsageError
 from collective.log import log
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from collective.backends.tensor_group import TensorGroup
 
 
@@ -76,11 +78,11 @@ class Elastic(Backend):
         """Return the highest number of replicas that the job may have."""
         return self._max_replicas or self.replicas
 
-    def replica(self) -> Any:
+    def replica(self) -> int | tf.Tensor:
         """Return this replica's number; in an elastic job, by a variable."""
         return self._place()[0] if self.elastic else super().replica()
 
-    def replica_count(self) -> Any:
+    def replica_count(self) -> int | tf.Tensor:
         """Return the number of replicas; in an elastic job, by a variable."""
         return self._place()[1] if self.elastic else super().replica_count()
 
@@ -213,7 +215,7 @@ class TensorParallel(Backend):
         return super().scope() if self.tensor is None else self.tensor.for_layers()
 
     @abstractmethod
-    def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
+    def sum_over_processes(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum over all processes, also over the processes of one replica."""
 
 
@@ -255,12 +257,14 @@ class LocalDevices(Backend):
         between: Sums between the processes; None if there is one process.
     """
 
-    strategy: Any
+    strategy: tf.distribute.Strategy
     devices: Sequence[str]
     between: Backend | None = None
     _current: int | None = None  # set by ``on_each_device``
 
-    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def sum_devices(
+        self, columns: Sequence[Sequence[tf.Tensor]]
+    ) -> list[list[tf.Tensor]]:
         """Sum by the strategy's own operations, in a graph and outside of ``run``.
 
         Args:
@@ -294,7 +298,7 @@ class LocalDevices(Backend):
                 yield self._current
         self._current = None
 
-    def replica(self) -> Any:
+    def replica(self) -> int | tf.Tensor:
         """Return this replica's number, in ``run`` or in ``on_each_device``."""
         return super().replica() if self._current is None else self._current
 
@@ -309,7 +313,7 @@ class ShardCollectives(Backend):
 
     exchanges: ClassVar[bool] = False  # whether it has ``all_to_all``, too
 
-    def reduce_scatter(self, rows: Any) -> Any:
+    def reduce_scatter(self, rows: tf.Tensor) -> tf.Tensor:
         """Return this replica's row of the sum over all replicas, inside ``run``.
 
         Args:
@@ -321,10 +325,10 @@ class ShardCollectives(Backend):
         self.require_all_ranks()
         return self._reduce_scatter(rows) if self.replicas > 1 else rows[0]
 
-    def _reduce_scatter(self, rows: Any) -> Any:
+    def _reduce_scatter(self, rows: tf.Tensor) -> tf.Tensor:
         return self._all_reduce([rows])[0][self.replica()]
 
-    def all_gather(self, row: Any) -> Any:
+    def all_gather(self, row: tf.Tensor) -> tf.Tensor:
         """Return the rows of all replicas, inside ``run``.
 
         Args:
@@ -336,14 +340,14 @@ class ShardCollectives(Backend):
         self.require_all_ranks()
         return self._all_gather(row) if self.replicas > 1 else row[None]
 
-    def _all_gather(self, row: Any) -> Any:
+    def _all_gather(self, row: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         shape = [self.replicas, *row.shape]
         rows = tf.scatter_nd([[self.replica()]], row[None], shape)
         return self._all_reduce([rows])[0]
 
-    def all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+    def all_to_all(self, rows: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         """Send rows to each replica and return those sent to this one, inside ``run``.
 
         Args:
@@ -360,10 +364,10 @@ class ShardCollectives(Backend):
         received = self._all_to_all(rows, counts)
         return tf.ensure_shape(received, [sum(counts), rows.shape[-1]])
 
-    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+    def _all_to_all(self, rows: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         raise NotImplementedError
 
-    def gather_rows(self, tensor: Any) -> Any:
+    def gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the rows of all processes in the order of the ranks, inside ``run``.
 
         Args:
@@ -375,7 +379,7 @@ class ShardCollectives(Backend):
         self.require_all_ranks()
         return self._gather_rows(tensor) if self.size > 1 else tensor
 
-    def _gather_rows(self, tensor: Any) -> Any:
+    def _gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """Add each rank's rows to zeros, in their place."""
         import tensorflow as tf
 

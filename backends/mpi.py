@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from collective.elastic import membership_file, wait_report
 from collective.environment import Environment
 from collective.environment.base import place_on
 from collective.errors import CollectiveError, UsageError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class MPIBackend(
@@ -78,7 +81,7 @@ class MPIBackend(
         self.world = self.world.Split(number, self.rank)
         self._failures = None  # of all ranks: theirs to use, and to free
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         import tensorflow as tf
 
         if self.size == 1 and not self.elastic:
@@ -96,7 +99,7 @@ class MPIBackend(
                 sums[place] = total
         return sums
 
-    def _sum_flat(self, tensors: list[Any]) -> list[Any]:
+    def _sum_flat(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         import tensorflow as tf
 
         sums = tf.numpy_function(
@@ -118,19 +121,19 @@ class MPIBackend(
         ):
             self.world.Allreduce(self._mpi.IN_PLACE, vector, op=self._mpi.SUM)
 
-    def _reduce_scatter(self, rows: Any) -> Any:
+    def _reduce_scatter(self, rows: tf.Tensor) -> tf.Tensor:
         def scatter(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Reduce_scatter_block(array, out)
 
         return self._by_numpy(scatter, rows, rows.shape[1:], "MPI_Reduce_scatter_block")
 
-    def _all_gather(self, row: Any) -> Any:
+    def _all_gather(self, row: tf.Tensor) -> tf.Tensor:
         def gather(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Allgather(array, out)
 
         return self._by_numpy(gather, row, [self.size, *row.shape], "MPI_Allgather")
 
-    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+    def _all_to_all(self, rows: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         length = rows.shape[-1]
         received = [count * length for count in counts]
         sent = [rows.shape[1] * length] * self.size
@@ -140,7 +143,7 @@ class MPIBackend(
 
         return self._by_numpy(exchange, rows, [sum(counts), length], "MPI_Alltoallv")
 
-    def _gather_rows(self, tensor: Any) -> Any:
+    def _gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """Call ``MPI_Allgatherv``, after the ranks have exchanged the lengths."""
         import tensorflow as tf
 
@@ -177,7 +180,7 @@ class MPIBackend(
     def _by_numpy(
         self,
         call: Callable[[np.ndarray, np.ndarray], None],
-        tensor: Any,
+        tensor: tf.Tensor,
         shape: Sequence[int],
         name: str,
     ) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from collective.operations.kinds import (
     transport_number,
 )
 from collective.process_set import ProcessSet
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 ENDED = "ended the job with exit code"
 ROUNDED_FROM = 1024  # elements
@@ -106,14 +109,14 @@ class NativeBackend(
             return _between_hosts(environment)
         return Availability(True, f"{environment.size} processes on one host")
 
-    def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
+    def sum_over_processes(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum over all ranks, also over those that hold one replica together."""
         self.require_all_ranks()
         return self._ops.all_reduce(tensors, Sum)
 
     def all_reduce(
-        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
-    ) -> list[Any]:
+        self, tensors: Sequence[tf.Tensor], rounded: Sequence[int] = ()
+    ) -> list[tf.Tensor]:
         """Return the sums, inside ``run``; some may travel in 16 bits."""
         dtype = self.options.transport_dtype
         # Losses, weights and counts stay exact: of 257 rows, bfloat16 would make 256.
@@ -134,7 +137,7 @@ class NativeBackend(
                 results[index] = total
         return results
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return tensors if self._alone else self._summed(tensors, None)
 
     @property
@@ -155,7 +158,9 @@ class NativeBackend(
         sets = [ProcessSet(group) for group in groups]
         self._group = sets[number]
 
-    def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
+    def _summed(
+        self, tensors: list[tf.Tensor], transport_dtype: str | None
+    ) -> list[tf.Tensor]:
         return self._ops.all_reduce(
             tensors,
             Sum,
@@ -165,16 +170,16 @@ class NativeBackend(
             bucket_bytes=self.bucket_bytes,
         )
 
-    def _reduce_scatter(self, rows: Any) -> Any:
+    def _reduce_scatter(self, rows: tf.Tensor) -> tf.Tensor:
         return self._ops.reducescatter(rows, Sum, process_set=self._group)[0]
 
-    def _all_gather(self, row: Any) -> Any:
+    def _all_gather(self, row: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         rows = self._ops.allgather(row[None], process_set=self._group)
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
-    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+    def _all_to_all(self, rows: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         import tensorflow as tf
 
         replicas, count, length = rows.shape
@@ -182,7 +187,7 @@ class NativeBackend(
         counts = [count] * replicas
         return self._ops.alltoall(flat, counts, process_set=self._group)[0]
 
-    def _gather_rows(self, tensor: Any) -> Any:
+    def _gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         """Gather the rows of all replicas, of which each may be on several ranks."""
         return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
 

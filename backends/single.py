@@ -5,12 +5,15 @@ It is the shortest backend, and so the one to copy for a new backend.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from collective.backends.base import OneProcessBackend
 from collective.backends.capabilities import ModelParallel, ShardCollectives
 from collective.backends.options import Options
 from collective.environment import Environment
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class SingleBackend(OneProcessBackend, ModelParallel, ShardCollectives):
@@ -24,5 +27,5 @@ class SingleBackend(OneProcessBackend, ModelParallel, ShardCollectives):
         super().__init__(options, environment)
         self._configure_devices(Environment())
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return tensors

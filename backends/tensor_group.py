@@ -100,20 +100,20 @@ class TensorGroup:
         finally:
             _current.reset(token)
 
-    def all_reduce(self, tensor: Any) -> Any:
+    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum over the group; without a gradient."""
         self._require_all_ranks()
         (total,) = self._ops.all_reduce([tensor], Sum, process_set=self.within)
         return total
 
-    def of_first(self, tensor: Any) -> Any:
+    def of_first(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the tensor of the group's first rank; without a gradient."""
         self._require_all_ranks()
         root = self.within.ranks[0]
         (found,) = self._ops.broadcast([tensor], root, process_set=self.within)
         return found
 
-    def by_rank(self, rows: Any) -> Any:
+    def by_rank(self, rows: tf.Tensor) -> tf.Tensor:
         """Return each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
         by_rank = tf.reshape(self._side_by_side(rows), [-1, rows.shape[1]])
         return tf.ensure_shape(by_rank, [rows.shape[0] * self.parts, rows.shape[1]])
@@ -135,34 +135,34 @@ class TensorGroup:
             collective.broadcast(whole, root, out=whole, process_set=self.across)
         return array
 
-    def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
+    def copy_to_tensor_parallel_region(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a value that is equal on all ranks, for use with shards."""
         return _mapped(tensor, tf.identity, self.all_reduce)
 
-    def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
+    def reduce_from_tensor_parallel_region(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of the ranks' values, equal on all."""
         return _mapped(tensor, self.all_reduce, tf.identity)
 
-    def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
+    def scatter_to_tensor_parallel_region(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return this rank's shard of the last axis of a value equal on all ranks."""
         return _mapped(tensor, self._own, self._joined)
 
-    def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
+    def gather_from_tensor_parallel_region(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the shards of the last axis joined, equal on all ranks."""
         return _mapped(tensor, self._joined, self._own)
 
-    def _own(self, tensor: Any) -> Any:
+    def _own(self, tensor: tf.Tensor) -> tf.Tensor:
         length = tensor.shape[-1] // self.parts
         return tensor[..., self.part * length : (self.part + 1) * length]
 
-    def _side_by_side(self, rows: Any) -> Any:
+    def _side_by_side(self, rows: tf.Tensor) -> tf.Tensor:
         """Turn each ``[k, n]`` into ``[k, parts, n]``."""
         self._require_all_ranks()
         found = self._ops.allgather(rows[None], process_set=self.within)
         found.set_shape([self.parts, *rows.shape])
         return tf.transpose(found, [1, 0, 2])
 
-    def _joined(self, tensor: Any) -> Any:
+    def _joined(self, tensor: tf.Tensor) -> tf.Tensor:
         length = tensor.shape[-1]
         rows = self._side_by_side(tf.reshape(tensor, [-1, length]))
         shape = tf.concat([tf.shape(tensor)[:-1], [length * self.parts]], axis=0)
@@ -172,6 +172,6 @@ class TensorGroup:
 
 
 def _mapped(
-    tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]
+    tensor: tf.Tensor, forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 ) -> Any:
     return tf.custom_gradient(lambda x: (forward(x), backward))(tensor)

@@ -19,7 +19,7 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from collective.buckets import reduce_flat
 from collective.environment import Environment
 from collective.environment.gpus import are_shared, of_host
 from collective.errors import UsageError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
 _ALL = 0x636F6C6C  # the key of all ranks; the strategy counts its own from 1
@@ -126,12 +129,12 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
         self._key, self._names = keys[number], CallNames()
         self.world = _StrategyWorld(self)
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if self.size == 1:
             return tensors
         return reduce_flat(tensors, self._summed, bytes_each=self.bucket_bytes)
 
-    def _summed(self, vector: Any) -> Any:
+    def _summed(self, vector: tf.Tensor) -> tf.Tensor:
         """Return the sum of a vector over the ranks, of any numeric dtype."""
         import tensorflow as tf
 
@@ -144,7 +147,7 @@ class MultiWorkerBackend(SummedInGraph, ShardCollectives, SumsInBuckets):
         wide = tf.int32 if dtype.size < 4 else tf.int64
         return tf.cast(self._collective(tf.cast(vector, wide)), dtype)
 
-    def _collective(self, vector: Any) -> Any:
+    def _collective(self, vector: tf.Tensor) -> tf.Tensor:
         """Sum vectors of one length; ranks match the calls by their key."""
         import tensorflow as tf
 

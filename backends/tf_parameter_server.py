@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collective.backends import world
 from collective.backends.base import Availability, Backend, script_command
@@ -40,6 +40,9 @@ from collective.environment import Environment, cores_per_process
 from collective.errors import CollectiveError, UsageError
 from collective.log import log
 from collective.running_time import Deadline
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 AHEAD = 2  # batches handed out for each worker
 SECONDS = 10  # in which the rank of a server that died reports it
@@ -170,7 +173,9 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 raise
             raise found from None
 
-    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def assign(
+        self, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+    ) -> None:
         """Assign plainly: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
 

@@ -15,7 +15,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collective.backends.base import Availability, Backend, OneProcessBackend
 from collective.backends.capabilities import LocalDevices
@@ -23,6 +23,9 @@ from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.environment import Environment
 from collective.errors import UsageError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Files of a TPU driver, up to v4 and from v5e on. A virtual machine's GPUs may have the
 # latter.
@@ -35,7 +38,7 @@ TPU_HINT = (
 class StrategyBackend(Backend):
     """Runs the step under ``strategy.run``. Subclasses make the strategy."""
 
-    strategy: Any
+    strategy: tf.distribute.Strategy
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Return the strategy's scope: its variables have a copy on each device."""
@@ -46,13 +49,13 @@ class StrategyBackend(Backend):
         result = self.strategy.run(step, args=tuple(args))
         return self.strategy.experimental_local_results(result)[0]
 
-    def replica(self) -> Any:
+    def replica(self) -> int | tf.Tensor:
         """Return this replica's number, from TensorFlow's replica context."""
         import tensorflow as tf
 
         return tf.distribute.get_replica_context().replica_id_in_sync_group
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
@@ -68,7 +71,9 @@ class StrategyBackend(Backend):
                 "as native, mpi, tf-multiworker",
             ) from error
 
-    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def assign(
+        self, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+    ) -> None:
         """Write each replica's value to its own copy; all values are the same.
 
         A plain ``assign`` would apply the variable's own aggregation (a mean, an error)
@@ -89,7 +94,7 @@ class StrategyBackend(Backend):
             for variable, value in zip(variables, values, strict=True)
         ]
 
-        def write(strategy: Any, values: list[Any]) -> None:
+        def write(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
             for variable, value in zip(variables, values, strict=True):
                 strategy.extended.update(
                     variable, lambda v, x: v.assign(x), args=(value,), group=False
@@ -110,7 +115,7 @@ class LocalStrategyBackend(LocalDevices, OneProcessBackend, StrategyBackend):
         self.devices = self.strategy.extended.worker_devices
 
     @abstractmethod
-    def _strategy(self) -> Any:
+    def _strategy(self) -> tf.distribute.Strategy:
         """Return the strategy, over devices that TensorFlow has not touched yet."""
 
     @classmethod
@@ -125,7 +130,7 @@ class OneDeviceBackend(LocalStrategyBackend):
     summary = "one process on one device, within a strategy (OneDeviceStrategy)"
     one_replica = True
 
-    def _strategy(self) -> Any:
+    def _strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf
 
         found = tf.config.list_physical_devices("GPU")
@@ -146,7 +151,7 @@ class MirroredBackend(LocalStrategyBackend):
     summary = "one process, a replica on each local device (MirroredStrategy)"
     takes = frozenset({"devices", "cross_device_ops"})
 
-    def _strategy(self) -> Any:
+    def _strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf
 
         devices = local_devices(self.options.devices)
@@ -192,7 +197,7 @@ class CentralStorageBackend(LocalStrategyBackend):
     takes = frozenset({"devices"})
     own_copies = False
 
-    def _strategy(self) -> Any:
+    def _strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf
 
         return tf.distribute.experimental.CentralStorageStrategy(
@@ -222,7 +227,7 @@ class CentralStorageBackend(LocalStrategyBackend):
 
 
 def _first_writes(
-    variable: Any, assign: Callable[..., Any], *args: Any, **how: Any
+    variable: tf.Variable, assign: Callable[..., Any], *args: Any, **how: Any
 ) -> Any:
     """Replace ``AggregatingVariable._assign_func``, from inside TensorFlow.
 
@@ -249,7 +254,7 @@ class TPUBackend(LocalStrategyBackend):
     takes = frozenset({"devices"})
     own_copies = False  # there are some, but no step of a user's has run there
 
-    def _strategy(self) -> Any:
+    def _strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf
 
         tpu = os.environ.get("TPU_NAME", "local")

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # The default between hosts (docs/reference/measurements.md). On one host the ranks
 # compute on the cores that would sum at the same time, so all gradients are one bucket.
@@ -18,7 +21,19 @@ BYTES_BETWEEN_HOSTS = 4 << 20
 ALIGNMENT = 64
 
 
-def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]]:
+class Typed(Protocol):
+    """A tensor of TensorFlow, an array of NumPy, or a variable of Keras."""
+
+    @property
+    def dtype(self) -> object:
+        """Return the dtype, or its name."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Return the shape."""
+
+
+def in_buckets(tensors: Sequence[tf.Tensor], bytes_each: int | None) -> list[list[int]]:
     """Cut a list of gradients into buckets, from its end; return their indices.
 
     Back-propagation makes gradients in that order, so the first buckets can leave while
@@ -40,7 +55,7 @@ def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]
 
 
 def by_dtype(
-    tensors: Sequence[Any],
+    tensors: Sequence[Typed],
     indices: Sequence[int] | None = None,
     alone: float = math.inf,
 ) -> list[list[int]]:
@@ -55,7 +70,7 @@ def by_dtype(
     Returns:
         The indices of the tensors in each group, in order.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for index in range(len(tensors)) if indices is None else indices:
         tensor = tensors[index]
         # A dtype is a name in Keras and an object elsewhere.
@@ -67,11 +82,11 @@ def by_dtype(
 
 
 def reduce_flat(
-    tensors: Sequence[Any],
-    reduce: Callable[[Any], Any],
+    tensors: Sequence[tf.Tensor],
+    reduce: Callable[[tf.Tensor], tf.Tensor],
     alone: float = math.inf,
     bytes_each: int | None = None,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Reduce dense tensors of TensorFlow as one flat vector for each bucket and dtype.
 
     Args:
@@ -82,7 +97,7 @@ def reduce_flat(
     """
     import tensorflow as tf
 
-    out: list[Any] = [None] * len(tensors)
+    out: list[tf.Tensor] = [None] * len(tensors)
     groups = (
         indices
         for bucket in in_buckets(tensors, bytes_each)
@@ -109,7 +124,7 @@ def reduce_arrays_flat(
 
     The results are views of the vectors, aligned for TensorFlow.
     """
-    out: list[Any] = [None] * len(arrays)
+    out: list[np.ndarray] = [np.empty(0)] * len(arrays)
     for indices in by_dtype(arrays):
         dtype = arrays[indices[0]].dtype
         step = ALIGNMENT // dtype.itemsize

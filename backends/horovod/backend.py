@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from collective.buckets import by_dtype, in_buckets
 from collective.environment import Environment
 from collective.errors import UsageError
 from collective.installation import make_command
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 BUILD = make_command("horovod", "python -m collective.backends.horovod.build")
 # The errors of Horovod and its Gloo on the ranks that are left.
@@ -108,7 +111,7 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
         self._group = {} if mine is None else {"process_set": mine}
         self._names.prefix = f"ranks {'_'.join(map(str, groups[number]))} "
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if self.size == 1:
             return tensors
         tensors = [_computed(tensor) for tensor in tensors]
@@ -126,7 +129,7 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
                     out[i] = total
         return out
 
-    def _gather_rows(self, tensor: Any) -> Any:
+    def _gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         name = self._names.next()
         return self.hvd.allgather(_computed(tensor), name=name, **self._group)
 
@@ -162,7 +165,7 @@ class HorovodBackend(SummedInGraph, SumsInBuckets, ShardCollectives, InTurn):
         return 1
 
 
-def _computed(tensor: Any) -> Any:
+def _computed(tensor: tf.Tensor) -> Any:
     """Return the tensor in a form that TensorFlow does not take for a constant.
 
     TensorFlow computes whatever follows from constants while it optimizes a graph, on

@@ -40,14 +40,21 @@ class BackendCrossDeviceOps(tf.distribute.CrossDeviceOps):
         return self.backend.size
 
     def reduce_implementation(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any,
     ) -> Any:
         """Reduce one value as TensorFlow's method does."""
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Any,
+        options: Any,
     ) -> list[Any]:
         """Reduce dense values in one all-reduce, and ``IndexedSlices`` by gathers."""
         pairs = list(value_destination_pairs)

@@ -36,7 +36,9 @@ def original(data: Any) -> Any:
     )
 
 
-def distribute_dataset(extended: Any, dataset: Any, options: Any) -> Any:
+def distribute_dataset(
+    extended: tf.distribute.StrategyExtended, dataset: Any, options: Any
+) -> Any:
     """Do ``strategy.experimental_distribute_dataset``."""
     _refuse_per_replica(options)
     if isinstance(dataset, tf.distribute.DistributedDataset):
@@ -60,7 +62,9 @@ def distribute_dataset(extended: Any, dataset: Any, options: Any) -> Any:
     return result
 
 
-def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any:
+def _as_tensorflow(
+    extended: tf.distribute.StrategyExtended, dataset: tf.data.Dataset, options: Any
+) -> Any:
     """Distribute by OFF (each rank reads all of its data) or FILE (ranks divide files).
 
     Batches have a replica's size; ranks may end at different steps, and those without
@@ -78,7 +82,10 @@ def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any
 
 
 def from_function(
-    extended: Any, make: Callable[..., Any], options: Any, one_host: bool
+    extended: tf.distribute.StrategyExtended,
+    make: Callable[..., Any],
+    options: Any,
+    one_host: bool,
 ) -> Any:
     """Do ``strategy.distribute_datasets_from_function``.
 
@@ -103,7 +110,9 @@ def from_function(
     )
 
 
-def _context(extended: Any, one_host: bool) -> tf.distribute.InputContext:
+def _context(
+    extended: tf.distribute.StrategyExtended, one_host: bool
+) -> tf.distribute.InputContext:
     backend = extended.backend
     pipelines, number = (1, 0) if one_host else (backend.size, backend.rank)
     return tf.distribute.InputContext(pipelines, number, extended._num_replicas_in_sync)

@@ -116,7 +116,7 @@ class Extended(tf_internal.MirroredExtended):
             self.keep_written(variable)
         return variable
 
-    def keep_written(self, variable: Any) -> None:
+    def keep_written(self, variable: tf.Variable) -> None:
         """Add a variable that replicas write; all processes do so in one order."""
         kind = variable.name, tuple(variable.shape)
         self._made[kind] += 1
@@ -226,7 +226,11 @@ class Extended(tf_internal.MirroredExtended):
         return self.exchange
 
     def _reduce_to(
-        self, reduce_op: Any, value: Any, destinations: Any, options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: Any,
     ) -> Any:
         if tf_internal.is_mirrored(value):
             if reduce_op == MEAN:
@@ -251,7 +255,10 @@ class Extended(tf_internal.MirroredExtended):
         return one(value)
 
     def _batch_reduce_to(
-        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+        self,
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Any,
+        options: Any,
     ) -> Any:
         pairs = [(value, self._named(to)) for value, to in value_destination_pairs]
         return self.exchange.batch_reduce(reduce_op, pairs, options)
@@ -298,7 +305,7 @@ class Extended(tf_internal.MirroredExtended):
         return tf_internal.regroup(values, always_wrap=True)
 
 
-def _counts_steps(variable: Any) -> bool:
+def _counts_steps(variable: tf.Variable) -> bool:
     """Return whether a variable is ``iterations`` of a Keras optimizer."""
     shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
     if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:

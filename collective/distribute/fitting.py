@@ -38,21 +38,23 @@ class _InStrategy(LocalDevices):
 class _OnDevices(_InStrategy):
     """Methods of a backend with a replica on each of several devices of a process."""
 
-    def replica(self) -> Any:
+    def replica(self) -> int | tf.Tensor:
         """Return the number as ``StrategyBackend`` or ``LocalDevices`` does."""
         if self._current is not None:
             return self._current
         return StrategyBackend.replica(self)  # type: ignore[arg-type]
 
     def all_reduce(
-        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
-    ) -> list[Any]:
+        self, tensors: Sequence[tf.Tensor], rounded: Sequence[int] = ()
+    ) -> list[tf.Tensor]:
         """Sum over the devices by TensorFlow, then over the processes."""
         self.require_all_ranks()
         context = tf.distribute.get_replica_context()
         return list(context.all_reduce(SUM, [tf.identity(t) for t in tensors]))
 
-    def sum_devices(self, columns: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def sum_devices(
+        self, columns: Sequence[Sequence[tf.Tensor]]
+    ) -> list[list[tf.Tensor]]:
         """Sum over the devices alone; the strategy would include all processes."""
         return [[tf.add_n(parts)] for parts in zip(*columns, strict=True)]
 
@@ -66,7 +68,7 @@ class _OnDevices(_InStrategy):
     reduce_scatter = all_gather = all_to_all = _refuse
 
 
-def backend_of(strategy: Any) -> Backend:
+def backend_of(strategy: tf.distribute.Strategy) -> Backend:
     """Return the backend by which ``collective.fit`` trains a strategy's models."""
     extended = strategy.extended
     backend, devices = extended.backend, len(extended.worker_devices)

@@ -18,7 +18,7 @@ from collective.distribute import tf_internal
 class OneReplicaCalls:
     """Calls functions as the one replica of this process."""
 
-    def __init__(self, extended: Any):
+    def __init__(self, extended: tf.distribute.StrategyExtended):
         self._extended = extended
         # For each tf.function, the one that is traced inside the replica: a trace from
         # outside contains no collectives.

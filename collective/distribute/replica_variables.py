@@ -135,7 +135,7 @@ class WrittenByReplicas(_Kept, tf_internal.MirroredVariable):
             self.assign(self._get_cross_replica())
 
 
-def adapted(strategy: Any, variable: Any) -> Any:
+def adapted(strategy: tf.distribute.Strategy, variable: tf.Variable) -> Any:
     """Return a new variable of TensorFlow, as a class of this module if needed."""
     if isinstance(variable, tf_internal.SyncOnReadVariable):
         return ReadTogether(strategy, variable.values, variable.aggregation)
@@ -152,7 +152,7 @@ def _in_replica() -> bool:
 
 
 @contextlib.contextmanager
-def _named(extended: Any, what: str) -> Iterator[None]:
+def _named(extended: tf.distribute.StrategyExtended, what: str) -> Iterator[None]:
     """Add to an error of a collective which value it was to read."""
     try:
         yield

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
@@ -33,7 +34,7 @@ def backend_for(model: Any, backend: str | Backend) -> str | Backend:
     return strategy.fit_backend
 
 
-def _runs_as_one_process(model: keras.Model, strategy: Any) -> bool:
+def _runs_as_one_process(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
     """Return whether a model has its own step, and the process one replica of it."""
     own = any(
         keras_compat.model.overrides(model, m) for m in ("train_step", "test_step")

@@ -66,7 +66,7 @@ class _Trace:
     reads: list[str] = field(default_factory=list)
 
 
-_traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
+_traces: weakref.WeakKeyDictionary[tf.Graph, _Trace] = weakref.WeakKeyDictionary()
 # Not from 1, because the functions of a saved model still have the numbers of the
 # process that saved it.
 _plans = itertools.count(random.SystemRandom().randrange(1, 1 << 30))
@@ -188,7 +188,7 @@ def _function() -> tuple[str, _Trace]:
     return name, _trace(graph)
 
 
-def _trace(graph: Any) -> _Trace:
+def _trace(graph: tf.Graph) -> _Trace:
     if graph not in _traces:
         _traces[graph] = _Trace(next(_plans))
     return _traces[graph]
@@ -251,7 +251,7 @@ def _order_gradients_of(op: tf.Operation) -> None:
     op._gradient_function = ordered
 
 
-def _order_backward(graph: Any) -> None:
+def _order_backward(graph: tf.Graph) -> None:
     """Order the new ops of a function that TensorFlow generates for a tape.
 
     It adds there the dependencies that TensorFlow adds in traced functions.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -17,7 +16,7 @@ from collective.tensorflow_ops.xla import not_compiled
 
 
 @contextlib.contextmanager
-def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
+def added_in_order(tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> Iterator[None]:
     """Make ``tf.IndexedSlices`` dense on the host inside, if there is a GPU.
 
     Args:
@@ -35,13 +34,13 @@ def added_in_order(tensors: Sequence[Any]) -> Iterator[None]:
             yield
 
 
-def parts_ranks(tensors: Sequence[Any]) -> bool:
+def parts_ranks(tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> bool:
     """Return whether adding up the rows of a tensor may give each rank other bits."""
     has_rows = any(isinstance(t, tf.IndexedSlices) for t in tensors)
     return has_rows and bool(tf.config.list_logical_devices("GPU"))
 
 
-def _host_for_sums(operation: Any) -> str:
+def _host_for_sums(operation: tf.Operation) -> str:
     of_rows = operation.type == "UnsortedSegmentSum"
     return "/device:CPU:0" if of_rows else str(operation.device)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
@@ -19,13 +18,13 @@ from collective.log import log
 from collective.training import keras_compat
 
 # By model: the objects that ``compile`` has made, and the flags of its layers then.
-_known: WeakKeyDictionary[keras.Model, tuple[list[Any], list[bool]]] = (
+_known: WeakKeyDictionary[keras.Model, tuple[list[weakref.ref[object]], list[bool]]] = (
     WeakKeyDictionary()
 )
 
 
 @contextlib.contextmanager
-def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
+def as_compiled(model: object, backend: Backend) -> Iterator[None]:
     """Train the layers of the first training after ``compile``, and say so.
 
     Args:

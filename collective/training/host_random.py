@@ -18,7 +18,7 @@ from collective.backends.base import Backend
 from collective.training.object_collectives import broadcast_object
 
 State = tuple[Any, ...]
-_readers: weakref.WeakSet[Any] = weakref.WeakSet()
+_readers: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def state() -> State:
@@ -38,7 +38,7 @@ def read_by(data: object) -> None:
 
 
 def closed(data: object) -> None:
-    """Mark data as read no more."""
+    """Note that data are not being read any more."""
     _readers.discard(data)
 
 

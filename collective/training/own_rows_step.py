@@ -116,7 +116,7 @@ class OwnRowsStep:
     def _explain_error(self, error: Exception) -> Exception:
         return finite.explain(error, self.backend, self.paths)
 
-    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
+    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         return self.backend.run(self._replica_step, (batch, number))
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:

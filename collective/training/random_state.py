@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -13,7 +11,7 @@ from collective.training import host_random, keras_compat
 class RandomState:
     """The current state of Python's and NumPy's generators and of a model's seeds."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: object):
         self._host = host_random.state()
         known = isinstance(model, keras.Model)
         states = keras_compat.seeds.seed_states(model) if known else []

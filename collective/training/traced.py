@@ -24,7 +24,7 @@ def traced(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def kept_with(
-    model: keras.Model, what: str, of: Sequence[Any], flags: Sequence[bool] = ()
+    model: keras.Model, what: str, of: Sequence[object], flags: Sequence[bool] = ()
 ) -> dict[Any, Any]:
     """Return the graphs that were traced for a model, by their use; empty after a change.
 
@@ -48,12 +48,12 @@ def kept_with(
 class _Kept:
     """Graphs, and the objects whose ids are their key; Keras does not look into it."""
 
-    def __init__(self, key: Any, of: list[Any]):
+    def __init__(self, key: object, of: list[object]):
         self.key, self._of = key, of
         self.made: dict[Any, Any] = {}
 
 
-def nodes_of(graph: Any) -> list[Any]:
+def nodes_of(graph: tf.Graph) -> list[Any]:
     """Return the ``NodeDef`` of each operation, also in functions that the graph calls."""
     definition = graph.as_graph_def()
     functions = definition.library.function

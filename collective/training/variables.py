@@ -86,7 +86,7 @@ def outside_seeds(model: keras.Model) -> list[tf.Variable]:
     ]
 
 
-def captured_variables(graph: Any) -> list[tf.Variable]:
+def captured_variables(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that a traced function uses, in the order of their first use.
 
     ``graph.variables`` has another order on each rank.

@@ -159,7 +159,9 @@ class WholeStep:
     def _checked(self, number: int) -> Callable[..., Any]:
         """Return a function that checks that gradients are finite, and applies them."""
 
-        def apply(optimizer: Any, gradients: Sequence[Any], variables: Any) -> Any:
+        def apply(
+            optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Any
+        ) -> Any:
             if not keras_compat.optimizers.expects_overflow(optimizer):
                 pairs = zip(gradients, variables, strict=False)
                 known = [(g, v.path) for g, v in pairs if g is not None]

@@ -41,7 +41,9 @@ def computes_batches(function: Any) -> bool:
 
 
 @contextlib.contextmanager
-def record_gradients(noted: list[tuple[Any, tf.Tensor]]) -> Iterator[None]:
+def record_gradients(
+    noted: list[tuple[tf.Variable | keras.Variable, tf.Tensor]],
+) -> Iterator[None]:
     """Record gradients of trained variables that are computed inside.
 
     Gradients that are differentiated again are left out.

@@ -29,7 +29,7 @@ from tensorflow.python.eager import context
 from collective.replacements import replacing
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Return whether Keras takes the value for one array: NumPy, tensor, pandas, SciPy."""
     if value is None or getattr(value, "shape", None) == ():
         return False
@@ -49,12 +49,12 @@ def as_dense_or_sparse(value: Any) -> Any:
     return array[:, None] if series else array
 
 
-def sparse_by_rows(tensor: tf.SparseTensor) -> Any:
+def sparse_by_rows(tensor: tf.SparseTensor) -> object:
     """Return the tensor in a form whose rows can be read in any order."""
     return array_slicing.to_tensorflow_sparse_wrapper(tf.sparse.reorder(tensor))
 
 
-def sparse_rows(by_rows: Any, rows: tf.Tensor) -> tf.SparseTensor:
+def sparse_rows(by_rows: object, rows: tf.Tensor) -> tf.SparseTensor:
     """Return rows of a tensor from its form by ``sparse_by_rows``."""
     return array_slicing.slice_tensorflow_sparse_wrapper(by_rows, rows)
 

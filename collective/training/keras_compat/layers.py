@@ -23,7 +23,7 @@ mask_of, set_mask = masking.get_keras_mask, masking.set_keras_mask
 class LayerCall:
     """An operation in a functional model. Tensors are identified by a number."""
 
-    operation: Any  # the layer
+    operation: keras.Operation  # the layer
     inputs: frozenset[int]
     outputs: tuple[int, ...]
     # Takes the values of its inputs, and adds the values of its outputs.

@@ -129,7 +129,7 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def compiled_settings(model: keras.Model) -> tuple[Any, ...]:
+def compiled_settings(model: keras.Model) -> tuple[object, ...]:
     """Return the objects that ``compile`` has set; each call of it sets new ones."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     return tuple(getattr(model, name, None) for name in names)
@@ -190,7 +190,9 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch or None
 
 
-def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
+def is_validated(
+    model: keras.Model, epoch: int, frequency: int | Sequence[int]
+) -> bool:
     """Return whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))
 
@@ -264,7 +266,7 @@ def _retraced() -> contextlib.AbstractContextManager[Any]:
     return replacing(polymorphic_function.Function, "__call__", call)
 
 
-def compiled_objects(model: keras.Model) -> list[Any]:
+def compiled_objects(model: keras.Model) -> list[object]:
     """Return the objects that ``compile`` has made; each call of it makes new ones."""
     names = ("_compile_loss", "_compile_metrics", "_loss_tracker")
     return [getattr(model, name, None) for name in names]

@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -22,8 +22,11 @@ from tensorflow.python.distribute import distribute_lib
 
 from collective.replacements import replacing
 
+T = TypeVar("T")
+Number = TypeVar("Number", float, int)
 
-def outside_strategy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+
+def outside_strategy(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function outside of any scope or replica of a strategy."""
     if not tf.distribute.has_strategy():
         return function(*args, **kwargs)
@@ -50,15 +53,15 @@ def on_one_device() -> Iterator[None]:
         yield
 
 
-def _outside_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
+def _outside_strategy(method: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> T:
         return outside_strategy(method, *args, **kwargs)
 
     return call
 
 
-def number_of(kind: type[Any]) -> Callable[[keras.Variable], Any]:
+def number_of(kind: type[Number]) -> Callable[[keras.Variable], Number]:
     """Return a ``Variable.__float__`` or ``__int__`` that accepts a copy on each device.
 
     Keras' own raises a TypeError then, as for ``float(optimizer.learning_rate)``.
@@ -67,7 +70,7 @@ def number_of(kind: type[Any]) -> Callable[[keras.Variable], Any]:
 
 
 @contextlib.contextmanager
-def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
+def one_copy(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Have Keras' variables be the plain ones of this process' only device.
 
     Args:
@@ -111,7 +114,7 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
+def first_copy(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Have all variables of a strategy be the plain ones of the first device.
 
     This includes ``tf.Variable``, because it is the context in which a strategy updates one
@@ -125,7 +128,7 @@ def first_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()
 
 
-def container(variable: tf.Variable) -> Any:
+def container(variable: tf.Variable) -> tf.Variable:
     """Return the strategy's container of a variable's copies, or the variable itself."""
     values = getattr(variable, "values", None)
     if values is not None:
@@ -138,7 +141,7 @@ def container(variable: tf.Variable) -> Any:
     return variable
 
 
-def copies(variable: tf.Variable) -> list[Any]:
+def copies(variable: tf.Variable) -> list[tf.Variable]:
     """Return the copies of a first device's variable that a step reads and writes.
 
     A strategy sums some variables over their copies when they are read, for example those
@@ -160,7 +163,7 @@ def follow_first(variables: Sequence[tf.Variable]) -> None:
             other.assign(tf.zeros_like(value) if _is_summed(around) else value)
 
 
-def _is_summed(variable: Any) -> bool:
+def _is_summed(variable: tf.Variable) -> bool:
     return (
         hasattr(variable, "values")
         and variable.synchronization == tf.VariableSynchronization.ON_READ

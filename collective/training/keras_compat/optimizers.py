@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from collective.replacements import replacing
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -48,7 +50,7 @@ def apply(
     optimizer: keras.Optimizer,
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
-) -> Any:
+) -> object:
     """Call ``optimizer.apply`` with gradients that are sums already.
 
     Under a strategy Keras sums gradients itself, after clipping.
@@ -85,8 +87,10 @@ def variables_seen(
 ) -> Iterator[None]:
     """Call a function with each variable that optimizers make inside."""
 
-    def seeing(track: Callable[[Any], None]) -> Callable[[Any], None]:
-        def tracked(variable: Any) -> None:
+    def seeing(
+        track: Callable[[keras.Variable], None],
+    ) -> Callable[[keras.Variable], None]:
+        def tracked(variable: keras.Variable) -> None:
             track(variable)
             on_made(variable)
 
@@ -146,7 +150,9 @@ def update_on_variable_devices(optimizer: keras.Optimizer) -> Iterator[None]:
     core = core_optimizer(optimizer)
     update = core.update_step
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+    def update_step(
+        gradient: Gradient, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         with tf.device(variable.device):
             return update(gradient, variable, learning_rate)
 
@@ -174,7 +180,7 @@ def clip_shards(
         applies(grads, trainable_variables)
         variables.clear()
 
-    def clip(grads: Sequence[Any]) -> list[Any]:
+    def clip(grads: Sequence[Gradient]) -> list[Gradient]:
         limit = core.clipnorm or core.global_clipnorm
         if not limit:
             return clips(grads)
@@ -196,7 +202,7 @@ def clip_shards(
         yield
 
 
-def _over(gradient: Any, divisor: tf.Tensor) -> Any:
+def _over(gradient: Gradient, divisor: tf.Tensor) -> Gradient:
     """Return a gradient divided by a scalar; of look-ups, the values are divided."""
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     values = gradient.values if is_sparse else gradient
@@ -252,14 +258,16 @@ def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> N
     core_optimizer(optimizer).finalize_variable_values(list(variables))
 
 
-def applied_to(optimizer: Any, variables: Any) -> list[Any]:
+def applied_to(
+    optimizer: keras.Optimizer, variables: Iterable[keras.Variable] | None
+) -> list[keras.Variable]:
     """Return the variables passed to ``apply``, or those the optimizer was built for."""
     if variables is None:
         variables = core_optimizer(optimizer)._trainable_variables
     return list(variables)
 
 
-def has_plain_rate(optimizer: Any) -> bool:
+def has_plain_rate(optimizer: keras.Optimizer) -> bool:
     """Return whether the learning rate is a variable, which a callback may set."""
     rate = getattr(core_optimizer(optimizer), "_learning_rate", None)
     return isinstance(rate, keras.Variable)

@@ -79,7 +79,7 @@ def _draw(plain: Any, place: int, replica: int, *args: Any, **kwargs: Any) -> An
     return plain(*given, **kwargs)
 
 
-def _moved(value: Any, replica: int) -> tf.Tensor:
+def _moved(value: tf.Tensor, replica: int) -> tf.Tensor:
     """Return a counter or seed with the replica's number added to its upper half."""
     value = tf.convert_to_tensor(value)
     upper = [replica if i == 1 else 0 for i in range(value.shape[0])]

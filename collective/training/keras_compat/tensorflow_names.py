@@ -54,13 +54,13 @@ def before_reads(action: Callable[[tf.Variable], None]) -> Iterator[None]:
         yield
 
 
-def function_graph_of(name: str) -> Any:
+def function_graph_of(name: str) -> tf.Graph:
     """Return an empty graph of a function, to be filled inside of its ``as_default``."""
     return tf.__internal__.FuncGraph(new_name(name))
 
 
 def complete(
-    graph: Any,
+    graph: tf.Graph,
     arguments: Sequence[tf.Tensor],
     outputs: Sequence[tf.Tensor],
     effects: Sequence[tf.Operation],
@@ -76,7 +76,7 @@ def new_name(begin: str) -> str:
     return f"{begin}_{ops.uid()}"
 
 
-def called_function(op: tf.Operation) -> Any | None:
+def called_function(op: tf.Operation) -> tf.Graph | None:
     """Return the graph of the function that an operation calls, or None if it calls none."""
     if op.type in _CALLS:
         return function_graph(op, op.get_attr("f").name)
@@ -85,7 +85,7 @@ def called_function(op: tf.Operation) -> Any | None:
     return None
 
 
-def function_graph(op: tf.Operation, name: str) -> Any:
+def function_graph(op: tf.Operation, name: str) -> tf.Graph:
     """Return the graph of a function that an operation refers to."""
     shapes = [t.shape for t in op.inputs]
     if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
@@ -214,8 +214,8 @@ def shape_of_variable(handle: tf.Tensor) -> tuple[int, ...] | None:
 
 def make_while(
     inputs: Sequence[tf.Tensor],
-    condition: Any,
-    body: Any,
+    condition: tf.Graph,
+    body: tf.Graph,
     *,
     stateful: bool,
     parallel_iterations: int,
@@ -246,7 +246,7 @@ def _common_shapes(tensors: Sequence[Sequence[tf.Tensor]]) -> list[tf.TensorShap
 def make_branches(
     index: tf.Tensor,
     inputs: Sequence[tf.Tensor],
-    branches: Sequence[Any],
+    branches: Sequence[tf.Graph],
     *,
     stateful: bool,
 ) -> tuple[list[tf.Tensor], tf.Operation]:

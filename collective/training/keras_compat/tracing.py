@@ -71,7 +71,7 @@ def applied_by(
 @contextlib.contextmanager
 def only_builds(builds: bool = True) -> Iterator[None]:
     """Have optimizers apply nothing; at the end, build those that would have, if wanted."""
-    noted: list[tuple[keras.Optimizer, list[Any]]] = []
+    noted: list[tuple[keras.Optimizer, list[keras.Variable]]] = []
     with applied_by(
         lambda optimizer, _, variables: noted.append((optimizer, variables))
     ):

@@ -22,7 +22,7 @@ def undo_writes() -> Iterator[None]:
     before: dict[Any, tf.Tensor] = {}
     stock = resource_variable_ops.BaseResourceVariable.handle.fget
 
-    def handle(variable: Any) -> tf.Tensor:
+    def handle(variable: tf.Variable) -> tf.Tensor:
         found = stock(variable)
         if tf.is_symbolic_tensor(found) or found.ref() in before:
             return found

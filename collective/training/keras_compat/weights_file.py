@@ -63,7 +63,7 @@ class _Given(keras.StatelessScope):
 class _Store(saving_lib.H5IOStore):
     """Keras' store, without the copy of each variable."""
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         if isinstance(value, keras.Variable):
             value = value.value
         super().__setitem__(key, value)
@@ -113,7 +113,7 @@ class _File(io.BytesIO):
         view[got:] = bytes(len(view) - got)
         return len(view)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Sync the file to disk, and raise the first error."""
         with self._file as file:
             if self._error is not None:
@@ -200,13 +200,13 @@ def _check_arrays(file: h5py.File) -> None:
     """
 
     # They return a name, which h5py hands on: not every version lets an error through.
-    def foreign(name: str, found: Any) -> str | None:
+    def foreign(name: str, found: object) -> str | None:
         if not isinstance(found, h5py.Dataset):
             return None
         here = not found.external and not found.is_virtual
         return None if here and found.nbytes <= found.id.get_storage_size() else name
 
-    def elsewhere(name: str, link: Any) -> str | None:
+    def elsewhere(name: str, link: object) -> str | None:
         return name if isinstance(link, h5py.ExternalLink) else None
 
     name = file.visititems(foreign) or file.visititems_links(elsewhere)

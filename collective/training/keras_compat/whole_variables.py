@@ -28,7 +28,7 @@ class Whole:
     ):
         self._variables = variables
         self._fetch = fetch
-        self._shards: list[Any] = []
+        self._shards: list[tf.Variable] = []
         self._before: Values = {}
         self._assigned: set[int] = set()
         self._fetching = False

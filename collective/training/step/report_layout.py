@@ -137,6 +137,6 @@ def _cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     return arrays
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> float | Any:
     """Return a scalar as a number; leave several values as Keras gives them."""
     return float(value) if len(getattr(value, "shape", ())) == 0 else value

@@ -55,7 +55,7 @@ def short(text: str, length: int = 100) -> str:
     return "#" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return a text for a setting, a function, a class, or an object with a Keras config."""
     return _Describer().of(value, _DEPTH)
 
@@ -64,9 +64,9 @@ class _Describer:
     """Describes values, each function and object once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # kept alive, because ids are used again
+        self._seen: dict[int, object] = {}  # kept alive, because ids are used again
 
-    def of(self, value: Any, depth: int) -> str:
+    def of(self, value: object, depth: int) -> str:
         """Return the text for a value."""
         if value is None or isinstance(
             value, bool | int | float | complex | str | bytes
@@ -134,7 +134,7 @@ class _Describer:
             parts.append(self.of(wrapped, depth - 1))
         return f"def({';'.join(parts)})"
 
-    def _used(self, value: Any, names: set[str], depth: int) -> str:
+    def _used(self, value: object, names: set[str], depth: int) -> str:
         """Describe a value that a function refers to.
 
         For a module, or an object that holds settings, only the attributes that the
@@ -169,7 +169,7 @@ class _Describer:
         return f"{kind.__qualname__}({';'.join(parts)})"
 
 
-def _is_users(value: Any) -> bool:
+def _is_users(value: object) -> bool:
     """Return whether a function or class does not belong to an installed library."""
     return _is_users_module(getattr(value, "__module__", None) or "")
 
@@ -188,7 +188,7 @@ def _is_users_module(name: str) -> bool:
     return not any(path.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
-def _array(value: Any) -> str:
+def _array(value: object) -> str:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, NotImplementedError):
@@ -202,7 +202,7 @@ def _array(value: Any) -> str:
     return f"array:{array.dtype}{array.shape}{digest}"
 
 
-def config_of(value: Any) -> dict[str, Any] | None:
+def config_of(value: object) -> dict[str, Any] | None:
     """Return an object's Keras config, or None if it has none."""
     get_config = getattr(value, "get_config", None)
     if get_config is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -39,7 +38,7 @@ def compare_data(
     backend: Backend,
     inputs: Input | Batches,
     validation: Input | Batches | None,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> None:
     """Refuse ranks with other settings, data or plan; every rank calls it.
 
@@ -116,7 +115,7 @@ def _constants(graph: tf.Graph) -> list[str]:
     return sorted(found)
 
 
-def describe_training(inputs: Any, model: keras.Model) -> dict[str, str]:
+def describe_training(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
     """Describe settings, data and model, for ``compare_newcomers``."""
     parts = describe_settings() | describe_data("training", inputs)
     return parts | describe_model(model)
@@ -184,7 +183,7 @@ def _shown(text: str | None) -> str:
     return f"code or values {text}" if text.startswith("#") else text
 
 
-def describe_data(name: str, inputs: Any) -> dict[str, str]:
+def describe_data(name: str, inputs: Input | Batches) -> dict[str, str]:
     """Describe plan and rows of a data set; of ready-made batches, only the shapes."""
     if not isinstance(inputs, Input):
         return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}

@@ -92,7 +92,7 @@ class SameCalls(StepObserver):
 
 
 def share_weights(
-    variables: Sequence[Any],
+    variables: Sequence[tf.Variable],
     backend: Backend,
     unit: Callable[[Callable[[], Any]], Any],
 ) -> None:

@@ -108,7 +108,7 @@ class StockRun(Observer):
         self._whole = whole or (lambda step: packed(gathered(step.batch, backend)))
         self.left = steps
         self.steps: list[Step] = []
-        self._variables: list[Any] = []
+        self._variables: list[tf.Variable | keras.Variable] = []
         self._stock: list[tf.Tensor] = []  # its values
         self._ours: list[tf.Tensor] = []  # ours after the last step
 
@@ -227,15 +227,17 @@ def _loss(logs: Any) -> float:
     return float("nan") if found is None else float(np.mean(np.asarray(found)))
 
 
-def _values(variables: Sequence[Any]) -> list[tf.Tensor]:
+def _values(variables: Sequence[tf.Variable | keras.Variable]) -> list[tf.Tensor]:
     return [tf.identity(v) for v in variables]
 
 
-def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+def _assign(
+    variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]
+) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     one, other = np.asarray(one), np.asarray(other)
     return one.tobytes() == other.tobytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -39,7 +38,7 @@ def relative(stock: np.ndarray, ours: np.ndarray) -> float:
     return difference / size if size else (np.inf if difference else 0.0)
 
 
-def norm(value: Any) -> float:
+def norm(value: object) -> float:
     """Return the Euclidean norm, computed in float64."""
     return float(np.linalg.norm(np.asarray(value, np.float64)))
 
