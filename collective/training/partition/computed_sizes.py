@@ -12,6 +12,8 @@ from collective.training.partition.graph import MOST_SIZES, Node, Value, sizes_i
 from collective.training.partition.sizes import (
     AnySize,
     above_zero,
+    fraction,
+    is_natural,
     product,
     quotient,
     total,
@@ -242,7 +244,13 @@ def _minus(node: Node) -> Any:
 
 @size_rule("FloorDiv", "TruncateDiv")
 def _divided(node: Node) -> Any:
-    return _each(node, quotient)
+    return _each(node, _divide)
+
+
+def _divide(a: AnySize, b: AnySize) -> AnySize | None:
+    if isinstance(b, int) and b > 0 and is_natural(a):
+        return fraction(a, b)
+    return quotient(a, b)
 
 
 @size_rule("Maximum")

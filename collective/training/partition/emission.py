@@ -9,7 +9,7 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,23 +33,23 @@ from collective.training.partition.layouts import (
     WHOLE,
     Layout,
     Listed,
-    Shape,
     Sharded,
     is_convertible,
     is_whole,
 )
 from collective.training.partition.listed import list_as
+from collective.training.partition.own_part import OtherRows, OwnPart, Turn
 from collective.training.partition.pending import Pending
 from collective.training.partition.plans import Plan, is_single
 from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, sliced, tell_shape
-from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
+from collective.training.partition.sizes import AnySize, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
 
 _SMALL = 1 << 14  # elements
 
 
-class Emission:
+class Emission(OwnPart):
     """Makes one graph: a step's, or that of a loop's body or a branch in it.
 
     Args:
@@ -72,107 +72,26 @@ class Emission:
     ):
         self.parent = parent
         self.graph = graph
-        self.share = share
-        self.rows = rows
         self.exchange = exchange
         self.traffic = traffic
-        self.replica = 0  # for which of them a node is made now
         self.pending = Pending(exchange, traffic)
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
-        count = range(len(share.own))
-        self._own = [Symbol(f"own rows {i}") for i in count]
-        self._first = [Symbol(f"first row {i}") for i in count]
-        self._known = Known(self._symbol)
-
-    # --- for rules ------------------------------------------------------------------
-
-    @property
-    def own(self) -> tf.Tensor:
-        """int64 scalar: rows of the replica that is made now."""
-        return self.share.own[self.replica]
-
-    @property
-    def own_rows(self) -> AnySize:
-        """The number of rows as a size, to compute other sizes with."""
-        return self._rows_of(self.replica)
-
-    @property
-    def first_row(self) -> AnySize:
-        """The index of its first row in the batch."""
-        if self.share.places is not None:
-            return self.share.places[self.replica][0]
-        return symbolic(self._first[self.replica])
-
-    def _rows_of(self, replica: int) -> AnySize:
-        if self.share.places is not None:
-            return self.share.places[replica][1]
-        return symbolic(self._own[replica])
-
-    def number(self, size: AnySize) -> tf.Tensor:
-        """int64 scalar: what a size is in this step."""
-        return self._known.number(size)
-
-    def vector(self, sizes: Sequence[AnySize], dtype: tf.DType = tf.int64) -> tf.Tensor:
-        """What several sizes are in this step."""
-        return self._known.vector(sizes, dtype)
-
-    def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
-        """What a size is in this step, of any dtype."""
-        return self._known.scalar(size, dtype)
-
-    def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns what was made for this replica under this key, and makes it the first time."""
-        return self._known.once((self.replica, key), make)
-
-    def knows(self, sizes: Any) -> bool:
-        """Whether a size, or each of several, follows from the rows alone."""
-        if isinstance(sizes, (tuple, list)):
-            return all(map(self.knows, sizes))
-        return isinstance(sizes, int) or (isinstance(sizes, Size) and sizes.is_of_rows)
-
-    def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
-        """int64 scalar: the places of a sharded axis that this replica has.
-
-        Args:
-            size: The number of places of all replicas, if the layout does not have it.
-        """
-        if size is None or self.knows(layout.per_row):
-            return self.number(self.own_rows * layout.per_row)
-        with on_host():
-            return tf.cast(size, tf.int64) // self.share.total * self.own
-
-    def local_shape(
-        self, sizes: tf.Tensor, layout: Layout, shape: Shape = None
-    ) -> tf.Tensor:
-        """The shape of this replica's part of a tensor whose whole shape is ``sizes``.
-
-        Args:
-            shape: The same, as far as it is known beforehand.
-        """
-        if not isinstance(layout, Sharded):
-            return sizes
-        axis = layout.axis
-        if shape is not None and self.knows(layout.per_row):
-            parts = list(shape)
-            parts[axis] = self.own_rows * layout.per_row
-            if self.knows(parts):
-                return self.vector(parts, sizes.dtype)
-        with on_host():
-            local = tf.cast(self.local_size(layout, sizes[axis]), sizes.dtype)
-            return tf.concat([sizes[:axis], local[None], sizes[axis + 1 :]], 0)
+        super().__init__(share, rows, Known(self._symbol), Turn())
+        self._others: dict[AnySize, OtherRows] = {}
 
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
         """int64 scalar: what a symbol stands for in this step."""
-        for symbols, numbers in (
-            (self._own, self.share.own),
-            (self._first, self.share.first),
-        ):
-            if symbol in symbols:
-                return numbers[symbols.index(symbol)]
-        if symbol.excess is not None:
+        for part in (self, *self._others.values()):
+            own = part.number_of_replica(symbol)
+            if own is not None:
+                return own
+        if symbol.made_of is not None:
             with on_host():
-                return tf.maximum(self.number(symbol.excess), 0)
+                whole = self.number(symbol.made_of)
+                if symbol.fraction is not None:
+                    return whole // symbol.fraction.parts
+                return tf.maximum(whole, 0)
         if symbol.origin is None:
             return self.share.total
         value, axis = symbol.origin
@@ -184,13 +103,15 @@ class Emission:
                 return sizes[axis]
         if self.parent is None:
             raise NotImplementedError(f"the size {symbol} is not at hand")
-        return self.parent._known.number(symbolic(symbol))
+        return self.parent.known.number(symbolic(symbol))
 
-    def copy(
-        self, node: Node, inputs: Sequence[tf.Tensor], **attributes: Any
-    ) -> list[tf.Tensor]:
-        """The outputs of the node's operation on other inputs."""
-        return list(copy_operation(node.op, inputs, attributes).outputs)
+    def of(self, layout: Layout) -> OwnPart:
+        """Return what has the rows that a layout shares out, as rules ask for them."""
+        if not isinstance(layout, Sharded) or layout.of is None:
+            return self
+        if layout.of not in self._others:
+            self._others[layout.of] = OtherRows(self, layout.of)
+        return self._others[layout.of]
 
     # --- values ---------------------------------------------------------------------
 
@@ -198,7 +119,7 @@ class Emission:
         """Keeps a value in a layout: a tensor for each replica, or one for all."""
         if value.shape is not None and not value.is_handle and layout != MOMENTS:
             for replica, tensor in enumerate(tensors):
-                tell_shape(tensor, value, layout, self._rows_of(replica))
+                tell_shape(tensor, value, layout, self.of(layout).rows_of(replica))
         self._forms[value, layout] = tensors
 
     def made_of(self, value: Value) -> tf.Tensor | None:
@@ -270,7 +191,7 @@ class Emission:
     def _as_known(self, value: Value) -> tf.Tensor:
         assert value.node is not None
         if value.const is not None:
-            return self._known.constant(value.const, value.dtype)
+            return self.known.constant(value.const, value.dtype)
         if value.node.type == "Const":  # text
             with tf.control_dependencies(None):
                 return copy_operation(value.node.op, []).outputs[0]
@@ -295,10 +216,11 @@ class Emission:
     def _slice_of(self, value: Value, layout: Sharded) -> tf.Tensor:
         node = value.node
         if node is not None and node.plan.share is not None:
-            cheap = node.plan.share(self, layout)
+            cheap = node.plan.share(self.of(layout), layout)
             if cheap is not None:
                 return cheap
-        return sliced(self, self._of_replica(self._forms[value, WHOLE]), layout)
+        whole = self._of_replica(self._forms[value, WHOLE])
+        return sliced(self.of(layout), whole, layout)
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
         """The whole value, where it is at hand."""
@@ -310,16 +232,16 @@ class Emission:
     def each(self) -> Iterator[int]:
         """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
-            self.replica = replica
+            self.turn.replica = replica
             with self._on_device():
                 yield replica
-        self.replica = 0
+        self.turn.replica = 0
 
     def _on_device(self) -> Any:
         """Around what is made for this replica."""
         if not self.exchange.devices:
             return nullcontext()
-        return self._known.on(self._of_replica(self.exchange.devices))
+        return self.known.on(self._of_replica(self.exchange.devices))
 
     def _of_replica(self, parts: Sequence[Any]) -> Any:
         """What the replica that is made now has of one thing for all, or of several.

@@ -10,7 +10,7 @@ from collective.training.partition.emission import Traffic
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import WHOLE, Sharded
 from collective.training.partition.partition import Partition
-from collective.training.partition.sizes import Size, product
+from collective.training.partition.sizes import about, product
 
 #: Gathered bytes of a step from which a line at the start says so.
 WORTH_A_LINE = 1 << 20
@@ -111,13 +111,5 @@ def _bytes(values: list[Value], partition: Partition) -> str:
 
 def _size(value: Value, partition: Partition) -> int:
     """Bytes of a whole value, in a batch of the expected rows; unknown sizes count 1."""
-    size = product(value.shape or ())
-    if isinstance(size, Size):
-        rows, known = partition.rows.rows, partition.rows.expected or 1
-        symbols = rows.symbols if isinstance(rows, Size) else set()
-        size = sum(
-            factor * known ** sum(symbol in symbols for symbol in monomial)
-            for monomial, factor in size.terms.items()
-        )
-    assert isinstance(size, int)
+    size = about(product(value.shape or ()), partition.rows.expected)
     return size * value.dtype.size

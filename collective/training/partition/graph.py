@@ -13,7 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
-from collective.training.partition.layouts import WHOLE, Layout, Shape
+from collective.training.partition.layouts import (
+    WHOLE,
+    Layout,
+    Shape,
+    Sharded,
+)
 from collective.training.partition.markers import MARKED, Marker, marker_of
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
@@ -45,6 +50,8 @@ class Value:
         users: The nodes that read it.
         variable: The variable whose gradient it is, or None if unknown.
         layout: How it lies over the replicas.
+        offer: Of a whole value that was computed of rows: how it can be shared out again,
+            which costs nothing; see ``offers``.
         is_needed_whole: Of a partial value: whether a node needs it in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.
         exchanges: How many exchanges must come before it, one behind the other.
@@ -64,6 +71,7 @@ class Value:
         "is_read_owned",
         "layout",
         "node",
+        "offer",
         "shape",
         "sizes",
         "source",
@@ -87,6 +95,7 @@ class Value:
         self.const: np.ndarray | None = None
         self.sizes: Any = None
         self.layout: Layout = WHOLE
+        self.offer: Sharded | None = None
         self.is_needed_whole = self.is_read_owned = False
         self.exchanges = 0
         self.shape = self.static_shape()

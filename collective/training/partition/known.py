@@ -112,11 +112,19 @@ class Known:
         """
         key = _HOST if is_size else self._device, key
         if key not in self._made:
-            # A rule may ask inside of a branch, whose tensors nothing outside can read.
-            with (
-                self._graph.as_default(),
-                tf.control_dependencies(None),
-                on_host() if is_size else contextlib.nullcontext(),
-            ):
+            with self.outside(is_size):
                 self._made[key] = make()
         return self._made[key]
+
+    @contextlib.contextmanager
+    def outside(self, is_size: bool = False) -> Iterator[None]:
+        """Inside, what is made is made in this object's graph, whatever is made now.
+
+        A rule may ask inside of a branch, whose tensors nothing outside can read.
+        """
+        with (
+            self._graph.as_default(),
+            tf.control_dependencies(None),
+            on_host() if is_size else contextlib.nullcontext(),
+        ):
+            yield

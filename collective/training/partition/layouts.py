@@ -41,10 +41,18 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Each replica has its rows' part of an axis."""
+    """Each replica has its rows' part of an axis.
+
+    Attributes:
+        axis, blocks: See above.
+        of: How many rows are shared out, where these are not the rows of the batch but
+            other ones, such as half of them. A replica has as large a part of them as it
+            has of the batch; see ``other_rows``.
+    """
 
     axis: int
     blocks: tuple[AnySize, ...] = (1,)
+    of: AnySize | None = None
 
     @property
     def per_row(self) -> AnySize:
@@ -53,11 +61,20 @@ class Sharded:
 
     def moved(self, axis: int) -> Sharded:
         """Returns this layout along another axis."""
-        return Sharded(axis, self.blocks)
+        return Sharded(axis, self.blocks, self.of)
+
+    def places(self, rows: AnySize) -> AnySize:
+        """Return the size of the axis, as it is whole.
+
+        Args:
+            rows: Of the global batch.
+        """
+        return self.per_row * (rows if self.of is None else self.of)
 
     def __repr__(self) -> str:
         blocks = "" if self.blocks == (1,) else f", blocks {list(self.blocks)}"
-        return f"sharded(axis {self.axis}{blocks})"
+        of = "" if self.of is None else f", of {self.of}"
+        return f"sharded(axis {self.axis}{blocks}{of})"
 
 
 @dataclass(frozen=True)
@@ -156,7 +173,7 @@ def is_convertible(have: Layout, want: Layout, shape: Shape, rows: AnySize) -> b
         return True
     if shape is None or len(shape) <= want.axis:
         return False
-    return shape[want.axis] == want.per_row * rows
+    return shape[want.axis] == want.places(rows)
 
 
 def _is_list_convertible(have: Layout, want: Layout, rows: AnySize) -> bool:

@@ -92,7 +92,8 @@ class Pending:
         for value, layout in values.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
-                    whole = gathered(emission, emission.get(value, layout), layout)
+                    own = emission.get(value, layout)
+                    whole = gathered(emission.of(layout), own, layout)
                 self._traffic.gathers.append(value)
                 self._note([whole])
                 emission.put(value, WHOLE, [whole])

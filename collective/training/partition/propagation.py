@@ -22,6 +22,7 @@ from collective.training.partition.layouts import (
     Sharded,
     is_convertible,
 )
+from collective.training.partition.offers import planned_for_rows, shared_out
 from collective.training.partition.plans import (
     AXIS_RULES,
     HANDLE_RULES,
@@ -105,6 +106,7 @@ def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
             node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))
         else:
             node.plan = _planned(node, rows)
+            node.plan = shared_out(node, rows, _by_rule) or node.plan
         exchanges = _exchanges_before(node)
         for value, layout in zip(node.outputs, node.plan.outputs, strict=True):
             value.layout, value.exchanges = layout, exchanges
@@ -309,13 +311,7 @@ def _planned(node: Node, rows: Rows) -> Plan:
         layouts = [WHOLE if layout == OWNED else layout for layout in layouts]
     if not node.bodies and any(_is_cut_handle(value) for value in node.inputs):
         return _of_handle(node, layouts, rows)
-    plan = None
-    for table in (RULES,) if rows.of_batch else (AXIS_RULES, RULES):
-        found = table.get(node.type)
-        if plan is None and found is not None:
-            plan = found(node, layouts, rows)
-            if plan is not None and not _is_possible(plan, node, rows):
-                plan = None
+    plan = planned_for_rows(node, layouts, rows, _by_rule)
     if plan is None:
         plan = Plan(
             [WHOLE] * len(node.inputs),
@@ -327,6 +323,15 @@ def _planned(node: Node, rows: Rows) -> Plan:
         if not _is_given(value, wanted, rows):
             raise NeedsWholeLists(node)
     return plan
+
+
+def _by_rule(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    for table in (RULES,) if rows.of_batch else (AXIS_RULES, RULES):
+        found = table.get(node.type)
+        plan = None if found is None else found(node, layouts, rows)
+        if plan is not None and _is_possible(plan, node, rows):
+            return plan
+    return None
 
 
 def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
@@ -349,7 +354,7 @@ def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
     if value.shape is None:
         return False
     size = value.shape[layout.axis]
-    return agreed([size, layout.per_row * rows.rows]) is not None
+    return agreed([size, layout.places(rows.rows)]) is not None
 
 
 def _is_given(value: Value, wanted: Layout | None, rows: Rows) -> bool:
@@ -383,11 +388,11 @@ def _apply_layout(value: Value, rows: Rows) -> None:
         return
     if isinstance(layout, Sharded) and value.shape is not None:
         shape = list(value.shape)
-        size = agreed([shape[layout.axis], layout.per_row * rows.rows])
+        size = agreed([shape[layout.axis], layout.places(rows.rows)])
         if size is None:
             raise ValueError(
                 f"the rule of {value.node}: {value} cannot have {layout.per_row} places "
-                f"for each of {rows.rows} rows"
+                f"for each of {rows.rows if layout.of is None else layout.of} rows"
             )
         shape[layout.axis] = size
         value.shape = tuple(shape)

@@ -8,10 +8,11 @@ reshaped to ``[rows * time, 8]`` is known to be the same places in the same orde
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 Monomial = tuple["Symbol", ...]  # sorted; empty: the constant term
 
@@ -24,6 +25,7 @@ class Symbol:
         origin: The value of the graph whose axis it is, and the axis; None for the rows
             of the batch.
         excess: The size of which it is the part above zero (see ``above_zero``).
+        fraction: The size of which it is a fraction, rounded down (see ``fraction``).
     """
 
     _made = 0
@@ -33,24 +35,32 @@ class Symbol:
         name: str,
         origin: tuple[Any, int] | None = None,
         excess: Size | None = None,
+        fraction: Fraction | None = None,
     ):
         self.name = name
         self.origin = origin
         self.excess = excess
+        self.fraction = fraction
         self._above_zero: dict[Size, Symbol] = {}
+        self._fractions: dict[Fraction, Symbol] = {}
         Symbol._made += 1
         self._order = Symbol._made
 
     @property
     def is_positive(self) -> bool:
         """Whether it is not zero: a batch has a row. Other axes may have no element."""
-        return self.origin is None and self.excess is None
+        return self.origin is None and self.made_of is None
+
+    @property
+    def made_of(self) -> Size | None:
+        """Return the size that it is computed of, or None if it is not computed."""
+        return self.excess if self.fraction is None else self.fraction.of
 
     @property
     def is_of_rows(self) -> bool:
         """Whether it follows from the rows of the batch alone."""
-        if self.excess is not None:
-            return self.excess.is_of_rows
+        if self.made_of is not None:
+            return self.made_of.is_of_rows
         return self.origin is None
 
     @property
@@ -61,8 +71,8 @@ class Symbol:
     @property
     def origins(self) -> set[Any]:
         """The values of the graph whose axes must be known before it is."""
-        if self.excess is not None:
-            return self.excess.origins
+        if self.made_of is not None:
+            return self.made_of.origins
         return set() if self.origin is None else {self.origin[0]}
 
     def above_zero(self, excess: Size) -> Symbol:
@@ -71,11 +81,31 @@ class Symbol:
             self._above_zero[excess] = Symbol(f"max({excess}, 0)", None, excess)
         return self._above_zero[excess]
 
+    def part(self, fraction: Fraction) -> Symbol:
+        """Return the symbol of a fraction of a size in which this symbol is."""
+        if fraction not in self._fractions:
+            name = f"({fraction.of}) // {fraction.parts}"
+            self._fractions[fraction] = Symbol(name, fraction=fraction)
+        return self._fractions[fraction]
+
     def __lt__(self, other: Symbol) -> bool:
         return self._order < other._order
 
     def __repr__(self) -> str:
         return self.name
+
+
+class Fraction(NamedTuple):
+    """One of ``parts`` equal parts of a size; what is left over belongs to none.
+
+    Attributes:
+        of, parts: The size, and the number of parts.
+        is_exact: Whether nothing is left over in any program that runs.
+    """
+
+    of: Size
+    parts: int
+    is_exact: bool = False
 
 
 class Size:
@@ -154,11 +184,28 @@ AnySize = int | Size
 def size_of(terms: Mapping[Monomial, int]) -> AnySize:
     """The size with these terms: an int where it has no symbol."""
     kept = {monomial: factor for monomial, factor in terms.items() if factor}
+    for monomial, factor in kept.items():
+        for symbol in monomial:
+            fraction = symbol.fraction
+            if fraction and fraction.is_exact and not 0 <= factor < fraction.parts:
+                return _put_together(kept, monomial, symbol, fraction)
     if not kept:
         return 0
     if set(kept) == {()}:
         return kept[()]
     return Size(kept)
+
+
+def _put_together(
+    terms: Mapping[Monomial, int], monomial: Monomial, symbol: Symbol, part: Fraction
+) -> AnySize:
+    """Replace all parts of a size by the size: two halves of the rows are the rows."""
+    times, left = divmod(terms[monomial], part.parts)
+    others = list(monomial)
+    others.remove(symbol)
+    return size_of({**terms, monomial: left}) + part.of * size_of(
+        {tuple(others): times}
+    )
 
 
 def symbolic(symbol: Symbol) -> Size:
@@ -174,6 +221,11 @@ def is_natural(size: AnySize) -> bool:
     """Whether it is known to be no negative number."""
     if isinstance(size, int):
         return size >= 0
+    for monomial, factor in size.terms.items():
+        share = monomial[0].fraction if len(monomial) == 1 else None
+        if share is not None and factor < 0:  # it is at most that part of its size
+            rest = size - factor * symbolic(monomial[0])
+            return is_natural(rest * share.parts + factor * share.of)
     # Nothing is subtracted from what the symbols are above the least that they can be.
     above: Counter[Monomial] = Counter()
     for monomial, factor in size.terms.items():
@@ -192,6 +244,42 @@ def above_zero(size: AnySize) -> AnySize:
     if isinstance(size, int) or is_natural(-size):
         return 0
     return symbolic(max(size.symbols).above_zero(size))
+
+
+def fraction(size: AnySize, count: int, *, is_exact: bool = False) -> AnySize:
+    """Return ``size // count`` of a size that is no negative number.
+
+    Args:
+        is_exact: Whether ``count`` is known to divide it.
+    """
+    found = quotient(size, count)
+    if found is not None:
+        return found
+    if isinstance(size, int):
+        return size // count
+    return symbolic(max(size.symbols).part(Fraction(size, count, is_exact)))
+
+
+def about(size: AnySize, rows: int | None, other: int = 1) -> int:
+    """Return what a size mostly is, to weigh bytes by.
+
+    Args:
+        rows: The number of rows that is expected, if any is.
+        other: What to take for sizes of which nothing is known.
+    """
+
+    def of(symbol: Symbol) -> int:
+        if symbol.made_of is not None:
+            parts = symbol.fraction.parts if symbol.fraction else 1
+            return max(about(symbol.made_of, rows, other) // parts, 0)
+        return other if symbol.origin is not None else (rows or other)
+
+    if isinstance(size, int):
+        return size
+    return sum(
+        factor * math.prod(of(symbol) for symbol in monomial)
+        for monomial, factor in size.terms.items()
+    )
 
 
 def product(sizes: Iterable[AnySize]) -> AnySize:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from collective.training.partition.graph import Node, sizes_in
-from collective.training.partition.sizes import AnySize, above_zero, is_natural
+from collective.training.partition.sizes import (
+    AnySize,
+    above_zero,
+    fraction,
+    is_natural,
+)
 
 
 class Entry(NamedTuple):
@@ -102,23 +107,24 @@ def _range(
     ):
         begin, stop, step = slice(bounds[0], bounds[1], step).indices(size)
         return Entry(axis, out, begin, len(range(begin, stop, step)), step, False)
-    if step == -1 and all(open_):  # backwards
-        return Entry(axis, out, size - 1, size, step, False)
-    if step != 1:
+    if step < 0 and all(open_):  # backwards
+        length = fraction(size - step - 1, -step)
+        return Entry(axis, out, size - 1, length, step, False)
+    if step < 0:
         return Entry(axis, out, None, None, step, False)
     start = 0 if open_[0] else _place(bounds[0], size)
     end = size if open_[1] else _place(bounds[1], size)
     is_counted = all(map(_is_counted, bounds, open_))
     if start is None or end is None or not is_counted:
-        return Entry(axis, out, None, None, 1, False)
+        return Entry(axis, out, None, None, step, False)
     # Python cuts off a bound beyond an end, and takes nothing where they cross.
-    if is_natural(size - end) and is_natural(start):
-        return Entry(axis, out, start, above_zero(end - start), 1, False)
-    start, end = (
-        above_zero(b) if is_natural(size - b) else size - above_zero(size - b)
-        for b in (start, end)
-    )
-    return Entry(axis, out, start, above_zero(end - start), 1, False)
+    if not (is_natural(size - end) and is_natural(start)):
+        start, end = (
+            above_zero(b) if is_natural(size - b) else size - above_zero(size - b)
+            for b in (start, end)
+        )
+    length = fraction(above_zero(end - start) + step - 1, step)
+    return Entry(axis, out, start, length, step, False)
 
 
 def _is_counted(bound: AnySize | None, is_open: bool) -> bool:

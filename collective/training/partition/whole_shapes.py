@@ -10,6 +10,8 @@ from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import (
     AnySize,
     agreed,
+    fraction,
+    is_natural,
     product,
     quotient,
     total,
@@ -106,12 +108,8 @@ def _split(node: Node) -> Any:
     if axis is None or x.shape is None:
         return None
     count = len(node.outputs)
-    size = quotient(x.shape[axis], count)
-    sizes = [size] * count
-    if size is None:  # all are equal; the last one is what the others leave
-        size = node.outputs[0].symbol(axis)
-        sizes = [*[size] * (count - 1), x.shape[axis] - (count - 1) * size]
-    return [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
+    size = fraction(x.shape[axis], count, is_exact=True)
+    return [(*x.shape[:axis], size, *x.shape[axis + 1 :])] * count
 
 
 @shape_rule("SplitV")
@@ -180,6 +178,34 @@ def _tensor_diagonal(node: Node) -> Shape:
     if shape is None:
         return None
     return (*shape, *shape) if node.type == "Diag" else shape[: len(shape) // 2]
+
+
+@shape_rule("DynamicStitch")
+def _stitched(node: Node) -> Shape:
+    """Return the shape of parts that are put in their own order: 0, 1, 2, ..."""
+    count = node.attr("N")
+    (numbers,), (data,) = (
+        (node.inputs[:count], node.inputs[count:]) if count == 1 else ((None,), (None,))
+    )
+    made = None if numbers is None else numbers.node
+    if data is None or data.shape is None or made is None or made.type != "Range":
+        return None
+    start, limit, step = map(sizes_in, made.inputs)
+    if start != 0 or step != 1 or numbers is None or numbers.rank != 1:
+        return None
+    return (limit, *data.shape[1:])
+
+
+@shape_rule("Bitcast")
+def _cast_bits(node: Node) -> Shape:
+    """Return the shape of numbers that are taken for larger or smaller ones."""
+    shape, (out,) = node.inputs[0].shape, node.outputs
+    if shape is None:
+        return None
+    parts, left = divmod(node.inputs[0].dtype.size, out.dtype.size)
+    if left or not parts:
+        return shape[:-1]
+    return shape if parts == 1 else (*shape, parts)
 
 
 alike("InvertPermutation")
@@ -423,4 +449,6 @@ def _range(node: Node) -> Any:
     start, limit, delta = map(sizes_in, node.inputs)
     if start is None or limit is None or delta is None:
         return None
+    if isinstance(delta, int) and delta > 0 and is_natural(limit - start):
+        return (fraction(limit - start + delta - 1, delta),)
     return (quotient(limit - start, delta),)

@@ -44,6 +44,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "x[::-1]": lambda x, i, m: x[::-1],
     "x[:, 1:]": lambda x, i, m: x[:, 1:],
     "x[::2]": lambda x, i, m: x[::2],
+    "x[1::2]": lambda x, i, m: x[1::2],
+    "x[::-2]": lambda x, i, m: x[::-2],
     "x[:n // 2]": lambda x, i, m: x[: _n(x) // 2],
     "x[:3]": lambda x, i, m: x[:3],
     "x[-2:]": lambda x, i, m: x[-2:],
@@ -113,17 +115,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 #: By the name of a function: the operations of unknown lengths, and why.
-UNKNOWN = {
-    # A polynomial of the rows has no such number: it depends on their remainder.
-    "x[::2]": "StridedSlice",
-    "x[:n // 2]": "StridedSlice",
-    "split": "Split",
-    "range": "Range",
-    # No one has asked for them.
-    "other diagonal": "MatrixDiagPartV3",
-    "stitch": "DynamicStitch",
-    "bytes": "Bitcast",
-}
+UNKNOWN: dict[str, str] = {}
 
 
 def _traced(function: Callable[..., Any], count: int | None) -> Any:

@@ -73,9 +73,14 @@ def _made(node: Node) -> Any:
 @shape_rule(*_TAKE)
 def _taken(node: Node) -> Shape:
     shape = node.inputs[0].shape
-    if shape is None or not _is_main(node, 1) or not _is_square(node.inputs[0]):
+    if shape is None or not _is_square(node.inputs[0]):
         return None
-    return shape[:-1]
+    if _is_main(node, 1):
+        return shape[:-1]
+    which = node.inputs[1].const
+    if which is None or which.min() != which.max():
+        return None
+    return (*shape[:-2], shape[-1] - abs(int(which.min())))
 
 
 alike("MatrixBandPart", *_SET)

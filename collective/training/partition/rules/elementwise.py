@@ -313,7 +313,7 @@ def identities(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan(layouts, list(layouts))
 
 
-alike("EnsureShape", "Bitcast")
+alike("EnsureShape")
 
 
 @rule("EnsureShape")

@@ -1,0 +1,176 @@
+"""The part of a replica, as rules ask for it: its rows, and what follows from them.
+
+``OwnPart`` is what a rule is given to make the part of one replica. Mostly the rows are
+those of the batch, and it is the emission. Half of the batch, every second row, or all rows
+but the first can be shared out as well, each as rows of another number: ``OtherRows`` has
+as large a part of them as the replica has of the batch, and the same rules hold for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.training.keras_compat.tensorflow_names import copy_operation
+from collective.training.partition.graph import Node
+from collective.training.partition.known import Known, on_host
+from collective.training.partition.layouts import Layout, Shape, Sharded
+from collective.training.partition.shares import Share
+from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
+
+
+class Turn:
+    """Which replica of this process is made now."""
+
+    replica = 0
+
+
+class OwnPart:
+    """The rows of each replica of this process, of which one is made now.
+
+    Args:
+        share: The rows, and those of each replica that this process plays.
+        rows: The size that stands for all rows.
+        known: Makes constants and sizes.
+        turn: Whose turn it is.
+    """
+
+    def __init__(self, share: Share, rows: AnySize, known: Known, turn: Turn):
+        self.share, self.rows = share, rows
+        self.known, self.turn = known, turn
+        count = range(len(share.own))
+        self._own = [Symbol(f"own rows {i}") for i in count]
+        self._first = [Symbol(f"first row {i}") for i in count]
+
+    def number_of_replica(self, symbol: Symbol) -> tf.Tensor | None:
+        """int64 scalar: rows or first row of a replica, if the symbol stands for these."""
+        for symbols, numbers in (
+            (self._own, self.share.own),
+            (self._first, self.share.first),
+        ):
+            if symbol in symbols:
+                return numbers[symbols.index(symbol)]
+        return None
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica, among those of this process."""
+        return self.turn.replica
+
+    @property
+    def own(self) -> tf.Tensor:
+        """int64 scalar: rows of the replica that is made now."""
+        return self.share.own[self.replica]
+
+    @property
+    def own_rows(self) -> AnySize:
+        """The number of rows as a size, to compute other sizes with."""
+        return self.rows_of(self.replica)
+
+    @property
+    def first_row(self) -> AnySize:
+        """The index of its first row in the batch."""
+        if self.share.places is not None:
+            return self.share.places[self.replica][0]
+        return symbolic(self._first[self.replica])
+
+    def rows_of(self, replica: int) -> AnySize:
+        """Return the number of rows of a replica as a size."""
+        if self.share.places is not None:
+            return self.share.places[replica][1]
+        return symbolic(self._own[replica])
+
+    def number(self, size: AnySize) -> tf.Tensor:
+        """int64 scalar: what a size is in this step."""
+        return self.known.number(size)
+
+    def vector(self, sizes: Sequence[AnySize], dtype: tf.DType = tf.int64) -> tf.Tensor:
+        """What several sizes are in this step."""
+        return self.known.vector(sizes, dtype)
+
+    def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
+        """What a size is in this step, of any dtype."""
+        return self.known.scalar(size, dtype)
+
+    def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns what was made for this replica under this key, and makes it the first time."""
+        return self.known.once((self.replica, self.rows, key), make)
+
+    def knows(self, sizes: Any) -> bool:
+        """Whether a size, or each of several, follows from the rows alone."""
+        if isinstance(sizes, (tuple, list)):
+            return all(map(self.knows, sizes))
+        return isinstance(sizes, int) or (isinstance(sizes, Size) and sizes.is_of_rows)
+
+    def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
+        """int64 scalar: the places of a sharded axis that this replica has.
+
+        Args:
+            size: The number of places of all replicas, if the layout does not have it.
+        """
+        if size is None or self.knows(layout.per_row):
+            return self.number(self.own_rows * layout.per_row)
+        with on_host():
+            rows = tf.maximum(self.share.total, 1)  # other rows may be none
+            return tf.cast(size, tf.int64) // rows * self.own
+
+    def local_shape(
+        self, sizes: tf.Tensor, layout: Layout, shape: Shape = None
+    ) -> tf.Tensor:
+        """The shape of this replica's part of a tensor whose whole shape is ``sizes``.
+
+        Args:
+            shape: The same, as far as it is known beforehand.
+        """
+        if not isinstance(layout, Sharded):
+            return sizes
+        axis = layout.axis
+        if shape is not None and self.knows(layout.per_row):
+            parts = list(shape)
+            parts[axis] = self.own_rows * layout.per_row
+            if self.knows(parts):
+                return self.vector(parts, sizes.dtype)
+        with on_host():
+            local = tf.cast(self.local_size(layout, sizes[axis]), sizes.dtype)
+            return tf.concat([sizes[:axis], local[None], sizes[axis + 1 :]], 0)
+
+    def copy(
+        self, node: Node, inputs: Sequence[tf.Tensor], **attributes: Any
+    ) -> list[tf.Tensor]:
+        """The outputs of the node's operation on other inputs."""
+        return list(copy_operation(node.op, inputs, attributes).outputs)
+
+
+class OtherRows(OwnPart):
+    """The part of each replica of rows that are not those of the batch.
+
+    A replica that has the rows from ``a`` to ``b`` of a batch of ``n`` has those from
+    ``a * m // n`` to ``b * m // n`` of ``m`` other ones.
+
+    Args:
+        emission: What the batch has; everything else is asked of it.
+        rows: The number of the other rows.
+    """
+
+    def __init__(self, emission: Any, rows: AnySize):
+        self._emission = emission
+        with emission.known.outside(is_size=True):
+            share = self._shared(emission.share, emission.number(rows))
+        super().__init__(share, rows, emission.known, emission.turn)
+
+    @staticmethod
+    def _shared(of_batch: Share, count: tf.Tensor) -> Share:
+        replicas = []
+        with on_host():
+            for first, own, is_lead in zip(
+                of_batch.first, of_batch.own, of_batch.is_lead, strict=True
+            ):
+                begin = first * count // of_batch.total
+                end = (first + own) * count // of_batch.total
+                replicas.append((begin, end - begin, is_lead))
+        return Share.of(count, replicas)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._emission, name)
