@@ -34,6 +34,7 @@ from collective.training.partition.layouts import (
     Layout,
     Listed,
     Sharded,
+    SomeRows,
     is_convertible,
     is_whole,
 )
@@ -78,7 +79,7 @@ class Emission(OwnPart):
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
         super().__init__(share, rows, Known(self._symbol), Turn())
-        self._others: dict[AnySize, OtherRows] = {}
+        self._others: dict[SomeRows, OtherRows] = {}
 
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
         """int64 scalar: what a symbol stands for in this step."""

@@ -49,6 +49,7 @@ class Value:
             a matrix a tuple of tuples.
         users: The nodes that read it.
         variable: The variable whose gradient it is, or None if unknown.
+        has_rows: Whether it was computed of anything that has rows.
         layout: How it lies over the replicas.
         offer: Of a whole value that was computed of rows: how it can be shared out again,
             which costs nothing; see ``offers``.
@@ -64,6 +65,7 @@ class Value:
         "const",
         "dtype",
         "exchanges",
+        "has_rows",
         "index",
         "is_handle",
         "is_needed_whole",
@@ -84,7 +86,7 @@ class Value:
         self.dtype: tf.DType = source.dtype
         self.is_handle = self.dtype in _HANDLES
         self.users: list[Node] = []
-        self.is_nested = False
+        self.is_nested = self.has_rows = False
         self.variable: Any = None
         self._symbols: dict[int, Symbol] = {}
         self.shape: Shape = None

@@ -40,19 +40,40 @@ class Replicated:
 
 
 @dataclass(frozen=True)
+class SomeRows:
+    """Rows that are shared out as such, and are not the rows of the batch.
+
+    Attributes:
+        count: How many they are.
+        begin, step: Which places of an axis they were cut from: each replica has those of
+            its own part. If ``begin`` is None, a replica has as large a part of them as it
+            has of the batch.
+        per_row: How many places of that axis belong to a row of the batch.
+    """
+
+    count: AnySize
+    begin: AnySize | None = None
+    step: int = 1
+    per_row: AnySize = 1
+
+    def __repr__(self) -> str:
+        if self.begin is None:
+            return f"{self.count} rows"
+        return f"{self.count} rows from {self.begin} by {self.step}"
+
+
+@dataclass(frozen=True)
 class Sharded:
     """Each replica has its rows' part of an axis.
 
     Attributes:
         axis, blocks: See above.
-        of: How many rows are shared out, where these are not the rows of the batch but
-            other ones, such as half of them. A replica has as large a part of them as it
-            has of the batch; see ``other_rows``.
+        of: The rows that are shared out, where these are not the rows of the batch.
     """
 
     axis: int
     blocks: tuple[AnySize, ...] = (1,)
-    of: AnySize | None = None
+    of: SomeRows | None = None
 
     @property
     def per_row(self) -> AnySize:
@@ -69,7 +90,7 @@ class Sharded:
         Args:
             rows: Of the global batch.
         """
-        return self.per_row * (rows if self.of is None else self.of)
+        return self.per_row * (rows if self.of is None else self.of.count)
 
     def __repr__(self) -> str:
         blocks = "" if self.blocks == (1,) else f", blocks {list(self.blocks)}"

@@ -24,10 +24,11 @@ from collective.training.partition.layouts import (
     Layout,
     Listed,
     Sharded,
+    SomeRows,
     is_whole,
 )
-from collective.training.partition.plans import Emit, Plan, Rows, summed
-from collective.training.partition.sizes import AnySize, about, product, quotient
+from collective.training.partition.plans import SOME_RULES, Emit, Plan, Rows, summed
+from collective.training.partition.sizes import about, product, quotient
 from collective.training.partition.strided import entries, entries_of
 from collective.training.partition.values import axis_in
 
@@ -43,6 +44,8 @@ _PRODUCTS = """
 PRODUCTS = frozenset(_PRODUCTS.split())
 # Elements of weights: with fewer, a product costs less than to exchange its result.
 _WORTH_SHARING = 1 << 10
+# Values that are looked at to find such a product.
+_MOST_AHEAD = 200
 #: Operations whose result has rows that were put in another order, left out, or joined.
 _CUTS = """
     StridedSlice StridedSliceGrad Slice Split SplitV ReverseV2 Roll GatherV2 ConcatV2
@@ -66,10 +69,14 @@ def planned_for_rows(
     tried = [of for of in dict.fromkeys(others) if of is not None]
     if not tried:
         return ask(node, layouts, rows)
+    found = SOME_RULES.get(node.type)
+    plan = None if found is None else found(node, layouts, rows)
+    if plan is not None:
+        return plan
     if node.bodies:
         tried = []
     with_batch = None in others or any(isinstance(lay, Listed) for lay in layouts)
-    order: list[AnySize | None] = [None, *tried] if with_batch else [*tried, None]
+    order: list[SomeRows | None] = [None, *tried] if with_batch else [*tried, None]
     for of in order:
         with _laid_out(node, _only(node.inputs, of)):
             plan = _for_rows(node, [_of(lay, of) for lay in layouts], rows, of, ask)
@@ -78,14 +85,14 @@ def planned_for_rows(
     return None
 
 
-def _of(layout: Layout, of: AnySize | None) -> Layout:
+def _of(layout: Layout, of: SomeRows | None) -> Layout:
     """The layout, if it is not of other rows than these: as rules know it."""
     if not isinstance(layout, Sharded):
         return layout
     return dataclasses.replace(layout, of=None) if layout.of == of else WHOLE
 
 
-def _only(values: Sequence[Value], of: AnySize | None) -> dict[Value, Layout]:
+def _only(values: Sequence[Value], of: SomeRows | None) -> dict[Value, Layout]:
     return {value: _of(value.layout, of) for value in values}
 
 
@@ -103,18 +110,19 @@ def _laid_out(node: Node, layouts: Mapping[Value, Layout]) -> Iterator[None]:
 
 
 def _for_rows(
-    node: Node, layouts: list[Layout], rows: Rows, of: AnySize | None, ask: Ask
+    node: Node, layouts: list[Layout], rows: Rows, of: SomeRows | None, ask: Ask
 ) -> Plan | None:
     """Asks a rule as if ``of`` were the number of rows of the batch."""
     if of is None:
         return ask(node, layouts, rows)
-    expected = about(of, rows.expected)
-    plan = ask(node, layouts, dataclasses.replace(rows, rows=of, expected=expected))
+    expected = about(of.count, rows.expected)
+    told_rows = dataclasses.replace(rows, rows=of.count, expected=expected, some=of)
+    plan = ask(node, layouts, told_rows)
     if plan is None or any(isinstance(lay, Listed) for lay in plan.outputs):
         return None
 
     def told(layout: Layout | None) -> Any:
-        if isinstance(layout, Sharded):
+        if isinstance(layout, Sharded) and layout.of is None:
             return dataclasses.replace(layout, of=of)
         return layout
 
@@ -176,10 +184,45 @@ def _with_offers(node: Node, rows: Rows, ask: Ask) -> Plan | None:
 
 def _is_worth_it(node: Node) -> bool:
     """Whether a node multiplies one offered value with weights, and not with another."""
+    others = [value for value in node.inputs if value.offer is None]
+    return len(others) == len(node.inputs) - 1 and _multiplies(node, others)
+
+
+def _multiplies(node: Node, others: Sequence[Value]) -> bool:
+    """Whether a node multiplies with other operands that are large."""
     if node.type not in PRODUCTS:
         return False
-    sizes = [about(product(v.shape or ()), None) for v in node.inputs if not v.offer]
-    return len(sizes) == len(node.inputs) - 1 and max(sizes) >= _WORTH_SHARING
+    sizes = [about(product(value.shape or ()), None) for value in others]
+    return max(sizes, default=0) >= _WORTH_SHARING
+
+
+def leads_to_weights(value: Value, some: SomeRows | None = None) -> bool:
+    """Whether a product with weights reads what is computed of this value alone.
+
+    Rows that are cut out stay where they are, then: nothing is gathered for them. Where
+    they meet other rows first, they would be gathered all the same.
+
+    Args:
+        some: The rows that it would have. To meet others of them is as good.
+    """
+    ahead, seen = [value], {value}
+    while ahead and len(seen) <= _MOST_AHEAD:
+        read = ahead.pop()
+        for node in read.users:
+            others = [v for v in node.inputs if v not in seen]
+            if some is not None and any(_has(v.layout, some) for v in others):
+                return True
+            if node.bodies or any(v.has_rows for v in others):
+                continue
+            if _multiplies(node, others):
+                return True
+            ahead += [v for v in node.outputs if v not in seen]
+            seen.update(node.outputs)
+    return False
+
+
+def _has(layout: Layout, some: SomeRows) -> bool:
+    return isinstance(layout, Sharded) and layout.of == some
 
 
 def _has_places(value: Value, offer: Sharded, rows: Rows) -> bool:
@@ -204,7 +247,7 @@ def _cut(node: Node, value: Value, rows: Rows) -> Sharded | None:
     per_row = quotient(places, rows.rows)
     if isinstance(per_row, int):
         return Sharded(axis, (per_row,))
-    return Sharded(axis, (1,), places)
+    return Sharded(axis, (1,), SomeRows(places))
 
 
 def _axis_of_rows(node: Node) -> int | None:

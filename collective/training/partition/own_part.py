@@ -2,8 +2,8 @@
 
 ``OwnPart`` is what a rule is given to make the part of one replica. Mostly the rows are
 those of the batch, and it is the emission. Half of the batch, every second row, or all rows
-but the first can be shared out as well, each as rows of another number: ``OtherRows`` has
-as large a part of them as the replica has of the batch, and the same rules hold for them.
+but the first are rows of another number: ``OtherRows`` has the part of each replica of
+them, and the same rules hold for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition.graph import Node
 from collective.training.partition.known import Known, on_host
-from collective.training.partition.layouts import Layout, Shape, Sharded
+from collective.training.partition.layouts import (
+    Layout,
+    Shape,
+    Sharded,
+    SomeRows,
+)
 from collective.training.partition.shares import Share
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 
@@ -35,10 +40,18 @@ class OwnPart:
         rows: The size that stands for all rows.
         known: Makes constants and sizes.
         turn: Whose turn it is.
+        some: The rows, where they are not those of the batch.
     """
 
-    def __init__(self, share: Share, rows: AnySize, known: Known, turn: Turn):
-        self.share, self.rows = share, rows
+    def __init__(
+        self,
+        share: Share,
+        rows: AnySize,
+        known: Known,
+        turn: Turn,
+        some: SomeRows | None = None,
+    ):
+        self.share, self.rows, self.some = share, rows, some
         self.known, self.turn = known, turn
         count = range(len(share.own))
         self._own = [Symbol(f"own rows {i}") for i in count]
@@ -96,7 +109,7 @@ class OwnPart:
 
     def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns what was made for this replica under this key, and makes it the first time."""
-        return self.known.once((self.replica, self.rows, key), make)
+        return self.known.once((self.replica, self.some, key), make)
 
     def knows(self, sizes: Any) -> bool:
         """Whether a size, or each of several, follows from the rows alone."""
@@ -146,31 +159,41 @@ class OwnPart:
 class OtherRows(OwnPart):
     """The part of each replica of rows that are not those of the batch.
 
-    A replica that has the rows from ``a`` to ``b`` of a batch of ``n`` has those from
-    ``a * m // n`` to ``b * m // n`` of ``m`` other ones.
-
     Args:
         emission: What the batch has; everything else is asked of it.
-        rows: The number of the other rows.
+        some: The rows.
     """
 
-    def __init__(self, emission: Any, rows: AnySize):
+    def __init__(self, emission: Any, some: SomeRows):
         self._emission = emission
+        number: Callable[[AnySize], tf.Tensor] = emission.number
         with emission.known.outside(is_size=True):
-            share = self._shared(emission.share, emission.number(rows))
-        super().__init__(share, rows, emission.known, emission.turn)
-
-    @staticmethod
-    def _shared(of_batch: Share, count: tf.Tensor) -> Share:
-        replicas = []
-        with on_host():
-            for first, own, is_lead in zip(
-                of_batch.first, of_batch.own, of_batch.is_lead, strict=True
-            ):
-                begin = first * count // of_batch.total
-                end = (first + own) * count // of_batch.total
-                replicas.append((begin, end - begin, is_lead))
-        return Share.of(count, replicas)
+            share = _shared(emission.share, some, number)
+        super().__init__(share, some.count, emission.known, emission.turn, some)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._emission, name)
+
+
+def _shared(
+    of_batch: Share, some: SomeRows, number: Callable[[AnySize], tf.Tensor]
+) -> Share:
+    """Share out other rows: a replica has those before its end that none before it has."""
+    count = number(some.count)
+
+    def before(row: tf.Tensor) -> tf.Tensor:
+        """How many of them are before a row of the batch."""
+        if some.begin is None:
+            return row * count // of_batch.total
+        places = row * number(some.per_row) - number(some.begin)
+        return tf.clip_by_value((places + some.step - 1) // some.step, 0, count)
+
+    ends = [
+        (before(first), before(first + own))
+        for first, own in zip(of_batch.first, of_batch.own, strict=True)
+    ]
+    replicas = [
+        (first, last - first, is_lead)
+        for (first, last), is_lead in zip(ends, of_batch.is_lead, strict=True)
+    ]
+    return Share.of(count, replicas)

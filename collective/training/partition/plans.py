@@ -19,6 +19,7 @@ from collective.training.partition.layouts import (
     Layout,
     Partial,
     Sharded,
+    SomeRows,
     is_whole,
 )
 from collective.training.partition.sizes import (
@@ -91,6 +92,8 @@ class Rows:
     of_batch: bool = True
     # In a pass over a model axis: the rows of the batch, of which each rank has all.
     batch: AnySize = 0
+    # The rows, where they are not those of the batch; see ``offers``.
+    some: SomeRows | None = None
 
     @property
     def lasting(self) -> set[Symbol]:
@@ -123,6 +126,9 @@ OWNED_RULES: dict[str, Rule] = {}
 #: For operations on the handle of a variable that is cut along an axis. Without a rule,
 #: they are an error: no replica has the whole variable.
 HANDLE_RULES: dict[str, Rule] = {}
+#: Asked before ``RULES`` where an operand has rows that were cut out of others: for what
+#: puts them back. These rules see which rows they are.
+SOME_RULES: dict[str, Rule] = {}
 #: Asked before ``RULES`` in a pass over a model axis: channels, units, words of a vocabulary
 #: are what weights are cut along. Each replica has some of them, which rows need not.
 AXIS_RULES: dict[str, Rule] = {}

@@ -21,6 +21,7 @@ from collective.training.partition.layouts import (
     Partial,
     Sharded,
     is_convertible,
+    is_whole,
 )
 from collective.training.partition.offers import planned_for_rows, shared_out
 from collective.training.partition.plans import (
@@ -96,7 +97,11 @@ def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
         shape, const, sizes = value.shape, value.const, value.sizes
         value.layout = layout
         value.shape, value.const, value.sizes = shape, const, sizes
+        value.has_rows = not is_whole(layout)
         _apply_layout(value, rows)
+    for node in graph.nodes:
+        for value in node.outputs:
+            value.has_rows = any(read.has_rows for read in node.inputs)
     for node in graph.nodes:
         for value in node.outputs:
             value.forget()
@@ -392,7 +397,7 @@ def _apply_layout(value: Value, rows: Rows) -> None:
         if size is None:
             raise ValueError(
                 f"the rule of {value.node}: {value} cannot have {layout.per_row} places "
-                f"for each of {rows.rows if layout.of is None else layout.of} rows"
+                f"for each row of {rows.rows}"
             )
         shape[layout.axis] = size
         value.shape = tuple(shape)

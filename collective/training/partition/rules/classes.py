@@ -32,7 +32,7 @@ def _of_last(node: Node, layouts: Sequence[Layout], place: int = 0) -> Sharded |
     return layout if len(layout.blocks) == 1 else None
 
 
-def _jointly(
+def jointly(
     wanted: Sequence[Layout | None], outputs: Sequence[Layout], make: Make
 ) -> Plan:
     """The plan of an operation with exchanges in its middle.
@@ -76,7 +76,7 @@ def softmax(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             return [[tf.cast(e / total, dtype) for e in exps]]
         return [[tf.cast(t - tf.math.log(total), dtype) for t in shifted]]
 
-    return _jointly([layout], [layout], make)
+    return jointly([layout], [layout], make)
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", table=AXIS_RULES)
@@ -108,7 +108,7 @@ def sparse_cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan 
         ]
         return [[loss], slopes]
 
-    return _jointly([layout, WHOLE], [WHOLE, layout], make)
+    return jointly([layout, WHOLE], [WHOLE, layout], make)
 
 
 @rule("SoftmaxCrossEntropyWithLogits", table=AXIS_RULES)
@@ -140,7 +140,7 @@ def cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         ]
         return [[loss], slopes]
 
-    return _jointly([layout, layout], [WHOLE, layout], make)
+    return jointly([layout, layout], [WHOLE, layout], make)
 
 
 @rule("TopK", "TopKV2", table=AXIS_RULES)
@@ -173,7 +173,7 @@ def top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return [[best.values], [tf.cast(chosen, node.outputs[1].dtype)]]
 
     rest = [WHOLE] * (len(layouts) - 1)
-    return _jointly([layout, *rest], [WHOLE, WHOLE], make)
+    return jointly([layout, *rest], [WHOLE, WHOLE], make)
 
 
 @rule("ArgMax", "ArgMin", table=AXIS_RULES)
@@ -206,7 +206,7 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         chosen = tf.gather(places, best, axis=-1, batch_dims=rank - 1)
         return [[tf.cast(chosen, node.outputs[0].dtype)]]
 
-    return _jointly([layout, WHOLE], [WHOLE], make)
+    return jointly([layout, WHOLE], [WHOLE], make)
 
 
 @rule("InTopK", "InTopKV2", table=AXIS_RULES)
@@ -235,4 +235,4 @@ def in_top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return [[(count < float(most)) & tf.equal(others, 0)]]
 
     rest = [WHOLE] * (len(layouts) - 1)
-    return _jointly([layout, *rest], [WHOLE], make)
+    return jointly([layout, *rest], [WHOLE], make)

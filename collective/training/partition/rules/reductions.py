@@ -16,7 +16,7 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import product
-from collective.training.partition.values import alike, axes_in, axis_in
+from collective.training.partition.values import axes_in, axis_in
 
 _KINDS = {
     "Sum": "sum",
@@ -81,38 +81,6 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if axis is None or axis == layout.axis:
         return None
     return Plan([layout, WHOLE], [layout.moved(layout.axis - (axis < layout.axis))])
-
-
-@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
-def along(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along axes of each row."""
-    layouts, x = summed(layouts), node.inputs[0]
-    if not isinstance(layouts[0], Sharded):
-        return whole(node) if all(lay == WHOLE for lay in layouts) else None
-    axes = axes_in(node.inputs[2 if node.type == "Roll" else 1], x.rank)
-    if axes is None or layouts[0].axis in axes:
-        return None
-    rest = [WHOLE] * (len(layouts) - 1)
-    return Plan([layouts[0], *rest], [layouts[0]])
-
-
-alike(
-    "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll", "ReverseSequence"
-)
-
-
-@rule("ReverseSequence")
-def reverse_sequence(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reverses in each row as many elements as its length says."""
-    layouts = summed(layouts)
-    layout = layouts[0]
-    if not isinstance(layout, Sharded):
-        return None
-    if layout.axis == node.attr("seq_dim"):
-        return None
-    if layout.axis == node.attr("batch_dim"):
-        return Plan([layout, layout.moved(0)], [layout])
-    return Plan([layout, WHOLE], [layout])
 
 
 @rule("Bincount", "DenseBincount")

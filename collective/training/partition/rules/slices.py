@@ -6,11 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.partition import offers
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
-from collective.training.partition.plans import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import (
+    SOME_RULES,
+    Plan,
+    Rows,
+    rule,
+    summed,
+    whole,
+)
+from collective.training.partition.rules import picked
 from collective.training.partition.shares import pieces_of
-from collective.training.partition.sizes import AnySize, quotient, total
+from collective.training.partition.sizes import AnySize, is_natural, quotient, total
 from collective.training.partition.strided import Entry, entries, entries_of
 from collective.training.partition.values import axis_in
 
@@ -59,7 +68,7 @@ def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     length = x.shape[axis] - begins[axis] if length == -1 else length
     found = blocks_within(layout, begins[axis], length, rows)
     if found is None:
-        return None
+        return _slice_of_rows(node, layout, (begins[axis], length), rows)
     made = Sharded(axis, layout.blocks[found[0] : found[1]])
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
@@ -72,6 +81,29 @@ def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return [tf.slice(values, begin, count)]
 
     return Plan([layout, WHOLE, WHOLE], [made], emit)
+
+
+def _slice_of_rows(
+    node: Node, layout: Sharded, bounds: tuple[Any, Any], rows: Rows
+) -> Plan | None:
+    """``tf.slice`` of some of the rows: each replica keeps those of its own part."""
+    axis = layout.axis
+    made = picked.cut(node.outputs, layout, axis, bounds, rows)
+    if made is None:
+        return None
+    (of,) = made
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        values, *given = inputs
+        first, last = picked.own_places(emission, layout, of, bounds[0])
+        own = [tf.cast(n, given[0].dtype) for n in (first, last - first)]
+        begin, count = (
+            tf.concat([all_[:axis], mine[None], all_[axis + 1 :]], 0)
+            for all_, mine in zip(given, own, strict=True)
+        )
+        return [tf.slice(values, begin, count)]
+
+    return Plan([layout, WHOLE, WHOLE], made, emit)
 
 
 @rule("StridedSlice")
@@ -87,9 +119,9 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     entry = next(e for e in found if e.axis == layout.axis)
     if entry.out is None:
-        return _one_place(node, layout, found, entry)
+        return _one_place(node, layout, found, entry, rows)
     if entry.step != 1:
-        return None
+        return _picked(node, layout, found, entry, rows)
     if entry.is_full:
         made = layout.moved(entry.out)
         if _keeps_masks(node, layout.axis):
@@ -98,7 +130,7 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     else:
         within = blocks_within(layout, entry.begin, entry.length, rows)
         if within is None:
-            return None
+            return _picked(node, layout, found, entry, rows)
         blocks = within
         made = Sharded(entry.out, layout.blocks[blocks[0] : blocks[1]])
 
@@ -110,8 +142,28 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([layout, *[WHOLE] * 3], [made], emit)
 
 
+def _picked(
+    node: Node, layout: Sharded, found: list[Entry], entry: Entry, rows: Rows
+) -> Plan | None:
+    """Some of the rows: each replica keeps those of its own part."""
+    if entry.begin is None or entry.length is None or entry.out is None:
+        return None
+    bounds = entry.begin, entry.length
+    made = picked.cut(node.outputs, layout, entry.out, bounds, rows, entry.step)
+    if made is None:
+        return None
+    (of,) = made
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        own = picked.own_places(emission, layout, of, entry.begin, entry.step)
+        index = _index(found, inputs[1:], node, layout.axis, *own, entry.step)
+        return [inputs[0][index]]
+
+    return Plan([layout, *[WHOLE] * 3], made, emit)
+
+
 def _one_place(
-    node: Node, layout: Sharded, found: list[Entry], entry: Entry
+    node: Node, layout: Sharded, found: list[Entry], entry: Entry, rows: Rows
 ) -> Plan | None:
     """The first or last place: of the replica that has it, with zeros of all others.
 
@@ -121,6 +173,8 @@ def _one_place(
     last = None if x.shape is None else x.shape[layout.axis] - 1
     if entry.begin != 0 and (entry.begin is None or entry.begin != last):
         return None
+    if not is_natural(layout.per_row * rows.rows - 1):
+        return None  # there may be none, which is an error
     if len(layout.blocks) > 1 or not (x.dtype.is_floating or x.dtype.is_integer):
         return None
 
@@ -179,7 +233,13 @@ def _keeps_masks(node: Node, axis: int) -> bool:
 
 
 def _index(
-    found: list[Entry], bounds: list[Any], node: Node, axis: int, begin: Any, end: Any
+    found: list[Entry],
+    bounds: list[Any],
+    node: Node,
+    axis: int,
+    begin: Any,
+    end: Any,
+    step: int = 1,
 ) -> tuple[Any, ...]:
     """The index, with other bounds along one axis."""
     index: list[Any] = []
@@ -188,7 +248,7 @@ def _index(
         if entry.axis is None:
             index.append(tf.newaxis)
         elif entry.axis == axis:
-            index.append(slice(begin, end))
+            index.append(slice(begin, end, step))
         elif entry.is_full:
             index.append(slice(None))
         else:
@@ -230,6 +290,7 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
         return None
     axis = entry.axis
     assert axis is not None and found is not None
+    # Whole blocks of zeros ahead of the rows, and behind them.
     ahead = quotient(entry.begin, rows.rows)
     behind = quotient(sizes[axis] - entry.begin - entry.length, rows.rows)
     if ahead is None or behind is None:
@@ -246,6 +307,33 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
             emission.scalar(own * (ahead + layout.per_row), shape.dtype),
         )
         return [_padded(found, bounds, node, axis, gradient, local, upstream)]
+
+    return Plan([*[WHOLE] * 4, layout], [made], emit)
+
+
+@rule("StridedSliceGrad", table=SOME_RULES)
+def picked_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Zeros around rows that each replica has of its own part."""
+    layout, sizes = layouts[4], sizes_in(node.inputs[0])
+    if not isinstance(layout, Sharded) or not isinstance(sizes, tuple):
+        return None
+    found = entries(node, sizes, node.inputs[1:4])
+    entry = next(
+        (e for e in found or () if e.out == layout.axis and e.axis is not None), None
+    )
+    if entry is None or entry.axis is None or entry.begin is None or found is None:
+        return None
+    axis, begin, step = entry.axis, entry.begin, entry.step
+    made = picked.put_back(layout, axis, sizes[axis], begin, rows, step)
+    if made is None:
+        return None
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        shape, *bounds, upstream = inputs
+        part = emission.of(made)
+        own = picked.own_places(part, made, layout, begin, step)
+        local = part.local_shape(shape, made, sizes)
+        return [_padded(found, bounds, node, axis, own, local, upstream, step)]
 
     return Plan([*[WHOLE] * 4, layout], [made], emit)
 
@@ -267,6 +355,7 @@ def _padded(
     own: tuple[Any, Any],
     local: Any,
     upstream: Any,
+    step: int = 1,
 ) -> tf.Tensor:
     """``StridedSliceGrad`` with other bounds along one axis."""
     begins: list[Any] = []
@@ -286,7 +375,7 @@ def _padded(
         if entry.axis is None:
             add(0, 0, 1, "new_axis")
         elif entry.axis == axis:
-            add(*own, 1)
+            add(*own, step)
         elif entry.is_full:
             add(0, 0, 1, "begin", "end")
         else:
@@ -335,7 +424,7 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         length = None if value.shape is None else value.shape[axis]
         found = blocks_within(layout, begin, length, rows)
         if found is None or length is None:
-            return None
+            return _split_rows(node, at, layout, rows)
         parts.append(total(layout.blocks[found[0] : found[1]]))
         made.append(Sharded(axis, layout.blocks[found[0] : found[1]]))
         begin = begin + length
@@ -343,5 +432,31 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
         counts = emission.vector([emission.own_rows * part for part in parts])
         return list(tf.split(inputs[at], counts, axis, num=len(parts)))
+
+    return Plan(wanted, made, emit)
+
+
+def _split_rows(node: Node, at: int, layout: Sharded, rows: Rows) -> Plan | None:
+    """Parts of the rows: each replica keeps those of its own part."""
+    begin: AnySize = 0
+    made: list[Layout] = []
+    is_read = any(offers.leads_to_weights(value) for value in node.outputs)
+    for value in node.outputs:
+        length = None if value.shape is None else value.shape[layout.axis]
+        if length is None or not is_read:
+            return None
+        of = picked.cut(
+            [value], layout, layout.axis, (begin, length), rows, is_read=True
+        )
+        if of is None:
+            return None
+        made += of
+        begin = begin + length
+    wanted: list[Layout] = [WHOLE] * len(node.inputs)
+    wanted[at] = layout
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        counts = emission.vector([emission.of(of).own_rows for of in made])
+        return list(tf.split(inputs[at], counts, layout.axis, num=len(made)))
 
     return Plan(wanted, made, emit)
