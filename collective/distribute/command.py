@@ -21,7 +21,7 @@ from collective import recorder, requirements, streams
 from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
 from collective.command_parser import Parser
-from collective.environment import Environment, detect, detect_rank, gpus
+from collective.environment import detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.launch.options import OF_A_SCRIPT, add_options
 from collective.launch.output import print_message
@@ -64,11 +64,12 @@ def main(argv: list[str] | None = None) -> int:
     open_streams()
     try:
         place = detect_rank()
-        _same_hashes(place)
+        args = parser().parse_args(argv)
+        if place.size > 1 or args.resume:
+            _same_hashes()
         os.environ.update(
             gpus.gpu_variables(place)
         )  # the script may take "the first GPU"
-        args = parser().parse_args(argv)
         if args.explain:
             os.environ["COLLECTIVE_EXPLAIN"] = "1"
         # Before TensorFlow is loaded, which takes seconds.
@@ -95,9 +96,9 @@ def _rank() -> int:
     return 0
 
 
-def _same_hashes(place: Environment) -> None:
-    """Start this process again if sets of strings would differ between ranks."""
-    if place.size > 1 and _HASH_SEED not in os.environ:
+def _same_hashes() -> None:
+    """Start this process again if sets of strings would differ between ranks, or runs."""
+    if _HASH_SEED not in os.environ:
         os.environ[_HASH_SEED] = "0"
         os.execv(sys.executable, sys.orig_argv)
 
@@ -136,6 +137,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         options=backends.Options(devices=args.devices, threads=args.threads),
         output=args.output or "rank0",
         loops=args.loops,
+        resume=args.resume,
         **{setting.name: setting.value for setting in args.set},
     )
 

@@ -39,6 +39,7 @@ KNOWN = frozenset(
         "RECORDER",
         "REMOTE_SHELL",
         "RESTARTABLE_JOB",
+        "RESUME_SECONDS",
         "SANITIZE",
         "SECRET",
         "SECRET_FILE",

@@ -118,7 +118,7 @@ def _check(parsed: LaunchOptions) -> None:
 def _check_keras(parsed: LaunchOptions) -> None:
     if not parsed.keras:
         plain_keras.check_program(parsed.command, plain_keras.start_of(parsed.num_proc))
-        for option in ("backend", "output", "loops", "set"):
+        for option in ("backend", "output", "loops", "resume", "set"):
             if getattr(parsed, option):
                 raise UsageError(
                     f"--{option} goes with --keras; the command takes options of its "
@@ -126,11 +126,14 @@ def _check_keras(parsed: LaunchOptions) -> None:
                     hint=_KERAS_EXAMPLE,
                 )
         return
-    if parsed.host_discovery_script:
+    if parsed.host_discovery_script or (
+        parsed.max_np and (parsed.hosts or parsed.hostfile)
+    ):
         raise UsageError(
-            "--keras with --host-discovery-script: for other hosts all ranks end and start "
-            "again, and the script would begin anew",
-            hint="--max-np N without it: ranks of this host that die are replaced; or "
+            "--keras with --host-discovery-script, or with --max-np and a list of hosts: "
+            "for other hosts all ranks end and start again, and the script would begin "
+            "anew",
+            hint="--max-np N alone: ranks of this host that die are replaced; or "
             "call collective.fit in the script (docs/how-to/elastic.md)",
         )
     if parsed.min_np and parsed.loops:

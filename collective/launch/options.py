@@ -35,7 +35,7 @@ _REFUSED = {
         "trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
 }  # fmt: skip
 # Options that the program which runs an unedited script has, too (collective.distribute).
-OF_A_SCRIPT = ("backend", "output", "loops", "explain", "set")
+OF_A_SCRIPT = ("backend", "output", "loops", "explain", "resume", "set")
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
     *("verbose", "keras", "output", "binding_args"),
@@ -172,6 +172,8 @@ class LaunchOptions:
         help="cut the batches of its own training loops, too")
     explain: bool = _switch("--explain", group=_KERAS,
         help="say what its step sums, gathers and computes whole, by line of code")
+    resume: str | None = _option("--resume", metavar="FOLDER", group=_KERAS,
+        help="keep the state of the script there, and continue from it if it has one")
     set: Sequence[Setting] = _option("--set", action=_Read, const=Setting.of, default=[],
         group=_KERAS, metavar="NAME=VALUE",
         help="an option of collective.fit for it: accumulate=4")

@@ -25,12 +25,14 @@ class StepSettings:
             first sum adds up over the ranks. If None, there are none.
         reports: Whether each training step also returns its report, for observers; see
             ``collective.training.steps.report``.
+        is_kept: Whether steps are repeated or recorded.
     """
 
     backend: Backend
     options: FitOptions = field(default_factory=FitOptions)
     attached: Callable[[], list[Any]] | None = None
     reports: bool = False
+    is_kept: bool = False
 
     @property
     def virtual(self) -> VirtualReplicas | None:
@@ -53,7 +55,7 @@ class StepSettings:
         options = self.options
         return bool(
             self.backend.replicas > 1
-            or self.backend.elastic
+            or self.is_kept
             or isinstance(self.backend, LocalDevices)
             or options.accumulate > 1
             or options.virtual_replicas is not None

@@ -51,7 +51,7 @@ def agreeing(
     """
     deciding = [c for c in callbacks if _may_decide_otherwise(c)]
     used = [m for m in METHODS if any(_overrides(c, m) for c in deciding)]
-    if not used or backend.size == 1:
+    if not used:
         yield list(callbacks)
         return
     with keras_compat.model.assignments() as assigned:

@@ -60,13 +60,13 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
     options = SetOptions(backend, asked, units.run)
     attached = units.announcement if backend.elastic else None
     same = SameCalls(backend, units.run)
-    repeats = (units.run_step, units.end_eager_step) if backend.elastic else ()
+    repeats = (units.run_step, units.end_eager_step) if units.are_kept else ()
     observers: list[StepObserver] = [options]
-    if backend.size > 1:
+    if job.is_shared:
         watch = DesyncWatch(backend, options.options.check_every, units.run)
         observers = [*([units] if backend.elastic else []), same, watch, options]
     if not job.by_strategy:
-        settings = options.of_steps(attached=attached)
+        settings = options.of_steps(attached=attached, is_kept=units.are_kept)
         job.enter(distributed(settings, observers, *repeats))
     for name, call in _CALLS.items():
         stock = getattr(keras.Model, name)
@@ -148,7 +148,7 @@ def _by_keras(
             if call == FIT and is_unseeded(job):
                 order = keras_compat.data.other_order_each_epoch(fit_seed(job))
                 inside.enter_context(order)
-            if job.backend.size > 1:
+            if job.is_shared:
                 _compare(job, {"run_eagerly": self.run_eagerly, **bound.arguments})
                 inside.enter_context(same.call())
                 inside.enter_context(_agreeing(job, bound.arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from collective.training.unedited.keras_distribution.whole_models import replace
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
+from collective.training.unedited.resume import StateFolder, identify
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.seeds import seed_all_ranks
 from collective.training.unedited.set_options import check_settable
@@ -49,18 +51,21 @@ class Distribution:
         loops: bool = False,
         takes_over: Sequence[Callable[[], None]] = (),
         former: Sequence[int] | None = None,
+        folder: StateFolder | None = None,
     ):
-        self.job = job = ScriptJob(backend)
+        self.job = job = ScriptJob(backend, folder)
         job.takes_over += takes_over
         if former is not None:
             job.units.join(former)
+        else:
+            job.units.resume()
         seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
         distribute_calls(job, options)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):
             notice.refuse_gradients(job)
-        if backend.size > 1:
+        if job.is_shared:
             if loops:
                 distribute_loops(job)
                 notice.warn_of_gradients(job)
@@ -93,6 +98,7 @@ def distribute_keras(
     options: backends.Options | None = None,
     output: str = OUTPUTS[0],
     loops: bool = False,
+    resume: str | None = None,
     **fit_options: Any,
 ) -> Distribution:
     """Makes ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
@@ -106,6 +112,8 @@ def distribute_keras(
         output: ``rank0``: other ranks print nothing to stdout; ``all``.
         loops: Whether steps of the script's own training loops run on each rank's rows
             of their batch (``docs/how-to/loops.md``).
+        resume: A folder where the state of the script is kept while it runs, and from
+            which it continues if it has one (``docs/how-to/unedited-scripts.md``).
         **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
             ``accumulate``, ``verify``, ...
 
@@ -127,7 +135,15 @@ def distribute_keras(
     takes_over = [record_on_rank_zero(backend.rank)]
     if backend.rank and output == OUTPUTS[0]:
         takes_over.append(_silence())
-    _distribution = Distribution(backend, fit_options, loops, takes_over, former)
+    folder = None
+    if resume:
+        _check_resumable(backend, loops)
+        folder = StateFolder(resume, identify(sys.argv[0], sys.argv[1:]))
+        if backend.rank:
+            takes_over.append(folder.open)
+    _distribution = Distribution(
+        backend, fit_options, loops, takes_over, former, folder
+    )
     return _distribution
 
 
@@ -166,6 +182,18 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
             f"an unedited script does not work with backend {kind.name!r}: not every rank "
             "runs the script, and no two workers share a batch",
             hint="call collective.fit in the script; or a backend such as native or mpi",
+        )
+
+
+def _check_resumable(backend: Backend, loops: bool) -> None:
+    """Refuse what a script cannot be resumed with."""
+    if loops or hasattr(backend, "strategy"):
+        what = "--loops" if loops else f"backend {backend.name!r}"
+        raise UsageError(
+            f"--resume does not work with {what}: its steps cannot be answered from a "
+            "record",
+            hint="leave one of them out; keras.callbacks.BackupAndRestore in the script "
+            "resumes after an epoch",
         )
 
 

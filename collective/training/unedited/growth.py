@@ -1,4 +1,4 @@
-"""Ranks that join a job of an unedited script, in its middle.
+"""Ranks that join a job of an unedited script in its middle, and jobs that are resumed.
 
 All ranks keep a record of what their units have returned. A newcomer is admitted after a
 step; it gets the record and runs the script from its start, each unit answered from there,
@@ -23,14 +23,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.backends.base import end_process
-from collective.backends.capabilities import Elastic
+from collective.backends.base import Backend, end_process
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
 from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.unedited import script
-from collective.training.unedited.record import Record, Replay
+from collective.training.unedited.record import OtherUnit, Record, Replay
+from collective.training.unedited.resume import Saved
 
 # Methods of variables that read one to write it: it gets its value from the others.
 _READ_TO_WRITE = "assign_add", "assign_sub"
@@ -38,16 +38,19 @@ _DEPTH = 40  # frames between such a method and the read, at most
 
 
 class Growth:
-    """The record of a rank, and the replay of one that has joined.
+    """The record of a rank, and the replay of one that has joined, or of all that resume.
+
+    Args:
+        records: Whether a rank may join, or the job be resumed.
 
     Attributes:
-        is_new: Whether this rank has joined, and is not yet where the others are.
+        is_new: Whether this rank has not come yet to where the record ends.
     """
 
-    def __init__(self, backend: Elastic):
+    def __init__(self, backend: Backend, records: bool):
         self._backend = backend
-        grows = backend.options.max_np is not None
-        self._record: Record | None = Record() if grows else None
+        self._record: Record | None = Record() if records else None
+        self._saved: Saved | None = None
         self._replay: Replay | None = None
         self._used: dict[int, tf.Variable] = {}  # by steps, in the order of the script
         self._stale: set[int] = set()  # of this newcomer: which have old values
@@ -58,24 +61,40 @@ class Growth:
         self.is_new = False
 
     def note(
-        self, result: Any, variables: Sequence[tf.Variable], is_removal: bool = False
+        self,
+        result: Any,
+        what: str,
+        variables: Sequence[tf.Variable],
+        is_removal: bool = False,
     ) -> None:
         """Note a unit that has ended.
 
         Args:
             result: What it has returned, the same on every rank.
+            what: Names it.
             variables: Those that it uses, if it is a step.
         """
         for variable in variables:
             self._used.setdefault(id(variable), variable)
         is_kept = self.is_new or self._record is None
-        if not is_kept and not self._record.add(result, is_removal):  # type: ignore[union-attr]
+        if not is_kept and not self._record.add(result, what, is_removal):  # type: ignore[union-attr]
             self._record = None
 
     def begin(self) -> None:
         """Begin as a newcomer, whose failures are no others' business."""
-        self.is_new = True
         vars(self._backend)["abort"] = self._leave_alone
+        self._begin_replay()
+
+    def resume(self, saved: Saved) -> None:
+        """Begin as all ranks do that resume from a state."""
+        self._saved, self._record = saved, saved.record
+        self._replay = Replay(saved.record)
+        self._begin_replay()
+        if self._replay.is_over:
+            self._end()
+
+    def _begin_replay(self) -> None:
+        self.is_new = True
         guard = tensorflow_names.before_reads(self._check_read)
         self._reading.enter_context(guard)
         self._reading.enter_context(keras_compat.model.logs_of_last_step())
@@ -102,6 +121,19 @@ class Growth:
         (self._record,) = found
         self._replay = Replay(self._record)
 
+    def state(self, script: str) -> Saved | None:
+        """Return the state of this rank; None if it could not be recorded."""
+        if self._record is None:
+            return None
+        used = [*self._used.values()]
+        return Saved(
+            script,
+            self._record,
+            _described(used),
+            [np.asarray(v.read_value()) for v in used],
+            [keeper.best_weights for keeper in self.keepers],
+        )
+
     @property
     def count(self) -> int:
         """Return how many units the record has."""
@@ -110,7 +142,7 @@ class Growth:
     def give_variables(self) -> None:
         """Give newcomers the variables, once each has replayed; every rank calls it."""
         backend, mine, root = self._backend, [*self._used.values()], self._root
-        described = [(tuple(v.shape), v.dtype.name) for v in mine]
+        described = _described(mine)
         wanted = broadcast_object(backend, described, root)
         values = []
         for place, (shape, dtype) in enumerate(wanted):
@@ -123,18 +155,34 @@ class Growth:
         kept = broadcast_object(backend, kept, root)
         gather_few(backend, [1])  # every rank has them, or none goes on with them
         if self.is_new:
-            if wanted != described:
-                self._refuse("its steps use other variables than those of the job")
-            for variable, value in zip(mine, values, strict=True):
-                variable.assign(value)
-            for keeper, weights in zip(self.keepers, kept, strict=True):
-                keeper.best_weights = weights
-            self._end()
+            self._take(wanted, values, kept)
+
+    def take_saved(self) -> bool:
+        """Take the variables of the state from which all ranks resume, if they do."""
+        saved = self._saved
+        if saved is None:
+            return False
+        self._take(saved.variables, saved.values, saved.kept)
+        self._saved = None
+        return True
+
+    def _take(
+        self, wanted: Any, values: Sequence[np.ndarray], kept: Sequence[Any]
+    ) -> None:
+        mine = [*self._used.values()]
+        if wanted != _described(mine) or len(kept) != len(self.keepers):
+            self._refuse("its steps use other variables than those of the record")
+        for variable, value in zip(mine, values, strict=True):
+            variable.assign(value)
+        for keeper, weights in zip(self.keepers, kept, strict=True):
+            keeper.best_weights = weights
+        self._end()
 
     def _end(self) -> None:
         self.is_new = False
         self._reading.close()
-        del vars(self._backend)["abort"]
+        self._stale.clear()
+        vars(self._backend).pop("abort", None)
 
     @property
     def is_due(self) -> bool:
@@ -151,11 +199,18 @@ class Growth:
         if not self.is_new:
             self._replay = None
 
-    def answer(self) -> Any:
-        """Return what the next unit has returned to the other ranks."""
+    def answer(self, what: str) -> Any:
+        """Return what the next unit has returned to the ranks that made it.
+
+        Args:
+            what: Names it.
+        """
         assert self._replay is not None
         self._replay.skip_removals()
-        return self._replay.result()
+        try:
+            return self._replay.result(what)
+        except OtherUnit as error:
+            self._refuse(f"{error}; a script must do the same whenever it is run")
 
     def pass_step(self, written: Sequence[tf.Variable]) -> None:
         """Pass a step that the others have made; what it writes has old values here."""
@@ -180,6 +235,12 @@ class Growth:
             self._refuse(f"{where} reads {variable.name!r} between two steps")
 
     def _refuse(self, why: str) -> NoReturn:
+        if self._saved is not None:
+            raise UsageError(
+                f"the script cannot be resumed: {why}",
+                hint="keras.callbacks.BackupAndRestore in the script, which resumes after "
+                "an epoch; or remove the folder of --resume",
+            )
         print(
             f"a rank cannot join the job: {why}. The job continues as it is\n"
             "HINT: drop --max-np; or call collective.fit in the script "
@@ -188,6 +249,12 @@ class Growth:
             flush=True,
         )
         self._leave_alone(UsageError.exit_code)
+
+
+def _described(
+    variables: Sequence[tf.Variable],
+) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(v.shape), v.dtype.name) for v in variables]
 
 
 def _reader() -> str:

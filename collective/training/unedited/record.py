@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Sequence
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +26,13 @@ class Entry(NamedTuple):
     Attributes:
         tree: The number of a structure, if the result is one of arrays alone, or -1.
         value: The bytes of its arrays one after the other; else the pickled result.
+        what: Names the unit.
         is_removal: Whether the unit was a removal of a file.
     """
 
     tree: int
     value: bytes
+    what: str
     is_removal: bool
 
 
@@ -47,17 +49,32 @@ class Record:
         self._trees: list[tuple[Any, list[tuple[tf.DType, tuple[int, ...]]]]] = []
         self._numbers: dict[str, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        kinds = [[(d.name, s) for d, s in kinds] for _, kinds in self._trees]
+        state["_trees"] = [(t, k) for (t, _), k in zip(self._trees, kinds, strict=True)]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._trees = [
+            (tree, [(tf.as_dtype(name), shape) for name, shape in kinds])
+            for tree, kinds in state["_trees"]
+        ]
+
     def __len__(self) -> int:
         return len(self.entries)
 
-    def add(self, result: Any, is_removal: bool = False) -> bool:
+    def add(self, result: Any, what: str = "", is_removal: bool = False) -> bool:
         """Add the result of a unit; return whether it could be kept.
 
         Args:
             result: Tensors in it are kept as arrays.
+            what: Names the unit.
+            is_removal: Whether it was a removal of a file.
         """
         try:
-            entry = Entry(*self._packed(result), is_removal)
+            entry = Entry(*self._packed(result), sys.intern(what), is_removal)
         except Exception:  # what cannot be pickled
             return False
         self.bytes += len(entry.value) + _OVERHEAD
@@ -67,7 +84,7 @@ class Record:
     def _packed(self, result: Any) -> tuple[int, bytes]:
         leaves = tf.nest.flatten(result)
         numbers = (tf.is_tensor(t) and t.dtype != tf.string for t in leaves)
-        if not leaves or not all(numbers) or _has_composites(leaves):
+        if not leaves or not all(numbers) or any(map(_is_composite, leaves)):
             return -1, pickle.dumps(_with_arrays(result))
         kinds = [(t.dtype, tuple(t.shape)) for t in leaves]
         tree = tf.nest.map_structure(lambda _: None, result)
@@ -91,8 +108,15 @@ class Record:
         return tf.nest.pack_sequence_as(tree, leaves)
 
 
-def _has_composites(leaves: Sequence[Any]) -> bool:
-    return any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in leaves)
+def _is_composite(leaf: Any) -> bool:
+    return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
+
+
+class OtherUnit(Exception):
+    """A script comes to another unit than the one that is recorded."""
+
+    def __init__(self, recorded: str, found: str):
+        super().__init__(f"it comes to {found!r}, where {recorded!r} is recorded")
 
 
 class Replay:
@@ -124,30 +148,43 @@ class Replay:
         self._place += found
         return found
 
-    def result(self) -> Any:
-        """Return the result of the next unit."""
+    def result(self, what: str) -> Any:
+        """Return the result of the next unit.
+
+        Args:
+            what: Names the unit that the script has come to.
+
+        Raises:
+            OtherUnit: The ranks that were there made another one.
+        """
+        entry = self._record.entries[self._place]
+        if entry.what != what:
+            raise OtherUnit(entry.what, what)
         self._place += 1
-        return self._record.result(self._record.entries[self._place - 1])
+        return self._record.result(entry)
 
 
 class _Array:
     """Marks an array that was a tensor."""
 
     def __init__(self, tensor: tf.Tensor):
-        self.array = tensor.numpy()
+        self.array, self.dtype = tensor.numpy(), tensor.dtype.name
 
 
 def _with_arrays(result: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: _Array(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+    """Return a result that can be pickled; ``_with_tensors`` is the way back."""
+    structure = tf.nest.map_structure(
+        lambda leaf: tf.type_spec_from_value(leaf) if _is_composite(leaf) else None,
         result,
-        expand_composites=True,
     )
+    leaves = tf.nest.flatten(result, expand_composites=True)
+    return structure, [_Array(t) if isinstance(t, tf.Tensor) else t for t in leaves]
 
 
-def _with_tensors(result: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: tf.constant(leaf.array) if isinstance(leaf, _Array) else leaf,
-        result,
-        expand_composites=True,
-    )
+def _with_tensors(packed: Any) -> Any:
+    structure, leaves = packed
+    found = [
+        tf.constant(leaf.array, leaf.dtype) if isinstance(leaf, _Array) else leaf
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(structure, found, expand_composites=True)

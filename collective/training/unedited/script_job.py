@@ -26,6 +26,7 @@ from collective.replacements import replacing
 from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object
 from collective.training.partition.method import supports
+from collective.training.unedited.resume import StateFolder
 from collective.training.unedited.units import Removal, Units
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
@@ -47,9 +48,9 @@ _REMOVAL = CALLS.index(REMOVE)
 class ScriptJob:
     """The state that the replaced functions share; it also restores the originals."""
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, folder: StateFolder | None = None):
         self.backend = backend
-        self.units = Units(backend)  # repeats what a death interrupts
+        self.units = Units(backend, folder)  # repeats what a death interrupts
         self.units.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []
@@ -76,6 +77,14 @@ class ScriptJob:
         self._is_rank_zero = backend.rank == 0
         self._replaced = contextlib.ExitStack()
         self.on_undo(self.units.close)
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether the ranks compare what they do, or a record is kept of it.
+
+        So the units of a script are the same whether a job has one rank or several.
+        """
+        return self.backend.size > 1 or self.units.are_kept
 
     @functools.cached_property
     def by_strategy(self) -> bool:
@@ -129,7 +138,7 @@ class ScriptJob:
             CollectiveError: Rank 0 makes another call. The job ends.
         """
         self.used.add(call)
-        if self.backend.size > 1:
+        if self.is_shared:
             with ends_the_job(self.backend):
                 self.units.run(lambda: self._meet(call, ""), call)
 
@@ -145,7 +154,7 @@ class ScriptJob:
         """
         self.used.add(call)
         same = True
-        if self.backend.size > 1:
+        if self.is_shared:
             with ends_the_job(self.backend):
                 same = self._meet(call, detail)
         self._depth += 1

@@ -40,6 +40,8 @@ from collective.training.partition.undo import whole_or_absent
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
 from collective.training.unedited.growth import Growth
+from collective.training.unedited.portable import opened, portable
+from collective.training.unedited.resume import StateFolder
 
 T = TypeVar("T")
 
@@ -51,12 +53,14 @@ class _Ended:
     Attributes:
         result: What it gave, in a form that another rank can read.
         variables: Those that a step uses; none of another unit.
+        what: Names it.
         is_removal: Whether it was a removal of a file.
         before: By the id of a variable: its value before it was assigned since.
     """
 
     result: Any = None
     variables: Sequence[tf.Variable] = ()
+    what: str = ""
     is_removal: bool = False
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
 
@@ -72,11 +76,15 @@ class Removal(enum.Enum):
 class Units(StepObserver):
     """Runs the units of a rank, again after ranks have died.
 
+    Args:
+        folder: Where states of the script are kept. If None, none is.
+
     Attributes:
         on_change: Called after each change of the ranks.
     """
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, folder: StateFolder | None = None):
+        self._folder = folder
         self.on_change: list[Callable[[], None]] = []
         self._backend = backend
         self._count, self._ended = 0, _Ended()
@@ -86,13 +94,14 @@ class Units(StepObserver):
         self._elastic: Elastic | None = None
         self._step = 0
         self._contexts = contextlib.ExitStack()
+        grows = backend.elastic and backend.options.max_np is not None
+        self._growth = Growth(backend, grows or folder is not None)
         if isinstance(backend, Elastic) and backend.elastic:
             self._elastic = backend
             backend.on_change = self._changed
             with tf.device("CPU"):
                 self._announced = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._flags = 0  # the value of that variable
-            self._growth = Growth(backend)
             self._preemption = self._contexts.enter_context(Preemption())
             self._contexts.enter_context(
                 keras_compat.model.before_assignments(self._note)
@@ -104,6 +113,30 @@ class Units(StepObserver):
             self._elastic.on_change = None
             self._elastic = None
         self._contexts.close()
+
+    @property
+    def are_kept(self) -> bool:
+        """Return whether units are repeated or recorded; else they are plain calls."""
+        return self._elastic is not None or self._folder is not None
+
+    def resume(self) -> None:
+        """Continue from the newest state in the folder, if there is one.
+
+        Raises:
+            UsageError: The folder cannot be used, or has the state of another script.
+        """
+        if self._folder is not None:
+            saved = self._folder.opened(self._backend)
+            if saved is not None:
+                self._growth.resume(saved)
+
+    def _save(self) -> None:
+        """Write a state of the script."""
+        folder = self._folder
+        if folder is not None and self._backend.rank == 0 and not self._growth.is_new:
+            saved = self._growth.state(folder.script)
+            if saved is not None:
+                folder.write(saved)
 
     def _changed(self) -> None:
         for action in self.on_change:
@@ -131,10 +164,10 @@ class Units(StepObserver):
         Raises:
             CollectiveError: Too few ranks are left. The job ends.
         """
-        if self._elastic is None:
+        if not self.are_kept:
             return attempt()
         sys.stdout.flush()  # what rank 0 has printed outlives it
-        result: T = self._run(attempt, (), what)[0]
+        result: T = self._run(attempt, (), what, what)[0]
         return result
 
     def run_step(
@@ -145,14 +178,11 @@ class Units(StepObserver):
         number: int,
     ) -> Any:
         """Run a step as a unit; after it ranks leave that were asked to, and others join."""
-        if self._elastic is None:
+        if not self.are_kept:
             return program(tensors, number)
         self._step = number
-        flags = self._preemption.flags() & (LEAVES | WAITING)
-        if flags != self._flags:
-            self._flags = flags
-            self._announced.assign(flags)
-
+        if self._elastic is not None:
+            self._announce()
         self._growth.pass_step(program.written)
 
         def attempt() -> Any:
@@ -163,50 +193,68 @@ class Units(StepObserver):
             with undone:
                 return program(tensors, number)
 
-        result, is_own = self._run(attempt, program.variables, "")
+        name = f"a step of {getattr(function, 'name', '')}"
+        result, is_own = self._run(attempt, program.variables, "", name)
         if not is_own:  # others have made the step: nothing of it is left over here
             for variable in program.own_variables:
                 variable.assign(tf.zeros_like(variable))
         self._step = number + 1
-        if is_own:  # else what ranks have announced counts for the ranks before
+        if is_own and self._elastic is not None:  # else it counts for the ranks before
             self._let_go(program.attached)
+        if self._folder is not None and self._folder.is_due:
+            self._save()
         return result
+
+    def _announce(self) -> None:
+        """Say in the next step whether this rank leaves, or another one waits."""
+        flags = self._preemption.flags() & (LEAVES | WAITING)
+        if flags != self._flags:
+            self._flags = flags
+            self._announced.assign(flags)
 
     def end_eager_step(self) -> None:
         """Wait for the other ranks after a step that has used no collectives.
 
         So they stay together, and a rank that was asked to leave does so.
         """
+        self._growth.check_eager()
         if self._elastic is None:
             return
-
-        self._growth.check_eager()
 
         def attempt() -> np.ndarray:
             mine = self._preemption.flags() & (LEAVES | WAITING)
             return gather_few(self._backend, [mine])[:, 0]
 
-        announced, is_own = self._run(attempt, (), "")
+        announced, is_own = self._run(attempt, (), "", "a step")
         if is_own:
             self._let_go([announced])
 
     def _run(
-        self, attempt: Callable[[], Any], variables: Sequence[tf.Variable], what: str
+        self,
+        attempt: Callable[[], Any],
+        variables: Sequence[tf.Variable],
+        what: str,
+        name: str,
     ) -> tuple[Any, bool]:
-        """Return the result of a unit, and whether this rank itself has ended it."""
+        """Return the result of a unit, and whether this rank itself has ended it.
+
+        Args:
+            what: Names it when it is repeated.
+            name: Names it in the record.
+        """
         while True:
             early, self._early = self._early, None
             if early is not None:
-                return _opened(early.result), False
+                return opened(early.result), False
             if self._growth.replays:
-                result = self._growth.answer()
-                self._end(_Ended(_portable(result), variables))
+                result = self._growth.answer(name)
+                self._end(_Ended(portable(result), variables, name))
                 self._catch_up()
                 return result, False
             self._growth.forget_replay()
             try:
                 result = attempt()
-                self._end(_Ended(_portable(result), variables))
+                self._end(_Ended(portable(result), variables, name))
                 return result, True
             except Exception as error:
                 elastic = self._elastic
@@ -219,7 +267,8 @@ class Units(StepObserver):
     def _end(self, ended: _Ended) -> None:
         self._count += 1
         self._ended = ended
-        self._growth.note(_opened(ended.result), ended.variables, ended.is_removal)
+        result = opened(ended.result)
+        self._growth.note(result, ended.what, ended.variables, ended.is_removal)
 
     def join(self, former: Sequence[int]) -> None:
         """Begin as a rank that the others have admitted.
@@ -239,9 +288,6 @@ class Units(StepObserver):
     @contextlib.contextmanager
     def keeping(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
         """Inside, a newcomer gets the weights that callbacks keep on the other ranks."""
-        if self._elastic is None:
-            yield
-            return
         kind = keras.callbacks.EarlyStopping
         before = self._growth.keepers
         self._growth.keepers = [c for c in callbacks if isinstance(c, kind)]
@@ -254,10 +300,10 @@ class Units(StepObserver):
         """Take the variables of the others, if this newcomer stands where they are."""
         while self._growth.is_due:
             try:
-                self._growth.give_variables()
+                if not self._growth.take_saved():
+                    self._growth.give_variables()
             except Exception as error:
-                assert self._elastic is not None
-                if not self._elastic.is_repeated(error):
+                if self._elastic is None or not self._elastic.is_repeated(error):
                     raise
                 self._regroup((), "")
             else:
@@ -316,8 +362,8 @@ class Units(StepObserver):
         """
         backend, ended = self._backend, self._ended
         shapes = [(tuple(v.shape), v.dtype.name) for v in ended.variables]
-        sent = ended.result, ended.is_removal, shapes
-        result, is_removal, shapes = broadcast_object(backend, sent, root)
+        sent = ended.result, ended.what, ended.is_removal, shapes
+        result, what, is_removal, shapes = broadcast_object(backend, sent, root)
         written = variables if is_behind else ended.variables
         if len(written) != len(shapes) and (is_behind or backend.rank == root):
             raise CollectiveError(
@@ -336,7 +382,8 @@ class Units(StepObserver):
         if is_behind:  # all of them, or none if the root dies meanwhile
             for variable, value in zip(written, values, strict=True):
                 variable.assign(value)
-        return _Ended(_portable(result), written if is_behind else (), is_removal)
+        used = written if is_behind else ()
+        return _Ended(portable(result), used, what, is_removal)
 
     @staticmethod
     def _value(variable: tf.Variable, before: Mapping[int, Any]) -> np.ndarray:
@@ -399,15 +446,13 @@ class Units(StepObserver):
 
     def replayed_removal(self) -> Removal | None:
         """Return what a newcomer does with a removal; None if it is made by all ranks."""
-        if self._elastic is None:
-            return None
         if self._growth.takes_removal():
             return Removal.DONE
         return Removal.OWN if self._growth.is_new else None
 
     def passed_removal(self) -> None:
         """Note that rank 0 has removed a file, and that every rank has seen it."""
-        if self._elastic is not None:
+        if self.are_kept:
             self._end(_Ended(is_removal=True))
 
     def interrupted_removal(self, error: Exception) -> Removal:
@@ -436,6 +481,7 @@ class Units(StepObserver):
             CollectiveError: On every rank: rank 0 has died since its last unit. What it
                 would have printed and written since is lost.
         """
+        self._save()
         if self._elastic is None:
             return
         follows = [int(self._backend.rank > 0)]
@@ -449,43 +495,3 @@ class Units(StepObserver):
                 "ranks make together: what it had not printed or written is lost",
                 hint="run the script again, from what it has saved",
             )
-
-
-def _portable(result: Any) -> Any:
-    """Return a result as another rank can read it: arrays in place of tensors."""
-    if isinstance(result, _Tree):
-        return result
-    leaves = tf.nest.flatten(result, expand_composites=True)
-    if not any(isinstance(leaf, tf.Tensor) for leaf in leaves):
-        return result
-    return _Tree(result)
-
-
-def _opened(result: Any) -> Any:
-    """Return what ``_portable`` was given."""
-    return result._tree if isinstance(result, _Tree) else result
-
-
-class _Tree:
-    """A tree of tensors, which is pickled as arrays."""
-
-    def __init__(self, tree: Any):
-        self._tree = tree
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        arrays = tf.nest.map_structure(
-            lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf,
-            self._tree,
-            expand_composites=True,
-        )
-        return _restored, (arrays,)
-
-
-def _restored(arrays: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: (
-            tf.constant(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
-        ),
-        arrays,
-        expand_composites=True,
-    )

@@ -359,7 +359,9 @@ def test_gloo_keeps_a_keras_script_from_mpirun():
     "typed, message",
     [
         ("--keras --loops --min-np 1 my.py", "--loops with --min-np"),
-        ("--keras --max-np 2 my.py", "--keras with --max-np"),
+        ("--keras --max-np 2 -H a:1,b:1 my.py", "--max-np and a list of hosts"),
+        ("--keras --min-np 1 --max-np 2 --host-discovery-script x my.py", "begin anew"),
+        ("--resume runs python my.py", "--resume goes with --keras"),
         ("--backend mpi python my.py", "--backend goes with --keras"),
         ("--output all python my.py", "--output goes with --keras"),
         ("--keras python", "--keras takes a script, not 'python'"),

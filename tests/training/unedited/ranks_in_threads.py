@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import numpy as np
 from collective.backends.capabilities import Elastic
 from collective.errors import LeaveJob
 
-SECONDS = 6.0  # after these, a rank that waits has been forgotten
+SECONDS = 60.0  # after these, a rank that waits has been forgotten
 
 
 class Lost(Exception):
@@ -52,6 +53,7 @@ class World:
         self._posted: dict[tuple[int, int], dict[int, Any]] = {}
         self._waiting: dict[int, set[int]] = {}
         self.joining: list[int] = []  # ranks that wait to be admitted
+        self.has_been_asked = False  # to admit one
         self._next = dict.fromkeys(self.members, 0)
         self.made = dict.fromkeys(range(size + 1), 0)
 
@@ -93,6 +95,7 @@ class World:
         """Wait to be admitted; a rank that comes too late dies."""
         with self._changed:
             self.joining.append(rank)
+            self.has_been_asked = True
             self._next[rank] = 0
             self._wait(lambda: rank in self.members or not self._alive)
             if rank not in self.members:
@@ -201,8 +204,10 @@ def run(
         threading.Thread(target=body, args=each, daemon=True)
         for each in enumerate(actions)
     ]
-    for thread in threads:
+    for thread in reversed(threads):  # one that joins waits before the others begin
         thread.start()
+        while joins and not world.has_been_asked:
+            time.sleep(0.001)
     for thread in threads:
         thread.join(2 * SECONDS)
     assert not errors, "\n".join(errors)

@@ -63,12 +63,14 @@ class Script:
         self.units._preemption.flags = self._flags
         self.variables = [keras.Variable(v, dtype="float64") for v in (0.5, 1.0)]
         self.reads = True  # its weights, between two steps
+        self.admits_after = 0  # entries of ``seen``
         self.programs = Program(self, False), Program(self, True)
         self.seen: list[Any] = []
 
     def _flags(self) -> int:
         world, noticed = self.rank.world, self.units._preemption.noticed
         is_asked = self.rank.rank == 0 and bool(world.joining)
+        is_asked &= len(self.seen) >= self.admits_after
         return LEAVES * noticed + WAITING * is_asked
 
     def run(self) -> Any:
@@ -149,13 +151,14 @@ def run(
     seed: int = 0,
     leaves: Mapping[int, int] | None = None,
     joins: bool = False,
+    admits_after: int = 0,
 ) -> tuple[list[Any], dict[str, float], ranks_in_threads.World]:
     """Run a script on ranks; return the different results of those that are left."""
     files: dict[str, float] = {}
 
     def program(rank: Rank) -> Callable[[], Any]:
         script = Script(rank, kinds, files, leaves or {})
-        script.reads = not joins
+        script.reads, script.admits_after = not joins, admits_after
         undone.callback(script.job.undo)
         return script.run
 
@@ -223,12 +226,13 @@ def test_a_rank_joins_while_others_die(restored, ends_alone, seed):
     """It runs the script from its start, and ends with the numbers of the others."""
     draw = random.Random(seed)
     size, kinds = draw.choice([2, 3]), ["step", *draw.choices(ANSWERED, k=9), "step"]
-    wanted, wanted_files, world = run(restored, kinds, size, {}, joins=True)
+    admission = {"joins": True, "admits_after": draw.randrange(8)}
+    wanted, wanted_files, world = run(restored, kinds, size, {}, **admission)
     assert len(wanted) == 1 and len(world.members) == size + 1
     for _ in range(3):
         latest = draw.randint(1, world.made[0])
         deaths = {draw.randrange(size): (latest, draw.choice(["before", "after"]))}
-        found, files, _ = run(restored, kinds, size, deaths, seed, joins=True)
+        found, files, _ = run(restored, kinds, size, deaths, seed, **admission)
         assert found in (wanted, []) and files == wanted_files, deaths
 
 
@@ -237,7 +241,7 @@ def test_a_newcomer_that_needs_the_weights_of_a_past_step_leaves(
 ):
     kinds = ["step", "assign", "step", "step", "assign"]
     wanted, *_ = run(restored, kinds, 2, {})
-    found, _, world = run(restored, kinds, 2, {}, joins=True)
+    found, _, world = run(restored, kinds, 2, {}, joins=True, admits_after=4)
     assert found == wanted and len(world.members) == 2
     printed = capsys.readouterr().err
     assert "a rank cannot join the job" in printed and "test_units.py" in printed
