@@ -144,6 +144,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
 
 def _run(script: Script, distribution: Distribution) -> int:
     """Run the script; a rank that fails ends the job."""
+    from collective.training import interrupts
     from collective.training.unedited.script import print_failure
     from collective.training.unedited.script_job import INPUT, REMOVE, SAVE
 
@@ -167,8 +168,13 @@ def _run(script: Script, distribution: Distribution) -> int:
         if backend.rank == 0:
             print_failure(error)
         if backend.size > 1:  # TensorFlow's threads must not outlive Python
-            backend.abort(130)
-        return 130
+            if backend.rank and interrupts.agreed():
+                streams.flush()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                while True:  # until rank 0 has ended, and with it the job
+                    signal.pause()
+            backend.abort(interrupts.INTERRUPTED)
+        return interrupts.INTERRUPTED
     except BaseException as error:
         return _failed(error, distribution)
     job = distribution.job

@@ -32,6 +32,9 @@ READY, TRAINS = b"p", b"t"
 # Written by such a rank: the state is kept for the next generation, and the rank ends.
 HANDED_OVER = b"h"
 IN_JOB = (JOINED, TRAINS)
+# Written by a rank that raises KeyboardInterrupt in the script, which may catch it: the
+# launcher lets it.
+INTERRUPTED = b"i"
 # Written by a rank that was in the job: its interpreter ends.
 EXITING = b"x"
 OVER = (LEFT, DONE, EXITING, HANDED_OVER)

@@ -39,6 +39,8 @@ from collective.running_time import Deadline, Lasting
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+# How a rank ends that KeyboardInterrupt has ended.
+_INTERRUPTED = (128 + signal.SIGINT, -signal.SIGINT)
 # Errors for limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
@@ -109,6 +111,7 @@ class Supervisor:
         self._typed_to: IO[bytes] | None = None  # the process that the terminal is for
         self.screen = Screen(self.style.one_program) if shares else None
         self.ending = self.interrupted = False
+        self.script_decides = False  # when it ends, after Ctrl-C
         self.signals: list[int] = []  # signals that this process got
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
@@ -178,6 +181,7 @@ class Supervisor:
 
     def look(self) -> None:
         """Reap ended processes and take due actions; called many times a second."""
+        self._let_script_decide()
         # Not waitpid(-1), because host discovery has children of its own.
         for pid in list(self.processes):
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -289,7 +293,28 @@ class Supervisor:
         process.returncode = code
         if self.verbose:
             print_message(f"{self.name(rank)} ended {how_ended(code)}")
+        self._let_script_decide()
+        if code in _INTERRUPTED and not self.ending and self._has_heard(rank):
+            self.exit_code = 128 + signal.SIGINT
+            self.interrupted = self.script_decides = True
+            self.end(signal.SIGKILL)
         self.policy.on_exit(rank, code)
+
+    def _has_heard(self, rank: int) -> bool:
+        """Return whether a rank has raised KeyboardInterrupt in its script."""
+        if self.membership is None:
+            return False
+        is_alone = self.size == 1 and signal.SIGINT in self.signals
+        return is_alone or self.membership.read(rank) == membership_file.INTERRUPTED
+
+    def _let_script_decide(self) -> None:
+        """After Ctrl-C, kill no rank whose script may catch it: as with Python alone."""
+        if not self.interrupted or self.script_decides:
+            return
+        if any(self._has_heard(spec.rank) for spec in self.specs):
+            self.script_decides = True
+            self.ending = self.interrupted = False
+            self.exit_code = 0
 
     def note_failure(self, rank: int, code: int, consequence: str = "") -> None:
         """Print how a process ended, and what follows; keep it for the report."""
@@ -310,6 +335,8 @@ class Supervisor:
         if not self.ending:
             self.exit_code = 128 + number
             self.interrupted = number == signal.SIGINT
+            if self.interrupted and self.script_decides:
+                number = signal.SIGKILL
         elif number == signal.SIGINT and self.contains:  # a second Ctrl-C
             number = signal.SIGKILL
         if number == signal.SIGHUP and self.elastic:

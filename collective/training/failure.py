@@ -57,6 +57,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise EndedByAnotherRank(exit_code) from None
         if isinstance(backend, Elastic) and backend.is_repeated(error):
             raise
+        if isinstance(error, KeyboardInterrupt) and interrupts.agreed():
+            raise
         if isinstance(error, KeyboardInterrupt) or interrupts.noticed():
             recorder.close()
             streams.report(f"rank {backend.rank}: interrupted")

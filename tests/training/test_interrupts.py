@@ -1,4 +1,4 @@
-"""Ctrl-C in a training acts between steps, without a dump; a second one acts at once."""
+"""Ctrl-C in a training acts between steps, and can be caught; a second one acts at once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import collective
 from tests import launch
 from tests.training.small import model, rows
 
+CALLS = ("fit", "eager", "evaluate", "predict")
 SCRIPT = """
 import os, signal, sys, keras, numpy as np
 times, target = int(sys.argv[1]), os.getpid() if sys.argv[2] == "self" else os.getppid()
@@ -43,7 +44,7 @@ def run(folder: Path, ranks: int, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run(
         [*start, str(script), *arguments],
         cwd=folder,
-        env=launch.environment(COLLECTIVE_RECORDER="", TF_CPP_MIN_LOG_LEVEL="2"),
+        env=launch.environment(forked=ranks > 1, COLLECTIVE_RECORDER=""),
         capture_output=True,
         text=True,
     )
@@ -72,20 +73,106 @@ def test_it_is_raised_when_a_step_has_ended(as_python_does):
     collective.fit(made, *rows(), **words)  # the signal is forgotten
 
 
+CAUGHT = """
+import os, signal, sys, time, keras, numpy as np
+
+rank, launcher = int(os.environ["COLLECTIVE_RANK"]), int(os.environ["LAUNCHER"])
+keras.utils.set_random_seed(1)
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, of, batch):
+        super().__init__()
+        self.of, self.at = of, batch
+
+    def hit(self, batch, logs=None):
+        if batch == self.at and rank == self.of:
+            os.kill(os.getpid(), signal.SIGINT)
+        if batch == self.at and self.of == "launcher" and rank == 0:
+            os.kill(launcher, signal.SIGINT)
+            time.sleep(0.5)  # until it has come to the ranks
+
+    on_train_batch_end = on_test_batch_end = on_predict_batch_end = hit
+
+def model(**more):
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse", **more)
+    return made
+
+x = np.arange(160.0).reshape(80, 2) / 160
+y = x[:, :1]
+for call, of, batch in (
+    ("fit", 1, 3), ("fit", 0, 9), ("eager", 1, 3), ("evaluate", 0, 3), ("predict", 1, 0)
+):
+    made = model(run_eagerly=call == "eager")
+    words = {"verbose": 0, "callbacks": [Interrupt(of, batch)]}
+    try:
+        if call in ("fit", "eager"):
+            made.fit(x, y, 8, epochs=3, **words)
+        elif call == "evaluate":
+            made.evaluate(x, y, 8, **words)
+        else:
+            made.predict(x, 2, **words)
+        print("no interrupt")
+    except KeyboardInterrupt:
+        made.save(f"{call}.keras")
+    same = keras.saving.load_model(f"{call}.keras").evaluate(x, y, verbose=0)
+    assert np.isclose(made.evaluate(x, y, verbose=0), same)
+    print(call, int(made.optimizer.iterations), flush=True)
+try:
+    model().fit(x, y, 8, verbose=0, callbacks=[Interrupt("launcher", 9)])
+finally:
+    time.sleep(0.2)
+    print("finally", flush=True)
+print("not reached")
+"""
+
+
+@pytest.mark.launches
+@launch.NEEDS_CORE
+def test_a_script_catches_it_on_every_rank_between_the_same_steps(tmp_path):
+    """The script goes on as plain Python does; what it does not catch ends the job."""
+    (tmp_path / "script.py").write_text(CAUGHT)
+    start = [*launch.command("native", 2), "--keras", "script.py"]
+    # The shell becomes the launcher, whose number the ranks get so.
+    shell = ["sh", "-c", 'LAUNCHER=$$ exec "$@"', "sh"]
+    ended = subprocess.run(
+        [*shell, *start],
+        cwd=tmp_path,
+        env=launch.environment(forked=True, COLLECTIVE_RECORDER=""),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = ended.stdout.splitlines()
+    assert said == [
+        "fit 5",
+        "fit 11",
+        "eager 5",
+        "evaluate 0",
+        "predict 0",
+        "finally",
+    ], ended
+    assert ended.returncode == 130
+    assert ended.stderr.count("KeyboardInterrupt") == 1, ended.stderr
+    assert ended.stderr.endswith("collective.launch: interrupted\n"), ended.stderr
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"script.py", *(f"{c}.keras" for c in CALLS)}
+
+
+@pytest.mark.launches
+@launch.NEEDS_CORE
 def test_a_second_one_ends_at_once(tmp_path):
-    ended = run(tmp_path, 1, "2", "self")
+    ended = run(tmp_path, 2, "2", "self")
     assert ended.returncode == 130 and ended.stdout == "went on\n"
     assert "Traceback" not in ended.stderr, ended.stderr
 
 
 @pytest.mark.launches
 @launch.NEEDS_CORE
-def test_of_a_job(tmp_path):
-    ended = run(tmp_path, 2, "1", "launcher")
-    said = ended.stderr.splitlines()
-    assert ended.returncode == 130 and said[-1] == "collective.launch: interrupted"
-    assert "Traceback" not in ended.stderr and "flight recorder" not in ended.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["script.py"]
+def test_of_one_process_it_is_as_with_python(tmp_path):
+    ended = run(tmp_path, 1, "1", "self")
+    assert ended.returncode == 130
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt", ended.stderr
 
 
 @pytest.mark.launches

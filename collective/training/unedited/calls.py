@@ -19,7 +19,7 @@ import keras
 import collective
 from collective.distribute.scoped_models import strategy_of
 from collective.errors import UsageError
-from collective.training import interrupts, keras_compat
+from collective.training import keras_compat
 from collective.training.failure import guarded
 from collective.training.observers.desync import DesyncWatch
 from collective.training.prepare import ModelMisfit
@@ -58,9 +58,9 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
     """
     backend, units = job.backend, job.units
     options = SetOptions(backend, asked, units.run)
-    attached = units.announcement if backend.elastic else None
+    attached = units.announcement if job.is_shared else None
     same = SameCalls(backend, units.run)
-    repeats = (units.run_step, units.end_eager_step) if units.are_kept else ()
+    repeats = (units.run_step, units.end_eager_step) if job.is_shared else ()
     observers: list[StepObserver] = [options]
     if job.is_shared:
         watch = DesyncWatch(backend, options.options.check_every, units.run)
@@ -141,9 +141,10 @@ def _by_keras(
         bound = signature.bind(self, *args, **kwargs)
         with (
             guarded(job.backend),
-            interrupts.between_steps(),
             contextlib.ExitStack() as inside,
         ):
+            if job.is_shared:
+                inside.enter_context(job.units.interrupts.call())
             job.meet(call)
             if call == FIT and is_unseeded(job):
                 order = keras_compat.data.other_order_each_epoch(fit_seed(job))
@@ -155,7 +156,10 @@ def _by_keras(
             if call == FIT:
                 more = inside.enter_context(options.fitting(self, bound.arguments))
                 _add_callbacks(bound.arguments, more)
-            return stock(*bound.args, **bound.kwargs)
+            result = stock(*bound.args, **bound.kwargs)
+            if job.is_shared:
+                job.units.ask_for_interrupts()
+            return result
 
     return method
 

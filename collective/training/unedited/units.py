@@ -34,6 +34,7 @@ from collective.elastic.preemption import LEAVES, WAITING, Preemption
 from collective.errors import CollectiveError, LeaveJob, ProcessExit
 from collective.training import keras_compat
 from collective.training.failure import ends_the_job
+from collective.training.interrupts import Agreement
 from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.observers.elastic.membership import Change
 from collective.training.partition.undo import whole_or_absent
@@ -44,6 +45,9 @@ from collective.training.unedited.portable import opened, portable
 from collective.training.unedited.resume import StateFolder
 
 T = TypeVar("T")
+# After so many steps ranks ask each other about Ctrl-C, where a step has no sum with which
+# the answer could travel: in predict.
+_STEPS_UNHEARD = 16
 
 
 @dataclasses.dataclass
@@ -86,6 +90,7 @@ class Units(StepObserver):
     def __init__(self, backend: Backend, folder: StateFolder | None = None):
         self._folder = folder
         self.on_change: list[Callable[[], None]] = []
+        self.interrupts = Agreement(backend)
         self._backend = backend
         self._count, self._ended = 0, _Ended()
         self._early: _Ended | None = (
@@ -178,8 +183,13 @@ class Units(StepObserver):
         number: int,
     ) -> Any:
         """Run a step as a unit; after it ranks leave that were asked to, and others join."""
+        self.interrupts.say()
         if not self.are_kept:
-            return program(tensors, number)
+            result = program(tensors, number)
+            self.interrupts.reached |= self.interrupts.heard(program.attached)
+            if not program.attached and number % _STEPS_UNHEARD == _STEPS_UNHEARD - 1:
+                self.ask_for_interrupts()
+            return result
         self._step = number
         if self._elastic is not None:
             self._announce()
@@ -191,19 +201,32 @@ class Units(StepObserver):
                 both = [*program.variables, *program.own_variables]
                 undone = whole_or_absent(both)
             with undone:
-                return program(tensors, number)
+                result = program(tensors, number)
+            return result, program.attached[-1]
 
-        name = f"a step of {getattr(function, 'name', '')}"
-        result, is_own = self._run(attempt, program.variables, "", name)
+        name, is_replayed = (
+            f"a step of {getattr(function, 'name', '')}",
+            self._growth.is_new,
+        )
+        (result, said), is_own = self._run(attempt, program.variables, "", name)
         if not is_own:  # others have made the step: nothing of it is left over here
             for variable in program.own_variables:
                 variable.assign(tf.zeros_like(variable))
         self._step = number + 1
         if is_own and self._elastic is not None:  # else it counts for the ranks before
             self._let_go(program.attached)
+        if not is_replayed:
+            self.interrupts.reached |= self.interrupts.heard([said])
         if self._folder is not None and self._folder.is_due:
             self._save()
         return result
+
+    def ask_for_interrupts(self) -> None:
+        """Ask all ranks whether one of them has heard Ctrl-C."""
+        is_replayed = self._growth.is_new  # what was heard then ended another run
+        self.interrupts.ask(self.run)
+        if is_replayed:
+            self.interrupts.reached = False
 
     def _announce(self) -> None:
         """Say in the next step whether this rank leaves, or another one waits."""
@@ -215,9 +238,11 @@ class Units(StepObserver):
     def end_eager_step(self) -> None:
         """Wait for the other ranks after a step that has used no collectives.
 
-        So they stay together, and a rank that was asked to leave does so.
+        So they hear of Ctrl-C together; and in an elastic job, a rank that was asked to
+        leave does so.
         """
         self._growth.check_eager()
+        self.ask_for_interrupts()
         if self._elastic is None:
             return
 
@@ -423,8 +448,11 @@ class Units(StepObserver):
 
     def announcement(self) -> list[tf.Tensor]:
         """Return what this rank adds to the first sum of each step, while it is traced."""
+        said = self.interrupts.attached()
+        if self._elastic is None:
+            return said
         backend, mine = self._backend, tf.cast(self._announced.read_value(), tf.float32)
-        return [tf.one_hot(backend.replica(), backend.most_replicas) * mine]
+        return [tf.one_hot(backend.replica(), backend.most_replicas) * mine, *said]
 
     def _let_go(self, announced: Sequence[tf.Tensor]) -> None:
         """Leave the job, or continue without ranks that leave and with ranks that wait.
