@@ -31,15 +31,15 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.elastic.preemption import LEAVES, WAITING, Preemption
-from collective.errors import CollectiveError, LeaveJob, ProcessExit
+from collective.errors import CollectiveError, LeaveJob
 from collective.training import keras_compat
-from collective.training.failure import ends_the_job
 from collective.training.interrupts import Agreement
 from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.observers.elastic.membership import Change
 from collective.training.partition.undo import whole_or_absent
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
+from collective.training.unedited import ranks_left
 from collective.training.unedited.growth import Growth
 from collective.training.unedited.portable import opened, portable
 from collective.training.unedited.resume import StateFolder
@@ -373,7 +373,7 @@ class Units(StepObserver):
                 self._growth.give_variables()  # waits until each newcomer stands here
         if backend.rank == 0:
             if what:
-                self._print_repeated(change.size, what)
+                ranks_left.print_repeated(change.size, backend.size, what)
             else:
                 change.print(self._step)
 
@@ -416,34 +416,9 @@ class Units(StepObserver):
         return np.asarray(variable.read_value() if value is None else value)
 
     def _check_size(self, before: int, size: int) -> None:
-        """End the job where too few ranks are left."""
-        backend = self._backend
-        least = backend.options.min_np or 1
-        if size >= least:
-            return
-        are = "is" if size == 1 else "are"
-        error = CollectiveError(
-            f"step {self._step}: of {before} ranks {size} {are} left, and --min-np "
-            f"is {least}",
-            hint="a smaller --min-np; keras.callbacks.BackupAndRestore continues fit "
-            "with its last epoch",
-            everywhere=False,
-        )
-        if backend.size == 1:
-            print(f"rank 0: error: {error}", file=sys.stderr, flush=True)
-            raise ProcessExit(error.exit_code)
-        with ends_the_job(backend):
-            if backend.rank:
-                backend.barrier()  # until rank 0 ends the job
-            raise error
-
-    def _print_repeated(self, before: int, what: str) -> None:
-        size = self._backend.size
-        are, repeat = ("is", "repeats") if size == 1 else ("are", "repeat")
-        print(
-            f"collective: of {before} ranks {size} {are} left, and {repeat} {what}",
-            file=sys.stderr,
-            flush=True,
+        """End the job if too few ranks are left."""
+        ranks_left.check(
+            self._backend, self._step, before, size, self._folder is not None
         )
 
     def announcement(self) -> list[tf.Tensor]:
