@@ -5,14 +5,17 @@ Plain, in one process; ``test_fit.test_on_ranks`` runs this file on several.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import collective
 from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.input import pipeline
@@ -21,7 +24,7 @@ from collective.training.observers.ledger.observer import read_receipts, write_r
 from collective.training.observers.ledger.verify import check, main
 from collective.training.observers.ledger.writer import Ledger, mark
 from tests import launch
-from tests.training.small import NAMES, PER_EPOCH, ROWS, gather, rows, train
+from tests.training.small import NAMES, PER_EPOCH, ROWS, gather, model, rows, train
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 PLAIN = pytest.mark.skipif(launch.launched(), reason="rank 0's error ends the job")
@@ -39,12 +42,14 @@ def account(path, capsys, code: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def write(path, steps=range(2 * PER_EPOCH), replicas: int = 3, change=None) -> None:
+def write(
+    path, steps=range(2 * PER_EPOCH), replicas: int = 3, change=None, plan=PLAN
+) -> None:
     """Write a ledger as three replicas do; ``change`` gets the entry of each step."""
     ledger = Ledger(path)
-    ledger.begin(PLAN, steps.start, replicas, "made up")
+    ledger.begin(plan, steps.start, replicas, "made up")
     for step in steps:
-        numbers = PLAN.row_numbers(step, step + 1)
+        numbers = plan.row_numbers(step, step + 1)
         read = []
         for replica in range(replicas):
             start, stop = pipeline.share(len(numbers), replica, replicas)
@@ -68,6 +73,26 @@ def test_it_notes_what_was_read(backend, tmp_path, capsys):
         assert f"epoch 2: 20 of {ROWS} rows, each used once\n" in shown
     written, *others = gather(backend, path.exists())
     assert written and not any(others)
+
+
+@PLAIN
+def test_the_order_of_keras_is_replayed(tmp_path, capsys):
+    """A script that calls ``keras.utils.set_random_seed`` trains in it."""
+    keras.utils.set_random_seed(4)
+    made = model()()
+    path = tmp_path / "trained"
+    words = {"batch_size": 10, "epochs": 2, "verbose": 0, "backend": "single"}
+    collective.fit(made, *rows(), **words, ledger=path)
+    assert json.loads(path.read_text().splitlines()[0])["plan"]["shuffle"] == "keras"
+    assert f"epoch 1: all {ROWS} rows, each used once\n" in account(path, capsys)
+    batches = dataclasses.replace(PLAN, shuffle="keras-batch")
+    write(tmp_path / "batches", plan=batches)
+    assert check(tmp_path / "batches").faults == []
+    with pytest.raises(UsageError, match="other values"):
+        write(
+            tmp_path / "unknown", range(0), plan=dataclasses.replace(PLAN, shuffle="x")
+        )
+        check(tmp_path / "unknown")
 
 
 @pytest.mark.parametrize("kind", ["wrong-row", "wrong-share"])

@@ -143,7 +143,7 @@ def _fault(line: dict[str, Any]) -> str:
         fits = (
             natural(line["from"], line["replicas"], plan.rows, plan.global_batch_size)
             and type(plan.seed) is int
-            and type(plan.shuffle) is bool
+            and _is_order(plan.shuffle)
             and plan.rows > 0
             and plan.global_batch_size > 0
         )
@@ -155,6 +155,16 @@ def _fault(line: dict[str, Any]) -> str:
             and all(isinstance(r, list) and len(r) == 3 and natural(*r) for r in read)
         )
     return "" if fits else "has other values than a ledger has"
+
+
+def _is_order(shuffle: Any) -> bool:
+    """Return whether a plan may have this order of rows."""
+    if not isinstance(shuffle, str):
+        return type(shuffle) is bool
+    # Only here: what checks a ledger of another order needs no TensorFlow.
+    from collective.training.input.row_order import KINDS
+
+    return shuffle in KINDS
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
