@@ -72,7 +72,8 @@ class WholeRows:
         own = replica_rows(backend, batch, replica)
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
-        sums = exchange.reduce("sum", [[t] for t in tf.nest.flatten(attached)])
+        parts = [exchange.added("sum", [t]) for t in tf.nest.flatten(attached)]
+        sums = exchange.reduce("sum", parts)
         before: list[tf.Tensor] = sums[-1:]
 
         def whole(leaf: Any) -> Any:

@@ -14,7 +14,6 @@ from collective.training.partition.exchange import (
     Gradients,
     TimedExchange,
     Values,
-    combined,
 )
 
 
@@ -33,7 +32,7 @@ class HookExchange(TimedExchange):
         self._done: list[tuple[list[int], list[tf.Tensor], Exchanged]] = []
 
     def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
-        state, tensors = self._state, [combined("sum", parts) for parts in values]
+        state, tensors = self._state, [own.parts[0] for own in values]
         indices = {i: state.index_of(variable) for i, variable in gradients.items()}
         places = [i for i, index in indices.items() if index in state.errors]
         if not places:
@@ -67,12 +66,12 @@ class HookExchange(TimedExchange):
         if not is_sent:
             all_reduce([])
         for i, total in zip(places, done.totals, strict=True):
-            results[i] = tf.cast(total, tensors[i].dtype)
+            results[i] = tf.cast(total, values[i].dtype)
         self._done.append((compressed, inputs, done))
         return [results[i] for i in range(len(tensors))]
 
     def _sum_plainly(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return super()._sums([[t] for t in tensors], {})
+        return super()._sums([self.added("sum", [t]) for t in tensors], {})
 
     def finish(self) -> None:
         """Write the hook's new state after the checks, so that a step is whole or absent."""

@@ -120,6 +120,11 @@ def copy_operation(
         )
 
 
+def wait_for(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
+    """Has an operation wait for others, which may have been made after it."""
+    op._add_control_inputs(list(others))
+
+
 def set_text_attribute(op: tf.Operation, name: str, text: str) -> None:
     """Give an operation an attribute of ours, whose name begins with an underscore."""
     op._set_attr(name, attr_value_pb2.AttrValue(s=text.encode()))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from collective.training.partition.exchange import NONE, Exchange, Gradients, Values
 from collective.training.partition.graph import Node
+from collective.training.partition.own import Own
 
 Inputs: TypeAlias = Sequence[list[tf.Tensor] | None]
 """The tensors of each input of a node, or None for an unused one."""
@@ -29,22 +30,21 @@ def reduced(
     """The sums (maxima, ...) of partial values: of each one for all, or for each device.
 
     Args:
-        values: Of each, the parts of the replicas of this process, or one for all.
-        gradients, scattered: As of ``Exchange.reduce``.
+        values, gradients, scattered: As of ``Exchange.reduce``.
     """
     devices = len(exchange.devices)
     if not devices:
         sums = exchange.reduce(kind, values, gradients, scattered)
         return [[total] for total in sums]
-    shared = [len(parts) == 1 and devices > 1 for parts in values]
+    shared = [len(own.parts) == 1 and devices > 1 for own in values]
     alone = [
-        parts[0] for parts, is_shared in zip(values, shared, strict=True) if is_shared
+        own.parts[0] for own, is_shared in zip(values, shared, strict=True) if is_shared
     ]
     split = [
-        parts for parts, is_shared in zip(values, shared, strict=True) if not is_shared
+        own for own, is_shared in zip(values, shared, strict=True) if not is_shared
     ]
     columns = [
-        [_of_device(parts, number, devices) for parts in split]
+        [Own(of_device(own.parts, number, devices), own.dtype) for own in split]
         for number in range(devices)
     ]
     totals = exchange.reduce_devices(kind, columns, alone)
@@ -52,7 +52,7 @@ def reduced(
     return [next(of_alone if is_shared else of_split) for is_shared in shared]
 
 
-def _of_device(
+def of_device(
     parts: Sequence[tf.Tensor], device: int, devices: int
 ) -> Sequence[tf.Tensor]:
     """The parts of the replicas on one device."""
@@ -103,12 +103,3 @@ def _widths_of_variables(node: Node, inputs: Inputs) -> list[int]:
         for value, part in zip(node.inputs, inputs, strict=True)
         if part and value.dtype == tf.resource
     ]
-
-
-def all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
-    """Return the outputs of a node, which its rule must all have made."""
-    if len(made) != len(node.outputs):
-        raise ValueError(
-            f"the rule of {node} made {len(made)} outputs, not {len(node.outputs)}"
-        )
-    return list(made)

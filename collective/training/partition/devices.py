@@ -20,9 +20,9 @@ from collective.backends.capabilities import LocalDevices
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
+from collective.training.partition.copies import of_device
 from collective.training.partition.exchange import (
     NONE,
-    REDUCE,
     BackendExchange,
     Exchange,
     Gradients,
@@ -30,9 +30,8 @@ from collective.training.partition.exchange import (
     OneProcess,
     TimedExchange,
     Values,
-    combined,
-    first_not_finite,
 )
+from collective.training.partition.own import REDUCE, Own, combined, first_not_finite
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
@@ -106,6 +105,17 @@ class DeviceExchange(TimedExchange):
         """The handles of a variable on each device, or the one of all."""
         return [copy.handle for copy in keras_compat.one_copy.copies(variable)]
 
+    def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
+        """See ``Exchange``. Of each device there is one part; all where a tree adds them."""
+        count, dtype = len(self.devices), parts[0].dtype
+        if self.tree is not None or len(parts) == 1:
+            return Own(parts, dtype)
+        found = []
+        for number, device in enumerate(self.devices):
+            with tf.device(device):
+                found.append(combined(kind, of_device(parts, number, count)))
+        return Own(found, dtype)
+
     def reduce(
         self,
         kind: str,
@@ -134,7 +144,8 @@ class DeviceExchange(TimedExchange):
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
             return self._reduced(kind, columns, more)
         if self._start is None:
-            with tf.control_dependencies(tf.nest.flatten(columns)):
+            parts = [t for column in columns for own in column for t in own.parts]
+            with tf.control_dependencies(parts):
                 self._start = now()
         if kind != "sum" or self._number is None:
             totals = self._reduced(kind, columns, more)
@@ -164,25 +175,28 @@ class DeviceExchange(TimedExchange):
     ) -> list[list[tf.Tensor]]:
         if self.tree is not None:  # in the order of pieces, wherever they are
             of_pieces = [
-                [part for parts in of_one for part in parts]
+                [part for own in of_one for part in own.parts]
                 for of_one in zip(*columns, strict=True)
             ]
-            return [[t] for t in self.reduce(kind, [*of_pieces, *([t] for t in more)])]
+            return self._between_processes(kind, [*of_pieces, *([t] for t in more)])
         totals = [*self._between_devices(kind, columns), *([t] for t in more)]
         if self._local.between is None:
             return totals
-        return [[t] for t in self.reduce(kind, [[total[0]] for total in totals])]
+        return self._between_processes(kind, [[total[0]] for total in totals])
+
+    def _between_processes(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[list[tf.Tensor]]:
+        own = [self._processes.added(kind, parts) for parts in values]
+        return [[total] for total in self.reduce(kind, own)]
 
     def _between_devices(
         self, kind: str, columns: Sequence[Values]
     ) -> list[list[tf.Tensor]]:
-        combined_on = []
-        for device, column in zip(self.devices, columns, strict=True):
-            with tf.device(device):
-                combined_on.append([combined(kind, parts) for parts in column])
-        if len(combined_on) == 1:
-            return [[tensor] for tensor in combined_on[0]]
-        rows = list(zip(*combined_on, strict=True))
+        of_devices = [[own.parts[0] for own in column] for column in columns]
+        if len(of_devices) == 1:
+            return [[tensor] for tensor in of_devices[0]]
+        rows = list(zip(*of_devices, strict=True))
         if kind != "sum":
             return [[REDUCE[kind](tf.stack(row), axis=0)] for row in rows]
         totals: dict[int, list[tf.Tensor]] = {}
@@ -190,7 +204,7 @@ class DeviceExchange(TimedExchange):
             places = [i for i, row in enumerate(rows) if row[0].dtype == dtype]
             if dtype.is_floating:
                 sums = self._local.sum_devices(
-                    [[column[i] for i in places] for column in combined_on]
+                    [[column[i] for i in places] for column in of_devices]
                 )
             else:
                 sums = [[tf.add_n(rows[i])] for i in places]

@@ -8,7 +8,6 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,7 +17,6 @@ import tensorflow as tf
 from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import atomics, pieces
 from collective.training.partition.copies import (
-    all_outputs,
     first_replicas,
     placed_by_tensorflow,
     times_made,
@@ -39,6 +37,12 @@ from collective.training.partition.layouts import (
     is_whole,
 )
 from collective.training.partition.listed import list_as
+from collective.training.partition.operations import (
+    Made,
+    all_outputs,
+    emitted,
+    is_small,
+)
 from collective.training.partition.own_part import OtherRows, OwnPart, Turn
 from collective.training.partition.pending import Pending
 from collective.training.partition.plans import Plan, is_single
@@ -46,8 +50,7 @@ from collective.training.partition.schedule import Queue, is_write
 from collective.training.partition.shares import Share, sliced, tell_shape
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
-
-_SMALL = 1 << 14  # elements
+from collective.training.partition.turns import Turns
 
 
 class Emission(OwnPart):
@@ -75,9 +78,12 @@ class Emission(OwnPart):
         self.graph = graph
         self.exchange = exchange
         self.traffic = traffic
-        self.pending = Pending(exchange, traffic)
+        # The places of a model axis are no pieces of rows: each has all rows.
+        devices = len(exchange.devices) if share.places is None else len(share.own)
+        self.turns = Turns(len(share.own), devices)
+        self.pending = Pending(exchange, traffic, self.turns)
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
-        self._made: dict[int, list[tf.Operation]] = {}  # by the number of a node
+        self._made = Made(self.turns)
         super().__init__(share, rows, Known(self._symbol), Turn())
         self._others: dict[SomeRows, OtherRows] = {}
 
@@ -143,6 +149,8 @@ class Emission(OwnPart):
             if found is None:
                 return None
             self.put(value, layout, found)
+            if not is_single(layout):
+                self.turns.made([tensor.op] for tensor in found)
         return self._forms[key]
 
     def _converted(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
@@ -234,7 +242,7 @@ class Emission(OwnPart):
         """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
             self.turn.replica = replica
-            with self._on_device():
+            with self._on_device(), self.turns.of(replica):
                 yield replica
         self.turn.replica = 0
 
@@ -295,6 +303,8 @@ class Emission(OwnPart):
                 queue.resume()
             elif not queue.release_writes():
                 break
+            self.turns.end()
+        self.turns.end()
         results = []
         for value, layout in zip(self.graph.outputs, layouts, strict=True):
             found = self.get(value, layout)
@@ -304,12 +314,8 @@ class Emission(OwnPart):
 
     def effects(self) -> list[tf.Operation]:
         """The operations that must run, whatever is read of the outputs."""
-        made = [
-            op
-            for node in self.graph.nodes
-            if node.is_stateful
-            for op in self._made.get(node.number, ())
-        ]
+        stateful = (node for node in self.graph.nodes if node.is_stateful)
+        made = [op for node in stateful for op in self._made.of(node)]
         return [*made, *self.pending.last]
 
     def _ask_for(self, layouts: Sequence[Layout]) -> None:
@@ -336,15 +342,17 @@ class Emission(OwnPart):
             inputs.append(found)
         if not is_ready:
             return False
-        before = [op for n in node.control for op in self._made.get(n.number, ())]
+        count = self.traffic.in_groups
+        self._made.meet(node)
+        last: list[tf.Operation] = []
         if is_write(node):
             if not self.pending.joined.intersection(node.inputs):
-                before += self.pending.last
+                last = self.pending.last
             self.traffic.writes = True
         if plan.joint is not None:
-            self._make_jointly(node, plan, inputs, before)
+            self._make_jointly(node, plan, inputs, [*self._made.before(node), *last])
             return True
-        made: list[tf.Operation] = []
+        made: list[list[tf.Operation]] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
         is_first = plan.is_of_rank_zero or (
             plan.is_single and atomics.is_of_rank_zero(node, self.exchange)
@@ -356,17 +364,18 @@ class Emission(OwnPart):
             if replica not in makes:
                 continue
             mine = [None if part is None else self._of_replica(part) for part in inputs]
+            before = [*self._made.before(node, replica), *last]
             with (
                 tf.control_dependencies(before) if before else nullcontext(),
                 placed_by_tensorflow(self.exchange, times, node, inputs),
             ):
-                tensors, ops = self._emitted(node, plan, mine)
+                tensors, ops = emitted(self, node, mine)
             if is_first:
                 tensors = [
                     self.of_rank_zero(value, tensor)
                     for value, tensor in zip(node.outputs, tensors, strict=True)
                 ]
-            made += ops
+            made.append(ops)
             for of_output, tensor in zip(outputs, tensors, strict=True):
                 of_output.append(tensor)
         for value, layout, tensors in zip(
@@ -374,12 +383,14 @@ class Emission(OwnPart):
         ):
             few = is_single(layout) and not plan.is_single
             self.put(value, layout, tensors[:1] if few else tensors)
-            if value.is_needed_whole and _is_small(value):
+            if value.is_needed_whole and is_small(value):
                 self.get(value, WHOLE)  # travels with the next exchange
-        self._made[node.number] = made
+        self._made.note(node, made)
         for value, layout in zip(node.inputs, plan.inputs, strict=True):
             if layout == WHOLE != value.layout:
-                self.pending.read(value, made)
+                self.pending.read(value, self._made.of(node))
+        if self.traffic.in_groups > count:
+            self.turns.end()
         return True
 
     def _make_jointly(
@@ -395,27 +406,8 @@ class Emission(OwnPart):
             node.outputs, plan.outputs, outputs, strict=True
         ):
             self.put(value, layout, tensors)
-        self._made[node.number] = [op]
+        self._made.note(node, [[op]])
         if self.traffic.exchanges > count:
             self.pending.last = [op]
-
-    def _emitted(
-        self, node: Node, plan: Plan, inputs: list[Any]
-    ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-        if plan.emit is None:
-            if plan.is_single and atomics.parts_ranks(node, self.exchange):
-                op = atomics.on_host(node, inputs)
-            else:
-                op = copy_operation(node.op, inputs)
-            return list(op.outputs), [op]
-        made = plan.emit(self, inputs)
-        if isinstance(made, tf.Operation):
-            return all_outputs(node, made.outputs), [made]
-        return all_outputs(node, made), [tensor.op for tensor in made]
-
-
-def _is_small(value: Value) -> bool:
-    """Whether it costs no time to send it; gradients leave together, at the end."""
-    if value.variable is not None or not value.is_static or value.shape is None:
-        return False
-    return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL
+        if not plan.is_single:
+            self.turns.end()

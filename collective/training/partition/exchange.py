@@ -17,26 +17,23 @@ from collective.tensorflow_ops.text import gather_strings
 from collective.training.object_collectives import join
 from collective.training.partition import pieces
 from collective.training.partition.markers import FIRST, GATHER, Marker
+from collective.training.partition.own import (
+    REDUCE,
+    Own,
+    arrived,
+    carried,
+    carrier_of,
+    combined,
+    first_not_finite,
+)
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.virtual.tree import OneReplica, Tree, as_bits
 
-#: By the kind of a partial value: the operation that makes it whole.
-REDUCE = {
-    "sum": tf.reduce_sum,
-    "max": tf.reduce_max,
-    "min": tf.reduce_min,
-    "prod": tf.reduce_prod,
-    "any": tf.reduce_any,
-    "all": tf.reduce_all,
-}
-_NARROW = (tf.float16, tf.bfloat16, tf.float32)
-
-
-Values = Sequence[Sequence[tf.Tensor]]
-"""For each value, a tensor for every replica of this process, or one for all together."""
+Values = Sequence[Own]
+"""For each value, what this process has of it."""
 Gradients = Mapping[int, Any]
 """The variable of which a value is the gradient, by the value's index."""
 NONE: Gradients = {}
@@ -61,6 +58,15 @@ class Exchange(Protocol):
         """Which piece of an ``Owned`` tensor this process has, of how many."""
         ...
 
+    def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
+        """Add up the parts of one value, as far as this process can alone.
+
+        Args:
+            kind: sum, max, min, prod, any or all.
+            parts: A tensor for every replica of this process, or one for all together.
+        """
+        ...
+
     def reduce(
         self,
         kind: str,
@@ -72,7 +78,7 @@ class Exchange(Protocol):
 
         Args:
             kind: sum, max, min, prod, any or all.
-            values: Of the same shapes and dtypes on every rank.
+            values: What ``added`` made, of the same shapes and dtypes on every rank.
             gradients: Which of them are gradients, whose sums may be rounded.
             scattered: More values, of whose sums this rank gets its piece; see ``pieces``.
 
@@ -117,7 +123,7 @@ class Exchange(Protocol):
         """Like ``reduce``; returns for each tensor a list of one, or of one for each device.
 
         Args:
-            columns: Of each device its part of each value, for each of its replicas.
+            columns: Of each device what it has of each value.
             more: Tensors of this process.
         """
         ...
@@ -133,6 +139,10 @@ class OnOneDevice:
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """The handle of the variable."""
         return [variable.handle]
+
+    def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
+        """See ``Exchange``; adds them in their own dtype."""
+        return Own([combined(kind, parts)], parts[0].dtype)
 
     def of_marker(
         self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
@@ -163,8 +173,8 @@ class OneProcess(OnOneDevice):
         scattered: Values = (),
     ) -> list[tf.Tensor]:
         """Reduces over the replicas of this process."""
-        sums = [combined(kind, parts) for parts in values]
-        return [*sums, *(tf.reshape(combined(kind, p), [-1]) for p in scattered)]
+        sums = [own.parts[0] for own in values]
+        return [*sums, *(tf.reshape(own.parts[0], [-1]) for own in scattered)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
@@ -202,6 +212,17 @@ class BackendExchange(OnOneDevice):
         """See ``Exchange``."""
         return self._backend.rank, self._backend.size
 
+    def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
+        """See ``Exchange``. Sums are added in the dtype in which they travel."""
+        dtype = parts[0].dtype
+        if kind != "sum":
+            return Own(parts, dtype)
+        carrier = carrier_of(dtype)
+        sent = [carried(tensor, carrier) for tensor in parts]
+        if self.tree is not None and carrier.is_floating:
+            return Own(self.tree.of_subtrees(sent), dtype)
+        return Own([combined("sum", sent)], dtype)
+
     def reduce(
         self,
         kind: str,
@@ -211,7 +232,7 @@ class BackendExchange(OnOneDevice):
     ) -> list[tf.Tensor]:
         """See ``Exchange``. Sums travel in one message for each dtype."""
         if kind != "sum":
-            gathered = (self.gather(tf.stack(parts)) for parts in values)
+            gathered = (self.gather(tf.stack(own.parts)) for own in values)
             return [REDUCE[kind](whole, axis=0) for whole in gathered]
         results = self._sums(values, gradients)
         if not scattered:
@@ -222,18 +243,17 @@ class BackendExchange(OnOneDevice):
     def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
         results: dict[int, tf.Tensor] = {}
         by_carrier: dict[tf.DType, list[int]] = {}
-        for place, parts in enumerate(values):
-            by_carrier.setdefault(_carrier(parts[0].dtype), []).append(place)
+        for place, own in enumerate(values):
+            by_carrier.setdefault(carrier_of(own.dtype), []).append(place)
         for carrier, places in by_carrier.items():
-            sent = [[_carried(t, carrier) for t in values[i]] for i in places]
+            sent = [values[i].parts for i in places]
             if self.tree is not None and carrier.is_floating:
                 sums = self.tree.total(sent)
             else:
                 rounded = [i for i, place in enumerate(places) if place in gradients]
-                local = [combined("sum", parts) for parts in sent]
-                sums = self._all_reduce(local, rounded)
+                sums = self._all_reduce([tensor for (tensor,) in sent], rounded)
             for i, summed in zip(places, sums, strict=True):
-                results[i] = _arrived(summed, values[i][0].dtype)
+                results[i] = arrived(summed, values[i].dtype)
         return [results[i] for i in range(len(values))]
 
     def _all_reduce(
@@ -247,16 +267,12 @@ class BackendExchange(OnOneDevice):
         if self.tree is not None:
             sums = self._sums(values, NONE)
             return [pieces.cut(total, part, parts) for total in sums]
-        tensors = [combined("sum", of_one) for of_one in values]
+        tensors = [own.parts[0] for own in values]
         found = list(tensors)
         before: list[tf.Tensor] = []
         elements = [tensor.shape.num_elements() for tensor in tensors]
         for group in pieces.groups(tensors, elements):
-            dtype = tensors[group[0]].dtype
-            rows = [
-                pieces.as_rows(_carried(tensors[i], _carrier(dtype)), parts)
-                for i in group
-            ]
+            rows = [pieces.as_rows(tensors[i], parts) for i in group]
             assert isinstance(self._backend, ShardCollectives)
             with tf.control_dependencies(before):
                 own = self._backend.reduce_scatter(join(rows, axis=1))
@@ -264,20 +280,20 @@ class BackendExchange(OnOneDevice):
             split = tf.split(own, [row.shape[1] for row in rows])
             for i, piece in zip(group, split, strict=True):
                 length = pieces.lengths(tensors[i].shape, parts)[part]
-                found[i] = _arrived(piece[:length], dtype)
+                found[i] = arrived(piece[:length], values[i].dtype)
         return found
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``; for numbers and text."""
         if tensor.dtype == tf.string:
             return gather_strings(tensor, self.gather)
-        carrier = _carrier(tensor.dtype)
-        sent = _carried(tensor, carrier)
+        carrier = carrier_of(tensor.dtype)
+        sent = carried(tensor, carrier)
         assert isinstance(self._backend, ShardCollectives)
         if self.tree is None:
-            return _arrived(self._backend.gather_rows(sent), tensor.dtype)
+            return arrived(self._backend.gather_rows(sent), tensor.dtype)
         bits = self._backend.gather_rows(as_bits(sent))  # which may be made of sums
-        return _arrived(tf.bitcast(bits, carrier), tensor.dtype)
+        return arrived(tf.bitcast(bits, carrier), tensor.dtype)
 
     def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
         """See ``Exchange``. Small tensors travel together."""
@@ -304,11 +320,12 @@ class BackendExchange(OnOneDevice):
         is_root = tf.equal(tf.cast(self._backend.replica(), tf.int32), 0)
         if tensor.dtype == tf.string or not tensor.shape.is_fully_defined():
             return self._broadcast_any_shape(tensor, is_root)
-        carrier = _carrier(tensor.dtype)
-        bits = as_bits(_carried(tensor, carrier))
+        carrier = carrier_of(tensor.dtype)
+        bits = as_bits(carried(tensor, carrier))
         sent_bits = tf.where(is_root, bits, tf.zeros_like(bits))
-        (sent,) = self._sums([[sent_bits]], NONE)  # no sum of a step, which is checked
-        found = _arrived(tf.bitcast(sent, carrier), tensor.dtype)
+        own = self.added("sum", [sent_bits])
+        (sent,) = self._sums([own], NONE)  # no sum of a step, which is checked
+        found = arrived(tf.bitcast(sent, carrier), tensor.dtype)
         group = self._backend.tensor
         return found if group is None else group.of_first(found)
 
@@ -331,7 +348,8 @@ def exchanged(
         return [along.gather(tensors[0])]
     if marker.kind == FIRST:
         return [along.broadcast(tensors[0])]
-    return along.reduce(marker.kind, [[tensor] for tensor in tensors])
+    own = [along.added(marker.kind, [tensor]) for tensor in tensors]
+    return along.reduce(marker.kind, own)
 
 
 class TimedExchange(BackendExchange):
@@ -367,20 +385,24 @@ class TimedExchange(BackendExchange):
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a loop or branch
             return super().reduce(kind, values, gradients, scattered)
         if self._start is None:
-            with tf.control_dependencies(tf.nest.flatten([*values, *scattered])):
+            parts = [tensor for own in (*values, *scattered) for tensor in own.parts]
+            with tf.control_dependencies(parts):
                 self._start = now()
             if self._backend.overlaps:
                 run_independently(self._start)  # a bucket would wait for all gradients
             else:
                 with tf.control_dependencies([self._start]):
-                    values = [[tf.identity(t) for t in parts] for parts in values]
+                    values = [
+                        Own([tf.identity(t) for t in own.parts], own.dtype)
+                        for own in values
+                    ]
         number = self._number
         if kind == "sum":
             self._number = None
         if number is None or kind != "sum":
             results = super().reduce(kind, values, gradients, scattered)
         else:
-            located = [self._located([*scattered, *values])]
+            located = self.added("sum", [self._located([*scattered, *values])])
             results = super().reduce(kind, [*values, located], gradients, scattered)
             place = results.pop(len(values))
             if self._backend.tensor is not None:  # a row for each rank, then
@@ -421,13 +443,6 @@ class TimedExchange(BackendExchange):
         return self._start, self._stop
 
 
-def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum (maximum, ...) of the tensors of several replicas."""
-    if len(parts) == 1:
-        return parts[0]
-    return tf.add_n(parts) if kind == "sum" else REDUCE[kind](tf.stack(parts), 0)
-
-
 class OneOrderedProcess(BackendExchange):
     """The exchange of a job of one process, with ordered sums over pieces."""
 
@@ -446,39 +461,3 @@ class OneOrderedProcess(BackendExchange):
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor."""
         return tensor
-
-
-def first_not_finite(values: Values) -> tf.Tensor:
-    """Which of some values is the first that is not finite, from 1; 0 for none."""
-    numbers = [
-        tf.add_n([tf.reduce_sum(t) for t in parts])
-        if parts[0].dtype.is_floating
-        else tf.zeros([])
-        for parts in values
-    ]
-    return finite.first(numbers)
-
-
-def _carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype in which values of another travel exactly."""
-    if dtype in _NARROW:
-        return tf.float32
-    if dtype.is_integer or dtype.is_bool:
-        return tf.int64
-    return {tf.complex64: tf.float32, tf.complex128: tf.float64}.get(dtype, dtype)
-
-
-def _carried(tensor: tf.Tensor, carrier: tf.DType) -> tf.Tensor:
-    if tensor.dtype.is_complex:
-        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
-    if tensor.dtype == tf.uint64:
-        return tf.bitcast(tensor, tf.int64)
-    return tf.cast(tensor, carrier)
-
-
-def _arrived(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if dtype.is_complex:
-        return tf.complex(tensor[..., 0], tensor[..., 1])
-    if dtype == tf.uint64:
-        return tf.bitcast(tensor, tf.uint64)
-    return tf.cast(tensor, dtype)

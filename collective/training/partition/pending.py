@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training.partition.copies import reduced
-from collective.training.partition.exchange import Exchange, Values
+from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, variables_of
 from collective.training.partition.layouts import (
     MOMENTS,
@@ -20,8 +20,10 @@ from collective.training.partition.layouts import (
     Partial,
     Sharded,
 )
+from collective.training.partition.own import Own
 from collective.training.partition.shares import gathered
 from collective.training.partition.traffic import Traffic
+from collective.training.partition.turns import Turns
 
 #: Weights that are joined together, at most, but for one that is larger.
 JOINED_BYTES = 32 << 20
@@ -38,10 +40,12 @@ class Pending:
     Args:
         exchange: The sums over ranks.
         traffic: Where it notes what is exchanged.
+        turns: Of the replicas of this process.
     """
 
-    def __init__(self, exchange: Exchange, traffic: Traffic):
+    def __init__(self, exchange: Exchange, traffic: Traffic, turns: Turns):
         self._exchange = exchange
+        self.turns = turns
         self._traffic = traffic
         self._values: dict[Value, Layout] = {}
         # Tensors of this process that travel in the first sum; their sums afterwards.
@@ -127,14 +131,12 @@ class Pending:
         values.sort(key=lambda value: value.rank == 0)
         parts = [emission.get(value, value.layout) for value in values]
         attached = self._unsent if kind == "sum" else []
+        own = [self._added(kind, of_one) for of_one in parts]
+        own += [self._added(kind, [tensor]) for tensor in attached]
+        pieces = [self._added(kind, emission.get(value, SUM)) for value in scattered]
+        self.turns.end()
         with self._in_order():
-            results = reduced(
-                self._exchange,
-                kind,
-                [*parts, *([t] for t in attached)],
-                variables_of(values),
-                [emission.get(value, SUM) for value in scattered],
-            )
+            results = reduced(self._exchange, kind, own, variables_of(values), pieces)
         self._traffic.sums.append([*scattered, *values])
         self._traffic.scattered += scattered
         self._note([tensor for total in results for tensor in total])
@@ -150,6 +152,12 @@ class Pending:
             self._is_attached_sent = True
         for value in scattered:
             emission.put(value, OWNED, next(totals))
+
+    def _added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
+        """Adds up the parts of the replicas of this process, each in its piece's turn."""
+        own = self._exchange.added(kind, parts)
+        self.turns.adds(parts, own.parts)
+        return own
 
     def _join(self, emission: Any, values: list[Value]) -> None:
         """Makes values whole of which each rank has a piece.
@@ -180,15 +188,18 @@ class Pending:
         if value in self._readers:
             self._readers[value] += ops
 
-    def at_once(self, kind: str, values: Values) -> list[tf.Tensor]:
+    def at_once(
+        self, kind: str, values: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
         """Reduces values in the middle of an operation that is made of several.
 
         Args:
             values: Of each, the parts of the replicas of this process.
         """
         self._traffic.writes_early |= self._traffic.writes
+        own = [self._exchange.added(kind, parts) for parts in values]
         with self._in_order():
-            totals = reduced(self._exchange, kind, values)
+            totals = reduced(self._exchange, kind, own)
         self._traffic.in_groups += 1
         self._note([tensor for total in totals for tensor in total])
         return [total[0] for total in totals]

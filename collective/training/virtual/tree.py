@@ -53,11 +53,9 @@ class Tree:
         """The sum of each value; the same bits on every rank, and for any number of them.
 
         Args:
-            values: Of one dtype, float32 or float64. Of each a tensor for every piece of
-                this replica, or for every micro-batch of them; or a single one that
-                counts as the first piece's.
+            values: Of one dtype, float32 or float64; of each what ``of_subtrees`` made.
         """
-        subtrees = [self.of_subtrees(parts) for parts in values]
+        subtrees = list(values)
         if self._backend.replicas == 1:
             return [self.finish(sums) for sums in subtrees]
         if [len(nodes) for nodes in self._by_replica] == [1, 1]:
@@ -81,7 +79,12 @@ class Tree:
         return [totals[i] for i in range(len(subtrees))]
 
     def of_subtrees(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of this replica's subtrees."""
+        """The sums of this replica's subtrees.
+
+        Args:
+            parts: A tensor for every piece of this replica, or for every micro-batch of
+                them; or a single one that counts as the first piece's.
+        """
         pieces = self._pieces
         if len(parts) == 1:
             parts = [*parts, *[tf.zeros_like(parts[0])] * (len(pieces) - 1)]

@@ -15,14 +15,13 @@ import tensorflow as tf
 from collective.training.partition import pieces
 from collective.training.partition.exchange import (
     NONE,
-    REDUCE,
     Gradients,
     OnOneDevice,
     Values,
-    combined,
     exchanged,
 )
 from collective.training.partition.markers import FIRST, GATHER, Marker
+from collective.training.partition.own import REDUCE
 
 _SECONDS = 60  # a rank waits for the others
 _turn = threading.Lock()  # held by the thread that runs
@@ -95,11 +94,10 @@ class ThreadExchange(OnOneDevice):
     ) -> list[tf.Tensor]:
         """See ``Exchange``."""
         made: list[tf.Tensor] = []
-        for parts in [*values, *scattered]:
+        for own in [*values, *scattered]:
             with tf.control_dependencies(made[-1:]):
-                own = combined(kind, list(parts))
-                own = tf.identity(own)
-            made.append(REDUCE[kind](tf.stack(self._all(own, kind)), 0))
+                sent = tf.identity(own.parts[0])
+            made.append(REDUCE[kind](tf.stack(self._all(sent, kind)), 0))
         cut = [pieces.cut(total, *self.place) for total in made[len(values) :]]
         return [*made[: len(values)], *cut]
 

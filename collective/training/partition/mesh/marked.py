@@ -45,7 +45,7 @@ class MarkedExchange(OnOneDevice):
     ) -> list[tf.Tensor]:
         """Marks the reduction of tensors, of which this rank has one each."""
         assert not scattered
-        return self._identities(kind, [tensor for (tensor,) in values])
+        return self._identities(kind, [own.parts[0] for own in values])
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Marks the gathering of a tensor along its first axis."""
