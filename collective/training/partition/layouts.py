@@ -17,7 +17,7 @@ Graphs, 2021 (arXiv:2105.04663), whose names of layouts differ: tiled, replicate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from collective.training.partition.sizes import AnySize, product, quotient, total
@@ -118,14 +118,14 @@ class Listed:
     shape: OpenShape = None
     dtype: Any = None
     sizes: Any = None
+    is_optional: bool = False  # whether it is no list, but one tensor or none
 
     def met(self, other: Listed) -> Listed:
         """What is true of the elements of both, which lie as those of this one."""
-        return Listed(
-            self.element,
-            shared_shape([self.shape, other.shape]),
-            self.dtype,
-            self.sizes if self.sizes == other.sizes else None,
+        return replace(
+            self,
+            shape=shared_shape([self.shape, other.shape]),
+            sizes=self.sizes if self.sizes == other.sizes else None,
         )
 
     def __repr__(self) -> str:

@@ -26,12 +26,15 @@ def list_as(
     if have.element is None:
         return tensors * len(emission.share.own)
     assert have.shape is not None
-    if not isinstance(layout.element, Sharded):
+    element = layout.element
+    if not isinstance(element, Sharded):
         whole, none = tensors[0], tf.zeros_like(tensors[0])
         return [
             tf.cond(emission.share.is_lead[i], lambda: whole, lambda: none)
             for i in range(len(emission.share.own))
         ]
+    if have.is_optional:
+        return [_share_of(emission, tensors[0], have, element) for _ in emission.each()]
     stacked = tf.raw_ops.TensorListStack(
         input_handle=tensors[0],
         element_shape=emission.vector(have.shape, tf.int32),
@@ -40,10 +43,29 @@ def list_as(
     stacked.set_shape([None] * (1 + len(have.shape)))
     parts = []
     for _ in emission.each():
-        part = sliced(emission, stacked, layout.element.moved(layout.element.axis + 1))
+        part = sliced(emission, stacked, element.moved(element.axis + 1))
         parts.append(
             tf.raw_ops.TensorListFromTensor(
                 tensor=part, element_shape=tf.shape(part)[1:]
             )
         )
     return parts
+
+
+def _share_of(
+    emission: Any, optional: tf.Tensor, have: Listed, element: Sharded
+) -> tf.Tensor:
+    """A replica's part of what a branch has left for its gradient, if it was taken."""
+
+    def part() -> tf.Tensor:
+        (whole,) = tf.raw_ops.OptionalGetValue(
+            optional=optional,
+            output_types=[have.dtype],
+            output_shapes=[tf.TensorShape([None] * len(have.shape or ()))],
+        )
+        own = sliced(emission, whole, element)
+        return tf.raw_ops.OptionalFromValue(components=[own])
+
+    return tf.cond(
+        tf.raw_ops.OptionalHasValue(optional=optional), part, tf.raw_ops.OptionalNone
+    )

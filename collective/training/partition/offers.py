@@ -42,8 +42,8 @@ _PRODUCTS = """
     DepthwiseConv2dNativeBackpropInput
 """
 PRODUCTS = frozenset(_PRODUCTS.split())
-# Elements of weights: with fewer, a product costs less than to exchange its result.
-_WORTH_SHARING = 1 << 10
+#: Elements of weights: with fewer, a product costs less than to exchange its result.
+WORTH_SHARING = 1 << 10
 # Values that are looked at to find such a product.
 _MOST_AHEAD = 200
 #: Operations whose result has rows that were put in another order, left out, or joined.
@@ -193,7 +193,7 @@ def _multiplies(node: Node, others: Sequence[Value]) -> bool:
     if node.type not in PRODUCTS:
         return False
     sizes = [about(product(value.shape or ()), None) for value in others]
-    return max(sizes, default=0) >= _WORTH_SHARING
+    return max(sizes, default=0) >= WORTH_SHARING
 
 
 def leads_to_weights(value: Value, some: SomeRows | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -267,7 +268,7 @@ def _is_rows(size: Any, rows: Rows) -> bool:
 @rule("OptionalNone")
 def no_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """What a branch that is not taken leaves for its gradient."""
-    return Plan([], [EMPTY])
+    return Plan([], [Listed(is_optional=True)])
 
 
 @rule("OptionalFromValue")
@@ -276,7 +277,7 @@ def optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if len(layouts) != 1:
         return whole(node)
     made = _filled(EMPTY, node.inputs[0], layouts[0], rows)
-    return Plan([made.element or WHOLE], [made])
+    return Plan([made.element or WHOLE], [replace(made, is_optional=True)])
 
 
 @rule("OptionalGetValue")
