@@ -13,7 +13,6 @@ from tests import launch
 from tests.training.small import NAMES, on_rank_zero
 from tests.training.test_equivalence import together
 
-HERE = "tests/training/test_again.py"
 pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
 
 
@@ -116,11 +115,3 @@ def test_a_backend_of_a_name_is_opened_once():
         collective.fit(model, x, y, backend="single", verbose=0).backend for _ in "ab"
     ]
     assert opened[0] is opened[1]
-
-
-@pytest.mark.launches
-@launch.NOT_ON_RANKS
-@launch.NEEDS_CORE
-def test_on_ranks(tmp_path):
-    tests = [HERE, "-k", "traced"]
-    assert launch.launch("native", 2, tests, tmp_path).passed() == 1

@@ -160,7 +160,7 @@ def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, pretended_gpu
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
-def test_on_ranks(ranks, tmp_path):
-    ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=300)
+@pytest.mark.matrix
+def test_on_three_ranks(tmp_path):
+    ended = launch.launch("native", 3, [HERE], tmp_path, seconds=300)
     assert ended.passed(skips=True) == 5

@@ -21,7 +21,6 @@ from tests import launch
 from tests.training.small import on_rank_zero
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
-HERE = "tests/training/test_transport.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 ROWS, WIDTH = 23, 80  # a last batch of 7 rows; kernels large enough to be rounded
 
@@ -116,8 +115,3 @@ def test_one_step_differs_in_the_kernels_alone():
 
     for a, b in zip(one.model.get_weights(), on_rank_zero(exact, stock), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.launches
-def test_on_ranks(tmp_path):
-    assert launch.launch("native", 2, [HERE], tmp_path).passed(skips=True) == 1

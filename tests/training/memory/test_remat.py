@@ -13,7 +13,6 @@ from tests import launch
 from tests.training.small import on_rank_zero
 
 NAME = os.environ.get(launch.BACKEND, "single")
-HERE = "tests/training/memory/test_remat.py"
 pytestmark = [
     pytest.mark.usefixtures("clean_keras"),
     pytest.mark.skipif(not hasattr(keras, "remat"), reason="an older Keras"),
@@ -74,8 +73,3 @@ def test_trains_what_keras_trains(accumulate, backends_by_name):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
     for name, values in history.items():
         np.testing.assert_allclose(got.history[name], values, rtol=1e-12)
-
-
-@pytest.mark.launches
-def test_on_ranks(tmp_path):
-    assert launch.launch("native", 2, [HERE], tmp_path).passed() == 2

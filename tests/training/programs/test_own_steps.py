@@ -24,7 +24,6 @@ from tests.training.programs.plain_steps import Regression, regression
 from tests.training.small import assert_ranks_agree
 from tests.training.test_equivalence import together
 
-HERE = "tests/training/programs/test_own_steps.py"
 NAME = os.environ.get(launch.BACKEND, "single")
 BATCH, EPOCHS = 10, 2
 PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
@@ -280,10 +279,3 @@ def test_a_step_that_returns_no_dict_is_refused(backend):
 
     with pytest.raises(UsageError, match=r"returned .*, not a dict"):
         train(backend, lambda: regression(Bare))
-
-
-@pytest.mark.launches
-def test_some_on_ranks(tmp_path):
-    chosen = "resumed or not_finite or look_up or validates or alike"
-    ended = launch.launch("native", 2, [HERE, "-k", chosen], tmp_path, seconds=420)
-    assert ended.passed() >= 5

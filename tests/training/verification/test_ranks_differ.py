@@ -1,6 +1,6 @@
 """Ranks that would train different models are refused before the first step.
 
-Every case runs on two ranks of one launch; rank 1 differs in one thing.
+Every case runs on two ranks (``test_on_two_ranks``); rank 1 differs in one thing.
 """
 
 from __future__ import annotations
@@ -334,10 +334,3 @@ def test_calls_of_keras_that_read_other_rows(call, what, backend):
     for other in weights[1:]:
         for mine, wanted in zip(other, weights[0], strict=True):
             np.testing.assert_array_equal(mine, wanted)
-
-
-@pytest.mark.launches
-def test_on_two_ranks(tmp_path):
-    tests = ["tests/training/verification/test_ranks_differ.py"]
-    ended = launch.launch("native", 2, tests, tmp_path, seconds=300)
-    assert ended.passed() >= len(CASES) + len(SETTINGS) + 1

@@ -14,7 +14,6 @@ from collective.training.verification import stock_run
 from tests import launch
 from tests.training.small import NAMES
 
-HERE = "tests/training/verification/test_stock_run.py"
 ROWS, FEATURES = 23, 6
 pytestmark = pytest.mark.usefixtures("clean_keras")
 on_ranks = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
@@ -165,11 +164,3 @@ def test_what_differs_is_shown(backend, recorded):
     if backend.rank == 0:
         assert recorded[0].weights > 1e-4
         assert any(v > 1e-3 for v in recorded[0].tensors.values())
-
-
-@pytest.mark.launches
-@launch.NOT_ON_RANKS
-@launch.NEEDS_CORE
-def test_beside_keras_on_two_ranks(tmp_path):
-    tests = [HERE, "-k", "replicas or differs"]
-    assert launch.launch("native", 2, tests, tmp_path, seconds=240).passed(skips=True)
