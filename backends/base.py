@@ -192,6 +192,11 @@ class Backend(ABC):
         found._form_groups(groups, number)
         return found
 
+    @property
+    def of_all(self) -> Backend:
+        """Return the backend of all ranks: this one, unless it is ``among`` some."""
+        return self._of_all or self
+
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
         """Has this copy of a backend exchange within group ``number`` alone."""
         if self.size == 1 == len(groups):

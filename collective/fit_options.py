@@ -148,8 +148,9 @@ NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
 WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.type))
 
 
-#: The options of unedited scripts: these, and the files that ``collective.fit`` writes.
-SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
+#: The options of unedited scripts: these, the files that ``collective.fit`` writes, and
+#: weights in pieces.
+SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger", "shard_weights")
 
 
 def check_names(names: Iterable[str]) -> None:

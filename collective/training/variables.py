@@ -21,6 +21,7 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
 from collective.training.prepared import PreparedModel, get_partition, get_prepared
+from collective.training.sharding.held import is_held
 from collective.training.traced import nodes_of
 
 _WRITES = (
@@ -58,9 +59,8 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of ``all_variables`` that every rank holds whole."""
     parts = get_partition(model)
-    return [
-        v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
-    ]
+    found = [v for v in all_variables(model) if not is_held(v)]
+    return [v for v in found if parts is None or parts.shape_of(v) is None]
 
 
 def broadcast_model(model: keras.Model, backend: Backend) -> None:

@@ -40,6 +40,11 @@ def computes_batches(function: Any) -> bool:
     return is_users(function) or module == "keras.src.backend.tensorflow.trainer"
 
 
+def records_gradients() -> bool:
+    """Return whether a tape of this thread records what is computed."""
+    return bool(record.could_possibly_record())
+
+
 @contextlib.contextmanager
 def record_gradients(
     noted: list[tuple[tf.Variable | keras.Variable, tf.Tensor]],

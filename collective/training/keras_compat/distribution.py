@@ -49,13 +49,8 @@ def distribution_ignored() -> bool:
     return current_distribution() is not None and not known
 
 
-def layout_of(distribution: Any, path: str) -> tuple[str | None, ...] | None:
-    """Return the axes that a ``ModelParallel``'s ``LayoutMap`` gives a variable, or None."""
-    layout = distribution._layout_map[path]
-    return None if layout is None else tuple(layout.axes)
-
-
-def axes_used(distribution: Any) -> set[str]:
-    """Return the axes of the mesh that layouts of a ``ModelParallel`` name."""
-    layouts = distribution._layout_map.values()
-    return {axis for layout in layouts for axis in layout.axes if axis is not None}
+def layout_map_of(distribution: Any) -> Any:
+    """Return the ``LayoutMap`` of a ``ModelParallel``, or None of another distribution."""
+    if isinstance(distribution, keras.distribution.ModelParallel):
+        return distribution._layout_map
+    return None

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
 import keras
-from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.callbacks import callback_list
 from keras.src.utils import file_utils
@@ -66,6 +65,19 @@ def in_callback(frame: FrameType | None) -> bool:
     return False
 
 
+def callbacks_that_run() -> Iterator[keras.callbacks.Callback]:
+    """Yield the callbacks of which a method runs now, in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller, owner = frame.f_back, frame.f_locals.get("self")
+        is_called = caller is not None and (
+            caller.f_code.co_filename == callback_list.__file__
+        )
+        if is_called and isinstance(owner, keras.callbacks.Callback):
+            yield owner
+        frame = caller
+
+
 def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
     """Return every module of Keras that refers to a function, each with the name it uses."""
     return [
@@ -81,9 +93,3 @@ def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
 def global_seed() -> int | None:
     """Return the last argument of ``keras.utils.set_random_seed``, or None without a call."""
     return global_state.get_global_attribute("global_random_seed")
-
-
-def serialize_as(kind: type[Any], stock: type[Any]) -> None:
-    """Have Keras serialize objects of a class as if they were of a class of its own."""
-    name = api_export.get_name_from_symbol(stock)
-    api_export.REGISTERED_OBJS_TO_NAMES[kind] = name

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import masking
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
 

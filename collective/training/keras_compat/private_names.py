@@ -23,10 +23,10 @@ NEWEST_TENSORFLOW = "2.21"
 #: By module of ``keras.src``, or class in it (``module:class``): names, space-separated. The
 #: names of a class may be methods, or attributes that its methods set.
 KERAS: Mapping[str, str] = {
-    "api_export": "REGISTERED_OBJS_TO_NAMES get_name_from_symbol",
     "backend": "compute_output_spec random",
     "backend.common.global_state": "get_global_attribute",
     "backend.common.masking": "get_keras_mask set_keras_mask",
+    "backend.common.stateless_scope": "in_stateless_scope",
     "backend.common.stateless_scope:StatelessScope": "losses state_mapping add_update",
     "backend.common.variables:Variable": (
         "_value _shape _dtype _path _initialize _direct_assign"
@@ -40,6 +40,7 @@ KERAS: Mapping[str, str] = {
     "callbacks.callback_list": "CallbackList",
     "distribution.distribution_lib": "Distribution distribution_lib",
     "layers.layer:Layer": "_flatten_layers _losses _metrics _call_has_training_arg",
+    "layers.rnn.conv_lstm": "ConvLSTMCell",
     "layers.normalization.batch_normalization:BatchNormalization": (
         "_moments synchronized"
     ),
@@ -48,7 +49,7 @@ KERAS: Mapping[str, str] = {
     "ops.function:Function": "_run_through_graph _nodes_by_depth _outputs_struct",
     "optimizers.base_optimizer:BaseOptimizer": (
         "apply _backend_apply_gradients _clip_gradients _trainable_variables "
-        "add_variable_from_reference"
+        "add_variable add_variable_from_reference"
     ),
     "optimizers.loss_scale_optimizer:LossScaleOptimizer": "check_finite",
     "random.seed_generator": "global_seed_generator",
@@ -96,6 +97,7 @@ TENSORFLOW: Mapping[str, str] = {
     ),
     "distribute.values_util": "get_on_read_restore_ops",
     "eager.context": "context context_safe get_function_def global_seed",
+    "eager.core": "_FallbackException",
     "eager.execute": "execute",
     "eager.polymorphic_function.polymorphic_function": "Function",
     "eager.record": "could_possibly_record",

@@ -201,7 +201,7 @@ def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
-def stand_in(shape: Sequence[int], dtype: str) -> tf.Variable:
+def stand_in(shape: Sequence[int], dtype: str, trainable: bool = False) -> tf.Variable:
     """Return a variable without a value, to trace code that reads and writes it."""
     return resource_variable_ops.UninitializedVariable(
         trainable=False, shape=tf.TensorShape(shape), dtype=tf.as_dtype(dtype)

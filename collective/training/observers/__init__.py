@@ -2,5 +2,5 @@
 
 ``checkpoint`` saves and resumes, ``elastic`` continues after a rank's death, ``ledger``
 proves which rows were used, ``timeline`` and ``timing`` show where time went, ``desync``
-compares the ranks' weights.
+compares the ranks' weights, ``layout_report`` says what ranks hold in parts.
 """

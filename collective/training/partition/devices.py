@@ -9,7 +9,7 @@ strategy's own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -71,11 +71,12 @@ def exchange_of(
     backend: Backend,
     number: tf.Tensor | None = None,
     virtual: VirtualReplicas | None = None,
+    axes: Mapping[str, Exchange] | None = None,
 ) -> TimedExchange:
-    """The exchange of a step on a backend; see ``TimedExchange``."""
+    """Return the exchange of a step on a backend; see ``TimedExchange``."""
     if isinstance(backend, LocalDevices):
         return DeviceExchange(backend, number, virtual)
-    return TimedExchange(backend, number, virtual)
+    return TimedExchange(backend, number, virtual, axes)
 
 
 class DeviceExchange(TimedExchange):

@@ -313,10 +313,11 @@ class Emission(OwnPart):
         return results
 
     def effects(self) -> list[tf.Operation]:
-        """The operations that must run, whatever is read of the outputs."""
+        """Return the operations that must run, whatever is read of the outputs, once each."""
         stateful = (node for node in self.graph.nodes if node.is_stateful)
         made = [op for node in stateful for op in self._made.of(node)]
-        return [*made, *self.pending.last]
+        # A node may be made of one operation that has several of its outputs.
+        return list(dict.fromkeys([*made, *self.pending.last]))
 
     def _ask_for(self, layouts: Sequence[Layout]) -> None:
         """Has outputs that are made travel with everything else that waits."""
@@ -352,6 +353,37 @@ class Emission(OwnPart):
         if plan.joint is not None:
             self._make_jointly(node, plan, inputs, [*self._made.before(node), *last])
             return True
+        outputs, made = self._make_each(node, plan, inputs, last)
+        for value, layout, tensors in zip(
+            node.outputs, plan.outputs, outputs, strict=True
+        ):
+            few = is_single(layout) and not plan.is_single
+            self.put(value, layout, tensors[:1] if few else tensors)
+            if value.is_needed_whole and is_small(value):
+                self.get(value, WHOLE)  # travels with the next exchange
+        self._made.note(node, made)
+        for value, layout in zip(node.inputs, plan.inputs, strict=True):
+            if layout == WHOLE != value.layout:
+                self.pending.read(value, self._made.of(node))
+        if self.traffic.in_groups > count:
+            self.turns.end()
+        return True
+
+    def _make_each(
+        self,
+        node: Node,
+        plan: Plan,
+        inputs: list[list[tf.Tensor] | None],
+        last: list[tf.Operation],
+    ) -> tuple[list[list[tf.Tensor]], list[list[tf.Operation]]]:
+        """Make a node for each replica that has something of its own of it.
+
+        Args:
+            last: Operations that it waits for, besides those of the piece before.
+
+        Returns:
+            For each output its tensors, and for each time the operations.
+        """
         made: list[list[tf.Operation]] = []
         outputs: list[list[tf.Tensor]] = [[] for _ in node.outputs]
         is_first = plan.is_of_rank_zero or (
@@ -378,20 +410,7 @@ class Emission(OwnPart):
             made.append(ops)
             for of_output, tensor in zip(outputs, tensors, strict=True):
                 of_output.append(tensor)
-        for value, layout, tensors in zip(
-            node.outputs, plan.outputs, outputs, strict=True
-        ):
-            few = is_single(layout) and not plan.is_single
-            self.put(value, layout, tensors[:1] if few else tensors)
-            if value.is_needed_whole and is_small(value):
-                self.get(value, WHOLE)  # travels with the next exchange
-        self._made.note(node, made)
-        for value, layout in zip(node.inputs, plan.inputs, strict=True):
-            if layout == WHOLE != value.layout:
-                self.pending.read(value, self._made.of(node))
-        if self.traffic.in_groups > count:
-            self.turns.end()
-        return True
+        return outputs, made
 
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]

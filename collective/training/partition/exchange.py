@@ -404,16 +404,22 @@ class TimedExchange(BackendExchange):
         else:
             located = self.added("sum", [self._located([*scattered, *values])])
             results = super().reduce(kind, [*values, located], gradients, scattered)
-            place = results.pop(len(values))
+            place = self._of_all_axes(results.pop(len(values)), results)
             if self._backend.tensor is not None:  # a row for each rank, then
                 place = self._backend.tensor.by_rank(place[:, None])[:, 0]
-            with tf.control_dependencies(
-                self._checks(results, place, number, gradients)
-            ):
+            checks = self._checks(results, place, number, gradients)
+            with tf.control_dependencies([place, *checks]):
                 results = [tf.identity(t) for t in results]
         with tf.control_dependencies([self._start, *results]):
             self._stop = now()
         return results
+
+    def _of_all_axes(self, place: tf.Tensor, before: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return what the ranks of all groups have located, so that all fail alike."""
+        for along in self._axes.values():
+            with tf.control_dependencies(before):
+                (place,) = along.reduce("sum", [along.added("sum", [place])])
+        return place
 
     def _checks(
         self,
@@ -422,15 +428,16 @@ class TimedExchange(BackendExchange):
         number: tf.Tensor,
         gradients: Gradients,
     ) -> list[tf.Operation]:
-        checks = finite.check(place, number, self._backend)
+        checks = finite.check(place, number, self._backend.of_all)
         if self._backend.rounds_to is not None:
             sums = [[results[i] for i in gradients]]
             checks += finite.check_transport(sums, [*gradients], place, number)
         return checks
 
     def _located(self, values: Values) -> tf.Tensor:
-        """Returns a vector with the place of this replica's first value that is not finite."""
-        return finite.at_replica(first_not_finite(values), self._backend)
+        """Return a vector with the place of this rank's first value that is not finite."""
+        place = first_not_finite(values)
+        return finite.at_replica(place, self._backend.of_all)
 
     def finish(self) -> None:
         """Writes what it keeps for the next step, once the step can be applied."""

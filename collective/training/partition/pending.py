@@ -204,6 +204,15 @@ class Pending:
         self._note([tensor for total in totals for tensor in total])
         return [total[0] for total in totals]
 
+    def joined_at_once(self, piece: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """Return a tensor of which each rank has a piece, in the middle of an operation."""
+        self._traffic.writes_early |= self._traffic.writes
+        with self._in_order():
+            (whole,) = self._exchange.join([piece], [shape])
+        self._traffic.in_groups += 1
+        self._note([whole])
+        return whole
+
     def gathered_at_once(
         self, emission: Any, parts: Sequence[tf.Tensor], layout: Sharded
     ) -> tf.Tensor:

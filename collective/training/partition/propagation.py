@@ -310,8 +310,8 @@ def _planned(node: Node, rows: Rows) -> Plan:
             raise UsageError(
                 f"{node.type} reads or writes a part of a variable of which each rank "
                 "stores a piece, and has no rule for pieces",
-                hint="drop --shard-optimizer, or take an optimizer that updates whole "
-                "variables",
+                hint="drop --shard-optimizer (or shard_weights=True), or take an "
+                "optimizer that updates whole variables",
             )
         layouts = [WHOLE if layout == OWNED else layout for layout in layouts]
     if not node.bodies and any(_is_cut_handle(value) for value in node.inputs):

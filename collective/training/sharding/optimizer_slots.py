@@ -28,13 +28,17 @@ from collective.training.sharding.shards import FlatShard, Gather
 from collective.training.sharding.whole import ShardedVariables
 
 
-def check(backend: Backend) -> None:
-    """Refuses options for a sum that is not made."""
+def check(backend: Backend, what: str = "--shard-optimizer") -> None:
+    """Refuse options for a sum that is not made.
+
+    Args:
+        what: The option by which none is made.
+    """
     for option in ("algorithm", "transport_dtype", "bucket_bytes"):
         if getattr(backend.options, option) != getattr(Options(), option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is for the all-reduce of gradients, and "
-                "--shard-optimizer has none",
+                f"{what} has none",
                 hint="drop one of the two",
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from collective.training.keras_compat import batch_functions
+from collective.training.sharding.held import check_whole
 from collective.training.step import finite
 from collective.training.steps.batch_function import (
     BatchFunction,
@@ -42,6 +43,7 @@ def distributed(
         if not settings.is_distributed:
             return None
         if model.run_eagerly:
+            check_whole(model)
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
         step = getattr(model, method)

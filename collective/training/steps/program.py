@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from collective.backends.capabilities import LocalDevices
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compression.compressed_exchange import HookExchange
 from collective.training.compression.hook_state import HookState
@@ -29,8 +30,10 @@ from collective.training.partition.method import names_of_first_sum
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
+from collective.training.sharding import held
 from collective.training.step import finite
 from collective.training.steps import report
+from collective.training.steps.mesh import over_model_axes
 from collective.training.steps.settings import StepSettings
 from collective.training.traced import traced
 from collective.training.variables import captured_variables, written_variables
@@ -121,15 +124,26 @@ class Program:
             return outputs, report.loss(losses, outputs) if self._reports else ()
 
         around = devices.on_first(model, settings.backend)
-        with around, keras_compat.calls.record_gradients(noted):
+        with around, held.tracing(), keras_compat.calls.record_gradients(noted):
             self.source = traced(whole).get_concrete_function(*kind.specs())
         gradients = [pair for pair in noted if pair[1].graph is self.source.graph]
         by_name = {tensor.name: variable for variable, tensor in reversed(gradients)}
         self.hook = make_hook()
         if self.hook is not None:
             self.hook.check(gradients)
+        with held.tracing():
+            self.mesh = over_model_axes(
+                self.source, by_name, kind.cut, settings.backend
+            )
+        self._check_held()
         layouts = [ROWS if is_cut else WHOLE for is_cut in kind.cut]
-        self.partition = Partition(self.source, layouts, self._rows(expected), by_name)
+        self.partition = Partition(
+            self.mesh.function,
+            layouts,
+            self._rows(expected),
+            self.mesh.gradients,
+            self.mesh.placed,
+        )
         self._names = [tensor.name for tensor in self.source.graph.outputs]
         self._run_overrun: Any = None
         self._runs: dict[Any, Any] = {}
@@ -181,24 +195,27 @@ class Program:
         trains on nothing.
         """
         if self._run_overrun is None:
-            self._run_overrun = traced(
-                lambda: self.partition.emit_without_rows(
-                    devices.exchange_of(self.settings.backend)
-                )
-            )
+            self._run_overrun = traced(self._without_rows)
         self.settings.backend.call(self._run_overrun, ())
+
+    def _without_rows(self) -> tf.Tensor:
+        with held.tracing():
+            return self.partition.emit_without_rows(self._exchange(None))
 
     def explain(self, name: str) -> None:
         """Log what is gathered and computed whole, once the step has run."""
         self.is_explained = True
         if self.settings.backend.rank == 0:
+            self.mesh.explain(name)
             explain.report(self.partition, self.traffic, name)
 
     @functools.cached_property
     def variables(self) -> list[tf.Variable]:
-        """Return the variables that the step uses and that are equal on every rank."""
+        """Return the variables that the step uses and that each rank has whole, in order."""
+        stand_ins = {id(one.stand_in) for one in self.mesh.held}
         shared = [] if self.hook is None else self.hook.common
-        return [*captured_variables(self.source.graph), *shared]
+        found = captured_variables(self.source.graph)
+        return [*(v for v in found if id(v) not in stand_ins), *shared]
 
     @functools.cached_property
     def written(self) -> list[tf.Variable]:
@@ -247,13 +264,14 @@ class Program:
             for i, (begin, end) in enumerate(cuts)
         ]
         attached = [] if settings.attached is None else settings.attached()
-        outputs, sums = self.partition.emit(
-            parts,
-            Share.of(total, replicas),
-            exchange,
-            self.traffic,
-            attached=attached,
-        )
+        with held.tracing():
+            outputs, sums = self.partition.emit(
+                parts,
+                Share.of(total, replicas),
+                exchange,
+                self.traffic,
+                attached=attached,
+            )
         found = [output[0] for output in outputs]
         line = None
         if self._reports:
@@ -268,7 +286,25 @@ class Program:
         backend = self.settings.backend
         if self.hook is not None:
             return HookExchange(backend, number, self.hook)
-        return devices.exchange_of(backend, number, self.settings.virtual)
+        return devices.exchange_of(
+            self.mesh.rows, number, self.settings.virtual, axes=self.mesh.axes
+        )
+
+    def _check_held(self) -> None:
+        """Refuse options that cannot be with variables of which a rank has a part."""
+        options = self.settings.options
+        asked = {
+            "--set virtual_replicas": options.virtual_replicas,
+            "--set hook": options.hook,
+            "--resume": self.settings.is_kept or None,
+        }
+        for name, value in asked.items():
+            if value is not None and self.mesh.held:
+                raise UsageError(
+                    f"{name} does not work with weights that ranks hold in parts, as "
+                    f"{self.mesh.held[0].path!r}",
+                    hint=f"drop {name}, or the layout of the weights",
+                )
 
     def _total(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the rows of the batch, int64; 1 if it has none that could be cut."""
@@ -278,7 +314,7 @@ class Program:
 
     def _is_first(self) -> tf.Tensor:
         """Return whether this process has the first replica of the job."""
-        backend = self.settings.backend
+        backend = self.mesh.rows
         if isinstance(backend, LocalDevices):
             return tf.constant(backend.local_replicas[0] == 0)
         return tf.equal(tf.cast(backend.replica(), tf.int64), 0)
@@ -300,7 +336,7 @@ class Program:
 
     def _own(self, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return where the rows of this process begin and end."""
-        backend = self.settings.backend
+        backend = self.mesh.rows
         if isinstance(backend, LocalDevices):
             held, count = backend.local_replicas, backend.replicas
             start, _ = share(total, held[0], count)

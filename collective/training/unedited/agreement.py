@@ -17,6 +17,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
+from collective.training.sharding.held import is_held
 from collective.training.verification.same_calls import share_weights
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
@@ -107,7 +108,7 @@ def _decisions(model: keras.Model, optimizer: Any) -> list[float]:
 
 def _variables(model: keras.Model, optimizer: Any) -> list[Any]:
     found = [*model.variables, *(() if optimizer is None else optimizer.variables)]
-    return [keras_compat.model.tf_variable(v) for v in found]
+    return [keras_compat.model.tf_variable(v) for v in found if not is_held(v)]
 
 
 def _may_decide_otherwise(callback: keras.callbacks.Callback) -> bool:

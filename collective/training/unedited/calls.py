@@ -22,12 +22,12 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.failure import guarded
 from collective.training.observers.desync import DesyncWatch
+from collective.training.observers.layout_report import LayoutReport
 from collective.training.prepare import ModelMisfit
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
 from collective.training.unedited.agreement import agreeing
 from collective.training.unedited.keras_distribution.job_devices import check_current
-from collective.training.unedited.keras_distribution.model_parallel import backend_for
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 from collective.training.unedited.seeds import fit_seed, is_unseeded
 from collective.training.unedited.set_options import SetOptions
@@ -64,7 +64,9 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
     observers: list[StepObserver] = [options]
     if job.is_shared:
         watch = DesyncWatch(backend, options.options.check_every, units.run)
-        observers = [*([units] if backend.elastic else []), same, watch, options]
+        shown = [] if job.placing is None else [LayoutReport(job.placing)]
+        repeating = [units] if backend.elastic else []
+        observers = [*repeating, same, *shown, watch, options]
     if not job.by_strategy:
         settings = options.of_steps(attached=attached, is_kept=units.are_kept)
         job.enter(distributed(settings, observers, *repeats))
@@ -107,10 +109,10 @@ def _method(
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         check_keras()
-        check_current(job)
-        backend = backend_for(job, self)
-        # Ranks hold parts of its layers, or it was made in a strategy's scope.
-        is_ours = backend is not job.backend or strategy_of(self) is not None
+        is_scoped = strategy_of(self) is not None
+        if not is_scoped:
+            check_current(job)
+        is_ours = is_scoped
         more: dict[str, Any] = {}
         if options is not None:
             fits = stock.__name__ == "fit"
@@ -121,7 +123,7 @@ def _method(
         if not is_ours:
             return by_keras(self, *args, **kwargs)
         with job.calling(_CALLS[stock.__name__]), _as_keras_raises():
-            return ours(self, *args, **kwargs, **more, backend=backend)
+            return ours(self, *args, **kwargs, **more, backend=job.backend)
 
     method.stock = stock  # type: ignore[attr-defined]
     return method

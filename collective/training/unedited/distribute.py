@@ -23,10 +23,10 @@ from collective.training.unedited.files import (
     replace_mkdir,
     replace_savers,
 )
+from collective.training.unedited.keras_distribution.held_models import hold_models
 from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
-from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
@@ -60,6 +60,13 @@ class Distribution:
         else:
             job.units.resume()
         seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
+        if backend.size > 1 and not job.by_strategy:
+            hold_models(job, options)
+        elif job.by_strategy and options.get("shard_weights"):
+            raise UsageError(
+                f"shard_weights does not work with backend {backend.name!r}",
+                hint="--backend native, mpi or horovod",
+            )
         distribute_calls(job, options)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
@@ -79,7 +86,6 @@ class Distribution:
             if not job.by_strategy:
                 keep_writes_private(job)
             replace_cache(job)
-            replace_reading(job)
             notice.refuse_tuners(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 

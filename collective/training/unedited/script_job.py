@@ -14,9 +14,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakSet
 
-import keras
 import numpy as np
 
 from collective.backends.base import Backend
@@ -26,6 +24,7 @@ from collective.replacements import replacing
 from collective.training.failure import ends_the_job
 from collective.training.object_collectives import broadcast_object
 from collective.training.partition.method import supports
+from collective.training.sharding.placing import Placing
 from collective.training.unedited.resume import StateFolder
 from collective.training.unedited.units import Removal, Units
 
@@ -65,11 +64,9 @@ class ScriptJob:
         self.made: set[str] = set()  # files that this rank, or another, has made
         # Where this rank, not rank 0, keeps the files that it seems to have written.
         self.copies: dict[str, str] = {}
-        self.grouped: dict[int, Backend] = {}  # by how many ranks hold a replica
-        # The layers of the script that are split over such ranks, and whether they are
-        # whole now.
-        self.split_layers: WeakSet[keras.Layer] = WeakSet()
-        self.whole = False
+        # What cuts the variables that the script makes; or None, and why.
+        self.placing: Placing | None = None
+        self.why_not_placing = "the ranks of this job hold all variables whole"
         self.undone = False
         self._noted: set[str] = set()
         self._depth = 0
@@ -185,6 +182,12 @@ class ScriptJob:
         pending, self._pending = self._pending, None
         return self.backend.broadcast_array(mine) if pending is None else pending
 
+    def _reading(self, call: str) -> AbstractContextManager[None]:
+        """Around what rank 0 does alone: the other ranks take part in what it reads."""
+        if self.placing is None or call != SAVE:
+            return contextlib.nullcontext()
+        return self.placing.read_alone()
+
     def remove(self, paths: Sequence[str], remove: Callable[[], Any]) -> Any:
         """Removes or renames a file on rank 0, once every rank has reached this call.
 
@@ -262,9 +265,13 @@ class ScriptJob:
         with self.calling(call, path) as same, contextlib.ExitStack() as around:
             for context in self.around_writes if call == SAVE else ():
                 around.enter_context(context())
-            if self.backend.rank == 0 or not same:
+            if self.backend.rank and same:
+                if self.placing is not None and call == SAVE:
+                    self.placing.serve()
+            else:
                 try:
-                    result = write()
+                    with self._reading(call):
+                        result = write()
                 except Exception as error:
                     failure = error
             of_rank_zero = broadcast_object(self.backend, _sendable(failure))

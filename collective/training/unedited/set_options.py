@@ -17,6 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
+from collective.log import log
 from collective.training import compatibility
 from collective.training.compression import named
 from collective.training.loop.observed_fit import ObservedFit
@@ -24,6 +25,7 @@ from collective.training.loop.observer import Observer
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.prepare import features_of
 from collective.training.prepared import get_prepared
+from collective.training.sharding.held import is_held
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
@@ -37,8 +39,8 @@ from collective.training.virtual import checks as virtual_checks
 
 #: Options of ``collective.fit`` that plan the rows of steps.
 _OF_PLANS = ("checkpoint", "global_batch_size", "ledger")
-# Options with which a model is fitted by ``collective.fit``.
-_BY_COLLECTIVE = ("per_replica", "shard_optimizer")
+# An option of scripts alone: models are held in parts as they are made.
+_OF_SCRIPTS = ("shard_weights",)
 
 
 def check_settable(asked: Mapping[str, Any]) -> None:
@@ -75,7 +77,8 @@ class SetOptions(StepObserver):
         unit: Callable[[Callable[[], Any]], Any],
     ):
         check_settable(asked)
-        self.options, self._backend = FitOptions(**asked), backend
+        of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
+        self.options, self._backend = FitOptions(**of_fit), backend
         compatibility.check(self._features, backend)
         if self.options.timeline and backend.elastic:
             raise UsageError(
@@ -104,7 +107,7 @@ class SetOptions(StepObserver):
     @property
     def by_collective(self) -> bool:
         """Return whether ``collective.fit`` has to fit models, with these options."""
-        return bool(self._features & {*_BY_COLLECTIVE})
+        return "per_replica" in self._features
 
     @property
     def given(self) -> dict[str, Any]:
@@ -167,6 +170,11 @@ class SetOptions(StepObserver):
     def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
         prepared = get_prepared(model)
         if not self._beside or not can_run_beside(prepared, self._backend):
+            return ()
+        if any(is_held(variable) for variable in model.variables):
+            log.warning(
+                "no steps beside Keras' own: each rank has a part of the weights"
+            )
             return ()
         return [
             StockRun(prepared, self._backend, self._beside, lambda step: step.batch)

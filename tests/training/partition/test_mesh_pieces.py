@@ -89,3 +89,27 @@ def _is_behind(op: tf.Operation, other: tf.Operation) -> bool:
             seen.add(found.name)
             stack += [t.op for t in found.inputs] + list(found.control_inputs)
     return False
+
+
+def looked_up(given: Any, variables: Any) -> Any:
+    """Look rows up in a table by its handle, and read its shape."""
+    table, bias = variables
+    found = table.sparse_read(given[0])
+    one = tf.raw_ops.ResourceGatherNd(
+        resource=table.handle, indices=given[0][:, None], dtype=tf.float64
+    )
+    size = tf.raw_ops.VariableShape(input=table.handle)
+    bias.assign_add(tf.reduce_sum(found, 0))
+    return [found + one, size]
+
+
+def test_look_ups_in_a_table_in_pieces() -> None:
+    rng = generator(5)
+    weights = [
+        Weight(rng.normal(size=(5, 3)), None, 1, True),
+        Weight(rng.normal(size=3)),
+    ]
+    numbers = rng.integers(0, 5, 7).astype("int32")
+    made = Meshed(looked_up, [numbers], [True], weights, places=1, replicas=2)
+    ranks = Ranks(made, [True], 2)
+    ranks.compare([4, 3], [numbers])

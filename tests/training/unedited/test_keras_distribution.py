@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training import keras_compat
 from collective.training.unedited.keras_distribution.job_devices import (
     replace_keras_distribution,
 )
@@ -73,7 +69,7 @@ def layout(axes):
             lambda k: k.DataParallel(auto_shard_dataset=False),
             "auto_shard_dataset=False",
         ),
-        (lambda k: layout((None, "model")), "cannot split layers"),
+        (lambda k: layout((None, "model")), "lays weights out over 2 replicas"),
     ],
 )
 def test_other_distributions_are_refused_by_name(job, make, text):
@@ -83,39 +79,10 @@ def test_other_distributions_are_refused_by_name(job, make, text):
     keras.distribution.set_distribution(layout((None, None)))
 
 
-@pytest.mark.parametrize(
-    ("layer", "path", "axes"),
-    [
-        (keras.layers.Dense(4, name="d"), "d/kernel", ("batch", None)),
-        (keras.layers.Dense(4, name="d"), "d/kernel", ("model", "batch")),
-        (keras.layers.Dense(4, name="d"), "d/bias", ("model",)),
-        (
-            keras.layers.EinsumDense("ab,bc->ac", 4, name="d"),
-            "d/kernel",
-            (None, "model"),
-        ),
-        (
-            type("Mine", (keras.layers.Dense,), {})(4, name="d"),
-            "d/kernel",
-            ("model", None),
-        ),
-        (keras.layers.BatchNormalization(name="d"), "d/gamma", ("model",)),
-    ],
-)
-def test_layouts_that_cannot_be_followed_are_refused(job, layer, path, axes):
+def test_a_layout_of_a_tensor_changes_no_value(job):
     replace_keras_distribution(job)
-    job.grouped[2] = job.backend
-    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), np.arange(4))
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[path] = axes
-    found = keras.distribution.ModelParallel(layout_map=layouts)
-    with (
-        mock.patch.object(
-            keras_compat.distribution, "current_distribution", lambda: found
-        ),
-        pytest.raises(UsageError, match=f"lays out '{path}' of a"),
-    ):
-        type(layer)(**layer.get_config()).build((None, 6))
+    tensor = tf.ones([2, 3])
+    assert keras.distribution.distribute_tensor(tensor, (None, "model")) is tensor
 
 
 def test_initialize_of_another_job_is_refused(job):

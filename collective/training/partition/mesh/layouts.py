@@ -98,13 +98,14 @@ def resolve(model: keras.Model, layout_map: Mapping[str, Any], mesh: Mesh) -> La
     blocks, used = dict(_blocks(model)), set()
     for variable in model.variables:
         path = keras_compat.model.path_of(variable)
-        wanted = _wanted(layout_map, path)
+        wanted = wanted_for(layout_map, path)
         used.add(id(wanted))
         names = getattr(wanted, "axes", wanted)
         if not names or not any(names):
             continue
-        _check(path, variable.shape, names, mesh)
-        layout, reasons = _layout(variable.shape, names, mesh, blocks.get(path, 1))
+        layout, reasons = lay_out(
+            path, variable.shape, names, mesh, blocks.get(path, 1)
+        )
         if reasons:
             found.kept_whole[path] = "; ".join(reasons)
         if not layout.is_whole:
@@ -113,7 +114,12 @@ def resolve(model: keras.Model, layout_map: Mapping[str, Any], mesh: Mesh) -> La
     return found
 
 
-def _wanted(layout_map: Mapping[str, Any], path: str) -> Any:
+def wanted_for(layout_map: Mapping[str, Any], path: str) -> Any:
+    """Return what a map gives a path, or None.
+
+    Raises:
+        UsageError: Several patterns of the map match the path.
+    """
     try:
         return layout_map[path]
     except KeyError:
@@ -135,10 +141,19 @@ def _check(path: str, shape: Sequence[int], names: Sequence[Any], mesh: Mesh) ->
             raise UsageError(f"{said} names {name!r} twice", hint=hint)
 
 
-def _layout(
-    shape: Sequence[int], names: Sequence[Any], mesh: Mesh, blocks: int
+def lay_out(
+    path: str, shape: Sequence[int], names: Sequence[Any], mesh: Mesh, blocks: int
 ) -> tuple[VariableLayout, list[str]]:
-    """The layout of a variable, and why axes of it stay whole."""
+    """Return the layout of a variable, and why axes of it stay whole.
+
+    Args:
+        names: For each axis of the variable, an axis of the mesh or None.
+        blocks: Gates that lie side by side in its last axis; see ``gates_of``.
+
+    Raises:
+        UsageError: As ``resolve``.
+    """
+    _check(path, shape, names, mesh)
     cut: dict[str, Sharded] = {}
     reasons = []
     for axis, name in enumerate(names):
@@ -159,11 +174,20 @@ def _layout(
 
 
 def _blocks(model: keras.Model) -> Iterator[tuple[str, int]]:
-    """Weights whose last axis has several gates side by side, and how many.
+    """Yield the paths of weights that have several gates, and how many."""
+    for layer in keras_compat.model.layers_of(model):
+        count = gates_of(layer)
+        if count > 1:
+            for variable in layer.variables:
+                yield keras_compat.model.path_of(variable), count
+
+
+def gates_of(layer: Any) -> int:
+    """Return how many gates lie side by side in the last axis of a layer's weights.
 
     Each rank has units, of every gate its own.
     """
-    gates = {
+    kinds = {
         keras.layers.LSTM: 4,
         keras.layers.LSTMCell: 4,
         keras.layers.GRU: 3,
@@ -171,12 +195,10 @@ def _blocks(model: keras.Model) -> Iterator[tuple[str, int]]:
         keras.layers.ConvLSTM1D: 4,
         keras.layers.ConvLSTM2D: 4,
         keras.layers.ConvLSTM3D: 4,
+        keras_compat.layers.ConvLSTMCell: 4,
     }
-    for layer in keras_compat.model.layers_of(model):
-        for kind, count in gates.items():
-            if isinstance(layer, kind):
-                for variable in layer.variables:
-                    yield keras_compat.model.path_of(variable), count
+    found = (count for kind, count in kinds.items() if isinstance(layer, kind))
+    return next(found, 1)
 
 
 def with_slots(

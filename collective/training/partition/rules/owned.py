@@ -22,7 +22,14 @@ from collective.training.partition.layouts import (
     Layout,
     Partial,
 )
-from collective.training.partition.plans import OWNED_RULES, Plan, Rows, rule
+from collective.training.partition.plans import (
+    OWNED_RULES,
+    RULES,
+    Plan,
+    Rows,
+    rule,
+    whole,
+)
 from collective.training.partition.rules.elementwise import EACH_ELEMENT
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in
@@ -38,6 +45,40 @@ def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def is_initialized(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Every rank has a piece, or none has."""
     return Plan([OWNED], [WHOLE])
+
+
+@rule("VariableShape", table=OWNED_RULES)
+def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Return the shape of the whole variable."""
+    sizes = tensorflow_names.shape_of_variable(node.inputs[0].source)
+    if sizes is None:
+        return None
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        return [tf.constant(sizes, node.outputs[0].dtype)]
+
+    return Plan([None], [WHOLE], emit)
+
+
+@rule("ResourceGather", "ResourceGatherNd", table=OWNED_RULES)
+def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
+    """Look up in a table that is joined for it, each replica what its rows ask for."""
+    sizes = tensorflow_names.shape_of_variable(node.inputs[0].source)
+    found = RULES[node.type](node, [WHOLE, *layouts[1:]], rows)
+    if sizes is None or layouts[0] != OWNED:
+        return None
+    wanted = whole(node) if found is None or found.emit is not None else found
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        piece = tf.raw_ops.ReadVariableOp(
+            resource=inputs[0], dtype=node.outputs[0].dtype
+        )
+        table = emission.pending.joined_at_once(piece, sizes)
+        if node.type == "ResourceGatherNd":
+            return [tf.gather_nd(table, inputs[1])]
+        return [tf.gather(table, inputs[1], batch_dims=node.attr("batch_dims"))]
+
+    return Plan([OWNED, *wanted.inputs[1:]], wanted.outputs, emit)
 
 
 @rule(

@@ -3,5 +3,5 @@
 Keras has it on JAX alone. Begin with ``job_devices``: the devices of the job that a script
 sees, and the distributions that it may set. Its ``fit``, ``evaluate`` and ``predict`` cut
 the rows of each global batch anyway (``unedited.calls``), so data parallelism needs
-no more. ``model_parallel`` and ``whole_models`` split layers, and show them whole.
+no more. ``held_models`` has models of which each rank has a part.
 """

@@ -14,10 +14,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.unedited.keras_distribution.model_parallel import (
-    make_groups,
-    replace_building,
-)
+from collective.training.partition.mesh.layouts import Mesh
 from collective.training.unedited.script_job import ScriptJob
 
 
@@ -50,7 +47,6 @@ def replace_keras_distribution(job: ScriptJob) -> None:
     stock = keras.distribution.set_distribution
     for place in keras_compat.entry_points.places_of(stock):
         job.replace(*place, _setting(job, stock))
-    replace_building(job)
 
 
 def check_current(job: ScriptJob) -> None:
@@ -65,7 +61,7 @@ def check(job: ScriptJob, distribution: Any) -> None:
 
     Raises:
         UsageError: The distribution has other devices than the job, or keeps data
-            apart; or splits weights, and the backend cannot.
+            apart; or lays weights out, and this job cannot.
     """
     kind, replicas = type(distribution).__name__, job.backend.replicas
     devices = distribution.device_mesh.devices.size
@@ -82,7 +78,24 @@ def check(job: ScriptJob, distribution: Any) -> None:
             hint="leave it out, and give every process the whole data: each computes "
             "its rows of every batch",
         )
-    make_groups(job, distribution)
+    _check_layouts(job, distribution)
+
+
+def _check_layouts(job: ScriptJob, distribution: Any) -> None:
+    """Refuse a layout map where no variable would follow it."""
+    layout_map = keras_compat.distribution.layout_map_of(distribution)
+    if layout_map is None or job.placing is not None or job.backend.replicas == 1:
+        return
+    mesh = Mesh.of(distribution.device_mesh, distribution.batch_dim_name)
+    names = {axis for layout in layout_map.values() for axis in layout.axes}
+    if any(mesh.sizes.get(name, 1) > 1 for name in names - {None}):
+        raise UsageError(
+            f"the script's {type(distribution).__name__} lays weights out over "
+            f"{job.backend.replicas} replicas, and {job.why_not_placing}",
+            hint="collectiverun -np 2 --keras script.py, without --min-np and with no "
+            "--set but accumulate, jit_compile, terminate_on_nan and check_every; or "
+            "keras.distribution.DataParallel() in the script",
+        )
 
 
 def _default_kind() -> str:
@@ -105,16 +118,7 @@ def _check_process(job: ScriptJob, processes: int | None, process: int | None) -
 
 
 def _distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Keeps a tensor where it is, unless the layout would split more than its rows."""
-    axes = tuple(getattr(layout, "axes", ()))
-    distribution = keras_compat.distribution.current_distribution()
-    rows = getattr(distribution, "batch_dim_name", axes[0] if axes else None)
-    if any(axes[1:]) or (axes and axes[0] not in (None, rows)):
-        raise UsageError(
-            f"a tensor cannot be laid out as {axes!r}: each rank has its rows of a "
-            "batch, whole",
-            hint="leave the layout of the tensor out",
-        )
+    """Return the tensor: its layout changes no value, and the partition finds one itself."""
     return tensor
 
 

@@ -1,0 +1,238 @@
+"""Which variables are cut, and how: each as soon as it is made.
+
+A variable is laid out by the ``LayoutMap`` of the distribution that is set when it is made,
+as Keras lays it out on JAX, and by the options ``shard_weights`` and ``shard_optimizer``. A
+slot of an optimizer lies as its weight does. So no rank ever has a whole model in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.partition.mesh.layouts import (
+    Mesh,
+    VariableLayout,
+    gates_of,
+    lay_out,
+    wanted_for,
+)
+from collective.training.sharding.held import HeldPart
+from collective.training.sharding.mesh_ranks import MeshRanks
+
+ROWS = "batch"  # the axis of a job whose script names none
+
+
+@dataclass
+class Owner:
+    """What a variable is made for.
+
+    Attributes:
+        kind: ``weight`` of a layer, ``slot`` of an optimizer.
+        gates: Of a weight; see ``gates_of``.
+        weight: Of a slot: the variable that it belongs to, or None.
+    """
+
+    kind: str
+    gates: int = 1
+    weight: Any = None
+
+
+@dataclass
+class Placing:
+    """Lays out the variables that a script makes.
+
+    Args:
+        backend: Of all ranks of the job.
+        shard_weights: Whether weights and slots are in pieces over the ranks that share
+            a batch.
+        shard_optimizer: Whether slots are.
+
+    Attributes:
+        before_read: Called before a whole value is gathered, of the variable.
+        kept_whole: Why axes stay whole that a map would cut, by the path of the variable.
+    """
+
+    backend: Backend
+    shard_weights: bool = False
+    shard_optimizer: bool = False
+    before_read: list[Callable[[HeldPart], None]] = field(default_factory=list)
+    kept_whole: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._owner: ContextVar[Owner | None] = ContextVar("owner", default=None)
+        self._deferred: dict[int, Owner] = {}  # by id: not initialized when it was made
+        self._ranks: dict[Any, MeshRanks] = {}
+        self._held: WeakValueDictionary[int, HeldPart] = WeakValueDictionary()
+        self._made = 0
+        self._alone = False
+        self._used: list[Any] = []  # layouts of a map that variables have got
+
+    def unused_patterns(self) -> list[str]:
+        """Return the patterns of the current map that no variable has matched so far."""
+        distribution = keras_compat.distribution.current_distribution()
+        layout_map = keras_compat.distribution.layout_map_of(distribution) or {}
+        used = {id(layout) for layout in self._used}
+        return [key for key, layout in layout_map.items() if id(layout) not in used]
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Inside, variables are cut when they are initialized."""
+        with (
+            keras_compat.held_parts.initialized_by(self._initialize),
+            keras_compat.held_parts.owners_seen(self._of_layer, self._of_optimizer),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _of_layer(self, layer: Any) -> Iterator[Callable[[Any], None]]:
+        owner = Owner("weight", gates_of(layer))
+        token = self._owner.set(owner)
+
+        def note(variable: Any) -> None:
+            if keras_compat.held_parts.is_deferred(variable):
+                self._deferred[id(variable)] = owner
+
+        try:
+            yield note
+        finally:
+            self._owner.reset(token)
+
+    @contextlib.contextmanager
+    def _of_optimizer(self, weight: Any) -> Iterator[None]:
+        around = self._owner.get()
+        if around is not None and around.kind == "slot" and weight is None:
+            yield  # ``add_variable`` of ``add_variable_from_reference``
+            return
+        token = self._owner.set(Owner("slot", weight=weight))
+        try:
+            yield
+        finally:
+            self._owner.reset(token)
+
+    def _initialize(self, variable: Any, value: Any) -> bool:
+        owner = self._deferred.pop(id(variable), None) or self._owner.get()
+        if tf.distribute.has_strategy():  # it is a copy on each device
+            return False
+        with tf.init_scope():
+            shape = keras_compat.held_parts.shape_of(variable, value)
+            found = self.layout(variable, shape, owner)
+            if found is None:
+                return False
+            first = keras_compat.held_parts.first_value(variable, value)
+            self.hold(variable, first, *found)
+        return True
+
+    def hold(
+        self, variable: Any, value: tf.Tensor, layout: VariableLayout, ranks: MeshRanks
+    ) -> None:
+        """Keep this rank's part of a variable; every rank calls it."""
+        held = HeldPart(variable, value, layout, ranks, self._read)
+        keras_compat.held_parts.hold(variable, held.stand_in)
+        self._held[self._made] = held
+        held.number = self._made
+        self._made += 1
+
+    def layout(
+        self, variable: Any, shape: tuple[int, ...], owner: Owner | None
+    ) -> tuple[VariableLayout, MeshRanks] | None:
+        """Return how a variable lies and over which ranks, or None if it is whole.
+
+        Args:
+            owner: What it is made for, if that is known.
+        """
+        is_slot = owner is not None and owner.kind == "slot"
+        if is_slot and owner is not None and owner.weight is not None:
+            held = keras_compat.held_parts.holder_of(owner.weight)
+            if held is not None and held.shape == tuple(shape):
+                return self._in_pieces(variable, owner, held.layout, held.ranks.mesh)
+        distribution = keras_compat.distribution.current_distribution()
+        layout, mesh = VariableLayout(), Mesh({ROWS: self.backend.size}, ROWS)
+        layout_map = keras_compat.distribution.layout_map_of(distribution)
+        if layout_map is not None:
+            mesh = Mesh.of(distribution.device_mesh, distribution.batch_dim_name)
+        if layout_map is not None and not is_slot:
+            path = keras_compat.model.path_of(variable)
+            wanted = wanted_for(layout_map, path)
+            if not any(wanted is one for one in self._used):
+                self._used.append(wanted)
+            names = getattr(wanted, "axes", wanted)
+            if names and any(names):
+                gates = 1 if owner is None else owner.gates
+                layout, reasons = lay_out(path, shape, names, mesh, gates)
+                if reasons:
+                    self._keep_whole(path, shape, variable, reasons)
+        return self._in_pieces(variable, owner, layout, mesh, shape)
+
+    def _keep_whole(
+        self, path: str, shape: tuple[int, ...], variable: Any, reasons: list[str]
+    ) -> None:
+        bytes_ = int(np.prod(shape)) * tf.as_dtype(variable.dtype).size
+        self.kept_whole[path] = f"{'; '.join(reasons)}; {bytes_:,} bytes"
+
+    def _in_pieces(
+        self,
+        variable: Any,
+        owner: Owner | None,
+        layout: VariableLayout,
+        mesh: Mesh,
+        shape: tuple[int, ...] | None = None,
+    ) -> tuple[VariableLayout, MeshRanks] | None:
+        """Add what the options ask for to the layout of a variable."""
+        kind = "" if owner is None else owner.kind
+        is_wanted = (
+            self.shard_weights and kind == "weight" and variable.trainable
+        ) or ((self.shard_weights or self.shard_optimizer) and kind == "slot")
+        is_array = shape is None or len(shape) > 0
+        if is_wanted and is_array and mesh.sizes[mesh.batch] > 1:
+            layout = VariableLayout(layout.cut, True)
+        return None if layout.is_whole else (layout, self.ranks_of(mesh))
+
+    def ranks_of(self, mesh: Mesh) -> MeshRanks:
+        """Return the ranks on a mesh; every rank calls it, in the same order."""
+        key = (*mesh.sizes.items(), mesh.batch)
+        if key not in self._ranks:
+            self._ranks[key] = MeshRanks(self.backend, mesh)
+        return self._ranks[key]
+
+    def _read(self, held: HeldPart) -> None:
+        for check in self.before_read:
+            check(held)
+        if self._alone:
+            self.backend.broadcast_array(np.array([held.number]))
+
+    @contextlib.contextmanager
+    def read_alone(self) -> Iterator[None]:
+        """Inside, rank 0 reads whole values while the other ranks ``serve``."""
+        if self.backend.rank and len(self._held):
+            raise UsageError(
+                f"rank {self.backend.rank} saves a model under another path than rank 0, "
+                "and its variables are held in parts by all ranks",
+                hint="save under one path on every rank: rank 0 writes it",
+                everywhere=False,
+            )
+        self._alone = bool(self._made)
+        try:
+            yield
+        finally:
+            if self._alone:
+                self._alone = False
+                self.backend.broadcast_array(np.array([-1]))
+
+    def serve(self) -> None:
+        """Take part in what rank 0 reads inside of ``read_alone``."""
+        while self._made:
+            number = int(self.backend.broadcast_array(np.array([-1]))[0])
+            if number < 0:
+                return
+            self._held[number].gather()
