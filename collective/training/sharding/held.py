@@ -155,16 +155,18 @@ def is_held(variable: Any) -> bool:
     return keras_compat.held_parts.holder_of(variable) is not None
 
 
-def check_whole(model: keras.Model) -> None:
-    """Refuse a model that runs eagerly and whose variables are held in parts.
+def check_whole(model: keras.Model, why: str, hint: str) -> None:
+    """Refuse a model whose variables are held in parts.
+
+    Args:
+        why: What the model does, which needs whole variables.
 
     Raises:
-        UsageError: There is no graph in which parts could take the place of variables.
+        UsageError: A variable of it is held in parts.
     """
     held = next((v for v in model.variables if is_held(v)), None)
     if held is not None:
         raise UsageError(
-            f"model {model.name!r} runs eagerly, and {held.path!r} is held in parts by the "
-            "ranks",
-            hint="compile it without run_eagerly",
+            f"model {model.name!r} {why}, and {held.path!r} is held in parts by the ranks",
+            hint=hint,
         )

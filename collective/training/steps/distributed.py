@@ -43,7 +43,7 @@ def distributed(
         if not settings.is_distributed:
             return None
         if model.run_eagerly:
-            check_whole(model)
+            check_whole(model, "runs eagerly", "compile it without run_eagerly")
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
         step = getattr(model, method)

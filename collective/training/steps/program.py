@@ -148,6 +148,19 @@ class Program:
         self._run_overrun: Any = None
         self._runs: dict[Any, Any] = {}
 
+    def _check_held(self) -> None:
+        """Refuse options that do not know that ranks hold variables in parts."""
+        options = self.settings.options
+        asked = {"virtual_replicas": options.virtual_replicas, "hook": options.hook}
+        for name, value in asked.items():
+            if value is not None and self.mesh.held:
+                raise UsageError(
+                    f"{name} does not work with variables that ranks hold in parts, as "
+                    f"{self.mesh.held[0].path!r}",
+                    hint=f"drop {name}; or the layout map, shard_weights or "
+                    "shard_optimizer",
+                )
+
     def _rows(self, expected: int | None) -> Rows:
         rows = self.kind.rows
         known = Rows.unknown(expected) if rows is None else Rows(rows, rows)
@@ -199,8 +212,9 @@ class Program:
         self.settings.backend.call(self._run_overrun, ())
 
     def _without_rows(self) -> tf.Tensor:
+        exchange = devices.exchange_of(self.mesh.rows, axes=self.mesh.axes)
         with held.tracing():
-            return self.partition.emit_without_rows(self._exchange(None))
+            return self.partition.emit_without_rows(exchange)
 
     def explain(self, name: str) -> None:
         """Log what is gathered and computed whole, once the step has run."""
@@ -211,21 +225,25 @@ class Program:
 
     @functools.cached_property
     def variables(self) -> list[tf.Variable]:
-        """Return the variables that the step uses and that each rank has whole, in order."""
-        stand_ins = {id(one.stand_in) for one in self.mesh.held}
+        """Return the variables that the step uses and that are equal on every rank."""
         shared = [] if self.hook is None else self.hook.common
-        found = captured_variables(self.source.graph)
-        return [*(v for v in found if id(v) not in stand_ins), *shared]
+        return [*self._whole(captured_variables(self.source.graph)), *shared]
 
     @functools.cached_property
     def written(self) -> list[tf.Variable]:
         """Return the variables of the model, its optimizer and metrics that it writes."""
-        return written_variables(self.source.graph)
+        return self._whole(written_variables(self.source.graph))
+
+    def _whole(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Return those of some variables that each rank has whole."""
+        stand_ins = {id(one.stand_in) for one in self.mesh.held}
+        return [variable for variable in variables if id(variable) not in stand_ins]
 
     @property
     def own_variables(self) -> list[tf.Variable]:
         """Return the variables that the step uses and that each rank has for itself."""
-        return [] if self.hook is None else [*self.hook.errors.values()]
+        parts = [one.part for one in self.mesh.held]
+        return parts if self.hook is None else [*parts, *self.hook.errors.values()]
 
     @property
     def structure(self) -> Any:
@@ -283,28 +301,10 @@ class Program:
 
     def _exchange(self, number: tf.Tensor | None) -> TimedExchange:
         """Return the exchange of a step; with its number, sums are checked."""
-        backend = self.settings.backend
         if self.hook is not None:
-            return HookExchange(backend, number, self.hook)
-        return devices.exchange_of(
-            self.mesh.rows, number, self.settings.virtual, axes=self.mesh.axes
-        )
-
-    def _check_held(self) -> None:
-        """Refuse options that cannot be with variables of which a rank has a part."""
-        options = self.settings.options
-        asked = {
-            "--set virtual_replicas": options.virtual_replicas,
-            "--set hook": options.hook,
-            "--resume": self.settings.is_kept or None,
-        }
-        for name, value in asked.items():
-            if value is not None and self.mesh.held:
-                raise UsageError(
-                    f"{name} does not work with weights that ranks hold in parts, as "
-                    f"{self.mesh.held[0].path!r}",
-                    hint=f"drop {name}, or the layout of the weights",
-                )
+            return HookExchange(self.settings.backend, number, self.hook)
+        rows, virtual = self.mesh.rows, self.settings.virtual
+        return devices.exchange_of(rows, number, virtual, self.mesh.axes)
 
     def _total(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the rows of the batch, int64; 1 if it has none that could be cut."""

@@ -24,6 +24,7 @@ from collective.training.failure import guarded
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
 from collective.training.prepare import ModelMisfit
+from collective.training.sharding.held import check_whole
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
 from collective.training.unedited.agreement import agreeing
@@ -64,9 +65,9 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
     observers: list[StepObserver] = [options]
     if job.is_shared:
         watch = DesyncWatch(backend, options.options.check_every, units.run)
-        shown = [] if job.placing is None else [LayoutReport(job.placing)]
-        repeating = [units] if backend.elastic else []
-        observers = [*repeating, same, *shown, watch, options]
+        observers = [*([units] if backend.elastic else []), same, watch, options]
+    if job.placing is not None:
+        observers.append(LayoutReport(job.placing))
     if not job.by_strategy:
         settings = options.of_steps(attached=attached, is_kept=units.are_kept)
         job.enter(distributed(settings, observers, *repeats))
@@ -109,10 +110,8 @@ def _method(
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         check_keras()
-        is_scoped = strategy_of(self) is not None
-        if not is_scoped:
-            check_current(job)
-        is_ours = is_scoped
+        check_current(job)
+        is_ours = strategy_of(self) is not None  # it was made in a strategy's scope
         more: dict[str, Any] = {}
         if options is not None:
             fits = stock.__name__ == "fit"
@@ -122,6 +121,11 @@ def _method(
                 more = {"seed": fit_seed(job)} | more
         if not is_ours:
             return by_keras(self, *args, **kwargs)
+        check_whole(
+            self,
+            "is not trained by Keras' own loops (per_replica, or a strategy's scope)",
+            "drop --set per_replica, and make the model outside of strategies' scopes",
+        )
         with job.calling(_CALLS[stock.__name__]), _as_keras_raises():
             return ours(self, *args, **kwargs, **more, backend=job.backend)
 

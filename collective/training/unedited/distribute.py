@@ -60,13 +60,7 @@ class Distribution:
         else:
             job.units.resume()
         seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
-        if backend.size > 1 and not job.by_strategy:
-            hold_models(job, options)
-        elif job.by_strategy and options.get("shard_weights"):
-            raise UsageError(
-                f"shard_weights does not work with backend {backend.name!r}",
-                hint="--backend native, mpi or horovod",
-            )
+        hold_models(job, options)
         distribute_calls(job, options)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)

@@ -35,12 +35,10 @@ CALLS = (
     "Model.predict",
     "a save of a model",
     "a step of a training loop",
-    "keras.distribution.set_distribution",
-    "a read of weights that ranks have shards of",
     "a removal or renaming of a file",
     "a read of standard input",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE, INPUT = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, REMOVE, INPUT = CALLS
 _REMOVAL = CALLS.index(REMOVE)
 
 

@@ -30,14 +30,16 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
         UsageError: An option does not work with this backend.
     """
     asked = [name for name in OPTIONS if options.get(name)]
-    if job.backend.elastic:
-        why = "with --min-np a rank that dies would take its part with it"
+    why = _why_not(job)
+    if why is not None:
         job.why_not_placing = why
         if asked:
             raise UsageError(
                 f"{asked[0]} cuts variables, and {why}",
-                hint="drop --min-np, and continue from a checkpoint of the script's own",
+                hint="backend native, mpi or horovod, without --min-np and --resume",
             )
+        return
+    if job.backend.size == 1:
         return
     if asked:
         check(job.backend, asked[0])
@@ -47,6 +49,17 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     placing.before_read.append(_refuse_recorders)
     job.enter(placing.making())
     job.replace(keras.Model, "export", _exporting(keras.Model.export))
+
+
+def _why_not(job: ScriptJob) -> str | None:
+    """Return why the ranks of a job cannot hold parts of variables, or None."""
+    if job.by_strategy:
+        return f"backend {job.backend.name!r} has no groups of ranks"
+    if job.backend.elastic:
+        return "with --min-np a rank that dies would take its part with it"
+    if job.units.are_kept:
+        return "what --resume keeps of a script are whole variables"
+    return None
 
 
 def _exporting(stock: Any) -> Any:

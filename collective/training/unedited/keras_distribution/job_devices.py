@@ -92,9 +92,8 @@ def _check_layouts(job: ScriptJob, distribution: Any) -> None:
         raise UsageError(
             f"the script's {type(distribution).__name__} lays weights out over "
             f"{job.backend.replicas} replicas, and {job.why_not_placing}",
-            hint="collectiverun -np 2 --keras script.py, without --min-np and with no "
-            "--set but accumulate, jit_compile, terminate_on_nan and check_every; or "
-            "keras.distribution.DataParallel() in the script",
+            hint="collectiverun -np 2 --keras script.py, without --min-np and --resume; "
+            "or keras.distribution.DataParallel() in the script",
         )
 
 
