@@ -20,7 +20,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
-	test-equivalence test-keras test-horovod test-compare docs test-versions test-keras-nightly wheel test-wheel mutations sanitize arm64 \
+	test-equivalence test-keras test-horovod test-compare docs test-versions test-keras-nightly test-random wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -161,6 +161,10 @@ test-versions: core
 	$(BIN)/python -m tests.versions
 
 # Keras of last night, with the TensorFlow that is released.
+# Random graphs, each against one process, until the minutes are over: SEED=3 MINUTES=60.
+test-random: core
+	$(BIN)/python -m tests.training.partition.many_graphs $(or $(MINUTES),60) $(SEED)
+
 test-keras-nightly: core
 	$(BIN)/python -m tests.versions keras-nightly
 

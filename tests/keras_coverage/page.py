@@ -24,7 +24,8 @@ Each object stands in a small model, which stock Keras trains in one process, an
 {ranks} ranks (backend `native`): {rows} rows in batches of {batch}, of which the last has two rows. Equal are
 weights, state of optimizer and layers, history and the result of `evaluate`, to 10⁻¹⁰ in float64
 (to 10⁻⁵ in float32 where Keras or TensorFlow has no float64).
-*Gathered* names the operations for which rows are gathered, *whole* those that every rank computes
+*Gathered* names the operations for which rows are gathered, and *bytes* how much a batch of {batch} rows
+then gathers in the forward and in the backward pass, all steps together: a test lets no number grow. *Whole* names those that every rank computes
 for all rows, *from rank 0* the draws that rank 0 makes for all; a sum of gradients is in every row.
 Objects with the same result share a line. {equal} of {all} objects are equal; names of the same object
 count once and are in parentheses.
@@ -39,8 +40,9 @@ length; what follows is by rows. `categorical` draws from one stream for all row
 may name any image.
 """
 
+_COLUMNS = 6
 _LINES = (
-    r"gathered: .*, for (.*)$",
+    r"gathered(?: for a gradient)?: .*, for (.*)$",
     r"computed whole on every rank: (\w+) at",
     r"as rank 0 made it: (\w+) at",
 )
@@ -54,6 +56,7 @@ class _Result:
     gathered: tuple[str, ...]
     whole: tuple[str, ...]
     drawn: tuple[str, ...]
+    sent: tuple[int, int]  # bytes that are gathered, forward and backward
 
     @property
     def cells(self) -> str:
@@ -63,7 +66,8 @@ class _Result:
             for types in (self.gathered, self.whole, self.drawn)
         ]
         words = {True: "yes", False: "**no**", None: "not run"}
-        return " | ".join([words[self.is_equal], *found])
+        sent = "–" if self.sent == (0, 0) else f"{self.sent[0]} / {self.sent[1]}"
+        return " | ".join([words[self.is_equal], found[0], sent, *found[1:]])
 
 
 def read(file: Path) -> dict[str, list[dict[str, Any]]]:
@@ -85,7 +89,51 @@ def _result(entries: list[dict[str, Any]]) -> _Result:
     return _Result(
         not any(entry["apart"] for entry in entries) if entries else None,
         *(_types(lines, pattern) for pattern in _LINES),
+        sent=max((sent(entry.get("lines", [])) for entry in entries), default=(0, 0)),
     )
+
+
+def sent(lines: list[str]) -> tuple[int, int]:
+    """Return the bytes that lines of ``--explain`` gather: forward, and for gradients."""
+    found = {False: 0, True: 0}
+    for line in lines:
+        match = re.search(
+            r"gathered( for a gradient)?: .*, ([\d.]+) (MB|bytes), for", line
+        )
+        if match:
+            size = float(match[2]) * (1e6 if match[3] == "MB" else 1)
+            found[match[1] is not None] += round(size)
+    return found[False], found[True]
+
+
+def recorded(text: str) -> dict[str, tuple[int, int]]:
+    """Return the bytes that a page has, by the name of an object of Keras."""
+    found: dict[str, tuple[int, int]] = {}
+    prefix = ""
+    for line in text.splitlines():
+        if line.startswith("## keras."):
+            prefix = line.removeprefix("## keras.")
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) != _COLUMNS or not re.fullmatch(r"–|\d+ / \d+", cells[3]):
+            continue
+        numbers = [int(n) for n in re.findall(r"\d+", cells[3])]
+        forward, backward = numbers or (0, 0)
+        for name in re.findall(r"`(\w+)`", cells[0]):
+            found[f"{prefix}.{name}"] = forward, backward
+    return found
+
+
+def grown(
+    before: dict[str, tuple[int, int]], found: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return what gathers more than a page says, with the numbers of both."""
+    now = {name: _result(entries).sent for name, entries in found.items()}
+    return {
+        name: (before[name], sizes)
+        for name, sizes in now.items()
+        if name in before
+        and any(a > b for a, b in zip(sizes, before[name], strict=True))
+    }
 
 
 def _types(lines: list[str], pattern: str) -> tuple[str, ...]:
@@ -131,8 +179,8 @@ def text(found: dict[str, list[dict[str, Any]]]) -> str:
 def _table(names: list[str], results: dict[str, _Result]) -> str:
     alike = _inverted({name: results[name].cells for name in names})
     lines = [
-        "| object | equal | gathered for | whole | from rank 0 |",
-        "|---|---|---|---|---|",
+        "| object | equal | gathered for | bytes | whole | from rank 0 |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {', '.join(map(_called, same))} | {cells} |"

@@ -21,14 +21,35 @@ from tests import launch
 from tests.keras_coverage import page
 from tests.keras_coverage.case import differences, outcome
 from tests.keras_coverage.table import CASES, GROUPED, missing
+from tests.test_imports import ROOT
 from tests.training.small import on_rank_zero
 
 HERE = "tests/keras_coverage/test_keras_coverage.py"
+PAGE = ROOT / "docs/reference/keras-coverage.md"
 RESULTS = "TESTS_KERAS_RESULTS"  # the file in which rank 0 writes its results
 
 
 def test_every_object_has_a_case():
     assert missing() == []
+
+
+def test_the_page_says_what_is_gathered_and_nothing_may_grow():
+    lines = [
+        "train: gathered: TopKV2 at a.py:1, 288 bytes, for GatherV2, Mul",
+        "train: gathered for a gradient: Mul at b.py:2, 0.2 MB, for AddN",
+        "train: 2 gathers, 0.2 MB a step",
+    ]
+    name = "layers.Dense"
+    entries = {name: [{"ranks": 2, "apart": [], "lines": lines}]}
+    text = page.text(entries)
+    assert page.recorded(text)[name] == (288, 200_000) == page.sent(lines)
+    assert page.grown(page.recorded(text), entries) == {}
+    more = {name: [{**entries[name][0], "lines": [*lines, lines[0]]}]}
+    assert page.grown(page.recorded(text), more) == {
+        name: ((288, 200_000), (576, 200_000))
+    }
+    less = {name: [{**entries[name][0], "lines": lines[1:]}]}
+    assert page.grown(page.recorded(text), less) == {}
 
 
 @pytest.mark.skipif(not launch.launched(), reason="on ranks, which the launch starts")
@@ -92,5 +113,7 @@ def test_on_ranks(tmp_path):
         options = {RESULTS: str(file)}
         ended = launch.launch("native", ranks, tests, tmp_path, seconds=3600, **options)
         assert ended.passed() == len(GROUPED)
+    found = page.read(file)
+    assert page.grown(page.recorded(PAGE.read_text()), found) == {}
     if table := os.environ.get("KERAS_TABLE"):
-        Path(table).write_text(page.text(page.read(file)))
+        Path(table).write_text(page.text(found))

@@ -54,8 +54,9 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
         )
     for value in traffic.gathers:
         readers = sorted({node.type for node in value.users})
+        when = " for a gradient" if is_of_gradient(value) else ""
         lines.append(
-            f"gathered: {_made_by(value)}, {_bytes([value], partition)}, "
+            f"gathered{when}: {_made_by(value)}, {_bytes([value], partition)}, "
             f"for {', '.join(readers) or 'the result'}"
         )
     for value in traffic.broadcasts:
@@ -69,6 +70,11 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
 def gathered_bytes(partition: Partition, traffic: Traffic) -> int:
     """About how many bytes a step gathers."""
     return sum(_size(value, partition) for value in traffic.gathers)
+
+
+def is_of_gradient(value: Value) -> bool:
+    """Return whether TensorFlow's tape made a value: that of the backward pass."""
+    return value.node is not None and "gradient_tape/" in value.node.op.name
 
 
 def place_of(node: Node) -> str:
