@@ -252,12 +252,16 @@ def fraction(size: AnySize, count: int, *, is_exact: bool = False) -> AnySize:
     Args:
         is_exact: Whether ``count`` is known to divide it.
     """
-    found = quotient(size, count)
-    if found is not None:
-        return found
     if isinstance(size, int):
         return size // count
-    return symbolic(max(size.symbols).part(Fraction(size, count, is_exact)))
+    # What count divides comes out even: only the rest has to be rounded.
+    parts = {term: divmod(factor, count) for term, factor in size.terms.items()}
+    even = size_of({term: part[0] for term, part in parts.items()})
+    rest = size_of({term: part[1] for term, part in parts.items()})
+    if isinstance(rest, int):
+        return even + rest // count
+    symbol = max(rest.symbols).part(Fraction(rest, count, is_exact))
+    return even + symbolic(symbol)
 
 
 def about(size: AnySize, rows: int | None, other: int = 1) -> int:
