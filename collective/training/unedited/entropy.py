@@ -123,6 +123,8 @@ class _Entropy:
             if is_own(file):
                 if frame.f_code.co_filename != __file__:
                     return None
+            elif file == tempfile.__file__ and not script_alone:
+                return None  # a seed for the names that libraries ask for
             elif file not in _BETWEEN:
                 if is_standard_library(file) or (script_alone and is_library(file)):
                     return None
