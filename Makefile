@@ -20,7 +20,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
-	test-equivalence test-keras test-horovod test-compare docs test-versions test-keras-nightly test-random wheel test-wheel mutations sanitize arm64 \
+	test-equivalence test-keras test-keras-own test-horovod test-compare docs test-versions test-keras-nightly test-random wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -137,6 +137,13 @@ test-equivalence: core
 # ranks: half an hour. TABLE=docs/reference/keras-coverage.md writes what was found.
 test-keras: core
 	$(if $(TABLE),KERAS_TABLE=$(abspath $(TABLE))) $(PYTEST) tests/keras_coverage -m "keras_coverage"
+
+# Keras' own tests of trainers, callbacks, data adapters and models, on two ranks and by plain
+# Keras: KERAS_REPO=path of a clone of Keras at the tag of the installed version.
+test-keras-own: core
+	@test -n "$(KERAS_REPO)" || { echo "HINT: git clone --depth 1 --branch v$$($(BIN)/python -c \
+		'from importlib.metadata import version; print(version("keras"))') https://github.com/keras-team/keras /tmp/keras; make $@ KERAS_REPO=/tmp/keras"; exit 2; }
+	$(BIN)/python -m tests.keras_own $(KERAS_REPO)
 
 # compare.py as a whole, on every backend that can run here: minutes.
 test-compare: core

@@ -60,7 +60,7 @@ print("RESULT", json.dumps([
     [float(w.sum()) for w in (*first.get_weights(), *best.get_weights())],
 ]), flush=True)
 """
-PACE = "0.25"
+PACE = "0.5"
 
 
 def flat(result: object) -> list[float]:
