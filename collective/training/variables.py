@@ -97,7 +97,7 @@ def captured_variables(graph: tf.Graph) -> list[tf.Variable]:
     return [keras_compat.one_copy.container(variable) for variable in found]
 
 
-def written_variables(graph: Any) -> list[tf.Variable]:
+def written_variables(graph: tf.Graph) -> list[tf.Variable]:
     """Return the variables that a function writes, in the order in which it met them."""
     handles = {
         handle.ref()

@@ -42,7 +42,7 @@ CODE = (os.path.join(os.path.dirname(tf.__file__), ""), __file__)
 
 @contextlib.contextmanager
 def before_reads(action: Callable[[tf.Variable], None]) -> Iterator[None]:
-    """Inside, call an action before a variable is read."""
+    """Call an action before each read of a variable inside."""
     kind = resource_variable_ops.BaseResourceVariable
     stock = kind._read_variable_op
 
