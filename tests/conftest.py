@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "on_ranks: make test runs it on ranks, which this file's launch starts; in one "
+        "on_ranks: make test runs it on ranks, which a launch starts; in one "
         "process it is one of the matrix",
     )
     config.addinivalue_line("markers", "waits: its job stands still for long")
