@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos soak \
+.PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos chaos-scripts soak \
 	test-equivalence test-keras test-keras-own test-horovod test-compare docs test-versions test-keras-nightly test-random wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -124,6 +124,10 @@ test-faults: core
 chaos: core
 	$(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(KINDS),--kinds $(KINDS))
+
+# The same with unedited scripts that grow and are resumed.
+chaos-scripts: core
+	$(BIN)/python -m tests.chaos.scripts $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 # A long training whose ranks join and leave: SOAK_STEPS=1000 SOAK_SEED=1.
 soak: core
