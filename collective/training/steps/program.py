@@ -297,7 +297,19 @@ class Program:
             with tf.control_dependencies(found):
                 line = report.line(found[place], total, exchange.span())
         exchange.finish()
-        return found, list(sums), line
+        return found, self._of_all_ranks(sums, found), line
+
+    def _of_all_ranks(
+        self, sums: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return what is attached, summed over the model axes, too, behind the step."""
+        found = list(sums)
+        for along in self.mesh.axes.values():
+            with tf.control_dependencies(before):
+                own = [along.added("sum", [tensor]) for tensor in found]
+                found = along.reduce("sum", own)
+            before = found
+        return found
 
     def _exchange(self, number: tf.Tensor | None) -> TimedExchange:
         """Return the exchange of a step; with its number, sums are checked."""
