@@ -138,6 +138,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         output=args.output or "rank0",
         loops=args.loops,
         resume=args.resume,
+        dry_run=args.dry_run,
         **{setting.name: setting.value for setting in args.set},
     )
 

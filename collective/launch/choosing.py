@@ -43,7 +43,8 @@ def choose(options: LaunchOptions) -> Job:
 
         return Agent(options)  # the launcher that it runs obeys --dry-run
     chosen = _job_of_ranks(options)
-    return DryRun(chosen) if options.dry_run else chosen
+    # With --keras, the ranks run the script up to its first step.
+    return DryRun(chosen) if options.dry_run and not options.keras else chosen
 
 
 def _job_of_ranks(options: LaunchOptions) -> JobOfRanks:

@@ -35,7 +35,7 @@ _REFUSED = {
         "trap 'scontrol requeue $SLURM_JOB_ID' USR1"),
 }  # fmt: skip
 # Options that the program which runs an unedited script has, too (collective.distribute).
-OF_A_SCRIPT = ("backend", "output", "loops", "explain", "resume", "set")
+OF_A_SCRIPT = ("backend", "output", "loops", "explain", "resume", "set", "dry_run")
 # Options that the supervisor of each rank gets, too (collective.launch.rank).
 OF_A_RANK = (
     *("verbose", "keras", "output", "binding_args"),
@@ -146,7 +146,8 @@ class LaunchOptions:
     check_build: bool = _switch("-cb", "--check-build",
         help="show what this installation can do, as horovodrun does")
     verbose: bool = _switch("--verbose", help="print what is started and how it ends")
-    dry_run: bool = _switch("--dry-run", help="only print what would be started")
+    dry_run: bool = _switch("--dry-run", help="only print what would be started; with --keras: run the script up to its first\n"
+        "training step, and say what that would hold in memory and send")
     config_file: str = _option("--config-file", metavar="FILE", default="",
         help="YAML with horovodrun's settings")
     elastic_timeout: int = _time("--elastic-timeout", default=600,

@@ -56,12 +56,12 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
         readers = sorted({node.type for node in value.users})
         when = " for a gradient" if is_of_gradient(value) else ""
         lines.append(
-            f"gathered{when}: {_made_by(value)}, {_bytes([value], partition)}, "
+            f"gathered{when}: {made_by(value)}, {_bytes([value], partition)}, "
             f"for {', '.join(readers) or 'the result'}"
         )
     for value in traffic.broadcasts:
         size = _bytes([value], partition)
-        lines.append(f"as rank 0 made it: {_made_by(value)}, {size}")
+        lines.append(f"as rank 0 made it: {made_by(value)}, {size}")
     for node in _fallbacks(partition.graph):
         lines.append(f"computed whole on every rank: {node.type} at {place_of(node)}")
     return lines
@@ -93,7 +93,8 @@ _LIBRARIES = (
 )
 
 
-def _made_by(value: Value) -> str:
+def made_by(value: Value) -> str:
+    """Return the type of operation that makes a value, and its line of the user's code."""
     if value.node is None:
         return "an input"
     return f"{value.node.type} at {place_of(value.node)}"

@@ -178,6 +178,10 @@ class Program:
             self._runs[key] = traced(self._on_process, input_signature=signature)
         return self._runs[key]
 
+    def trace(self) -> None:
+        """Make the graph of this process, as the first call would, and run nothing."""
+        self._run.get_concrete_function()
+
     def __call__(self, tensors: Sequence[tf.Tensor], number: int) -> Any:
         """Run the step on a whole batch, which every rank has.
 

@@ -28,6 +28,7 @@ from collective.training.sharding.held import check_whole
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
 from collective.training.unedited.agreement import agreeing
+from collective.training.unedited.dry_run import DryRun
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 from collective.training.unedited.seeds import fit_seed, is_unseeded
@@ -48,7 +49,9 @@ _FROM_KERAS_FIT = "_use_cached_eval_dataset"
 _OF_BATCHES = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
+def distribute_calls(
+    job: ScriptJob, asked: Mapping[str, Any], dry_run: DryRun | None = None
+) -> None:
     """Have Keras' own loops share the rows of each batch out over the ranks.
 
     Models of a strategy's scope, and all models where the backend is a strategy of
@@ -56,6 +59,7 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
 
     Args:
         asked: Options of ``collective.fit``.
+        dry_run: Ends the script before its first training step.
     """
     backend, units = job.backend, job.units
     options = SetOptions(backend, asked, units.run)
@@ -68,13 +72,15 @@ def distribute_calls(job: ScriptJob, asked: Mapping[str, Any]) -> None:
         observers = [*([units] if backend.elastic else []), same, watch, options]
     if job.placing is not None:
         observers.append(LayoutReport(job.placing))
+    observers += [] if dry_run is None else [dry_run]
     if not job.by_strategy:
-        settings = options.of_steps(attached=attached, is_kept=units.are_kept)
+        is_kept = units.are_kept or dry_run is not None
+        settings = options.of_steps(attached=attached, is_kept=is_kept)
         job.enter(distributed(settings, observers, *repeats))
     for name, call in _CALLS.items():
         stock = getattr(keras.Model, name)
         method = _method(
-            job, stock, _by_keras(job, call, stock, same, options), options
+            job, stock, _by_keras(job, call, stock, same, options), options, dry_run
         )
         job.replace(keras.Model, name, method)
     if job.by_strategy and backend.size > 1:
@@ -99,6 +105,7 @@ def _method(
     stock: Callable[..., Any],
     by_keras: Callable[..., Any],
     options: SetOptions | None = None,
+    dry_run: DryRun | None = None,
 ) -> Callable[..., Any]:
     """Return a method with the signature of Keras' own, which chooses how it is run."""
     signature = inspect.signature(stock)
@@ -119,6 +126,8 @@ def _method(
             more = dict(options.given) if fits else {}
             if fits and is_unseeded(job):
                 more = {"seed": fit_seed(job)} | more
+        if dry_run is not None and stock.__name__ == "fit":
+            dry_run.check(self, is_ours)
         if not is_ours:
             return by_keras(self, *args, **kwargs)
         check_whole(

@@ -18,6 +18,7 @@ from collective.training.opening import with_threads
 from collective.training.unedited import notice, strategies
 from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
+from collective.training.unedited.dry_run import DryRun
 from collective.training.unedited.files import (
     replace_cache,
     replace_mkdir,
@@ -52,6 +53,7 @@ class Distribution:
         takes_over: Sequence[Callable[[], None]] = (),
         former: Sequence[int] | None = None,
         folder: StateFolder | None = None,
+        dry_run: bool = False,
     ):
         self.job = job = ScriptJob(backend, folder)
         job.takes_over += takes_over
@@ -61,7 +63,7 @@ class Distribution:
             job.units.resume()
         seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
         hold_models(job, options)
-        distribute_calls(job, options)
+        distribute_calls(job, options, DryRun(backend) if dry_run else None)
         strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):
@@ -99,6 +101,7 @@ def distribute_keras(
     output: str = OUTPUTS[0],
     loops: bool = False,
     resume: str | None = None,
+    dry_run: bool = False,
     **fit_options: Any,
 ) -> Distribution:
     """Makes ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
@@ -114,6 +117,8 @@ def distribute_keras(
             of their batch (``docs/how-to/loops.md``).
         resume: A folder where the state of the script is kept while it runs, and from
             which it continues if it has one (``docs/how-to/unedited-scripts.md``).
+        dry_run: Whether the script ends before its first training step, and says what
+            that would hold in memory and send (``docs/how-to/memory.md``).
         **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
             ``accumulate``, ``verify``, ...
 
@@ -142,7 +147,7 @@ def distribute_keras(
         if backend.rank:
             takes_over.append(folder.open)
     _distribution = Distribution(
-        backend, fit_options, loops, takes_over, former, folder
+        backend, fit_options, loops, takes_over, former, folder, dry_run
     )
     return _distribution
 
