@@ -81,7 +81,9 @@ _PLAIN: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "sum of the rest": lambda a, b: tf.cumsum(a, 0, exclusive=True, reverse=True),
     "largest so far": lambda a, b: tf.math.cumulative_logsumexp(a, 0),
     "sorted": lambda a, b: tf.sort(a, 0),
-    "shuffled": lambda a, b: tf.random.experimental.stateless_shuffle(a, [1, 2]),
+    "shuffled": lambda a, b: tf.gather(
+        a, tf.argsort(tf.random.stateless_uniform(tf.shape(a)[:1], [1, 2]))
+    ),
     "network": lambda a, b: _network(a),
     "one network for two": lambda a, b: _network(a) - tf.reduce_sum(_network(b), 0),
     "product": lambda a, b: a @ tf.matmul(b, b, transpose_a=True),
