@@ -71,7 +71,9 @@ def test_all_ranks_end_with_exit_code_zero(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--dry-run"]
-    done = launch.run([*command, "--keras", str(script)])
+    command += ["--keras", str(script)]
+    code, done = launch.run(command, launch.environment(), 60)
+    assert code == 0, done
     assert "before fit" in done
     assert "after fit" not in done
     assert "rows: 10 a step, 5 on each of 2 replicas" in done
