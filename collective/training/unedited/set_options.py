@@ -182,8 +182,9 @@ class SetOptions(StepObserver):
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Refuse a model, or batches, that the options cannot be used with."""
-        model = function.model
-        compatibility.check(self._features | features_of(model), self._backend)
+        if function.name == "train_step":  # a model that predicts may not be compiled
+            features = self._features | features_of(function.model)
+            compatibility.check(features, self._backend)
 
     def before_step(
         self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]

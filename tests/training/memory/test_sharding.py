@@ -259,20 +259,20 @@ def test_takes_an_optimizer_that_has_trained_before():
         np.testing.assert_array_equal(got, wanted)
 
 
-class LooksUp(keras.optimizers.SGD):
-    """Reads rows of a slot's variable."""
+class Largest(keras.optimizers.SGD):
+    """Writes the larger of two values into rows of a slot's variable."""
 
     def update_step(self, gradient, variable, learning_rate):
         slot = self.momentums[self._get_variable_index(variable)]
-        first = tf.gather(slot.value, [0])
-        self.assign_sub(variable, learning_rate * (gradient + first[0]))
+        slot.value.scatter_max(tf.IndexedSlices(gradient[:1], [0]))
+        self.assign_sub(variable, learning_rate * gradient)
 
 
 @PLAIN
 def test_refuses_what_has_no_rule_for_pieces():
-    with pytest.raises(UsageError, match="ResourceGather reads or writes a part"):
+    with pytest.raises(UsageError, match="ResourceScatterMax reads or writes a part"):
         small.train(
             alone(),
-            model=small.model(lambda: LooksUp(0.1, momentum=0.9)),
+            model=small.model(lambda: Largest(0.1, momentum=0.9)),
             shard_optimizer=True,
         )

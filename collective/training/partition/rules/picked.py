@@ -86,7 +86,9 @@ def put_back(
     first = some.begin - wide * begin
     if wide == 1 and first == 0 and size == some.per_row * rows.rows:
         return Sharded(axis, (some.per_row,))
-    if not is_natural(first):
+    # The last of them must still be in a row of the batch: no replica has a place else.
+    last = first + wide * (size - 1)
+    if not is_natural(first) or not is_natural(some.per_row * rows.rows - last - 1):
         return None
     return Sharded(axis, (1,), SomeRows(size, first, wide, some.per_row))
 
