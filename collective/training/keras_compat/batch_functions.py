@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from collective.replacements import replacing
 
@@ -47,7 +46,8 @@ def _made_by(
     make: Make, attribute: str, method: str
 ) -> contextlib.AbstractContextManager[None]:
     name = f"make_{attribute}"
-    stock = getattr(TensorFlowTrainer, name)
+    # Of Model, not of its trainer: the Horovod drop-in replaces what Model has.
+    stock = getattr(keras.Model, name)
 
     def made(self: keras.Model, force: bool = False) -> Any:
         if getattr(self, attribute) is not None and not force:
@@ -61,4 +61,4 @@ def _made_by(
         setattr(self, attribute, function)
         return function
 
-    return replacing(TensorFlowTrainer, name, made)
+    return replacing(keras.Model, name, made, new=True)

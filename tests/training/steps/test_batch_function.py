@@ -132,3 +132,17 @@ def test_one_process_without_options_keeps_the_functions_of_keras(backends_by_na
     with distributed(StepSettings(backends_by_name("single"))):
         made.fit(X, Y, verbose=0)
     assert not isinstance(made.train_function, BatchFunction)
+
+
+def test_what_another_library_has_replaced_on_the_class_does_not_hide_the_step(
+    in_pieces, monkeypatch
+):
+    """As the Horovod drop-in does while a distributed optimizer is alive."""
+    stock = keras.Model.make_train_function
+    wrapped = lambda self, force=False: stock(self, force)  # noqa: E731
+    monkeypatch.setattr(keras.Model, "make_train_function", wrapped, raising=False)
+    made = model()
+    with distributed(in_pieces):
+        made.fit(X, Y, verbose=0)
+    assert isinstance(made.train_function, BatchFunction)
+    assert keras.Model.make_train_function is wrapped

@@ -178,7 +178,6 @@ def test_calls_from_a_callback_and_of_a_subclass_are_keras_own(distributed):
     assert len(found.epoch) == len(seen) == 1 and seen[0].shape == (2, 1)
 
 
-@pytest.mark.matrix  # fails behind some other test of make unit, which is not found yet
 def test_options_of_fit_reach_the_step():
     found = distribute_keras("single", accumulate=3)
     try:
