@@ -11,23 +11,18 @@ round.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from collective import recorder
 from tests import launch
-from tests.chaos import hosts, kinds
+from tests.chaos import hosts, kinds, rounds
 from tests.chaos.kinds import RANK_TIMEOUT, RANKS, Chaos
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
@@ -140,35 +135,25 @@ def _check(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run rounds; return 1 if one failed."""
-    parser = argparse.ArgumentParser("python -m tests.chaos")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--rounds", type=int, default=1_000_000)
+    parser = rounds.parser("python -m tests.chaos")
     parser.add_argument(
         "--kinds", nargs="+", default=[], choices=[*kinds.CATALOGUE, *hosts.CATALOGUE]
     )
-    options = parser.parse_args(arguments)
-    deadline = time.monotonic() + options.seconds
-    found, rounds, tried = 0, 0, Counter[str]()
+    options, tried = parser.parse_args(arguments), set[str]()
     with contextlib.ExitStack() as stack:
         why_not = hosts.why_not()
         if why_not:
             print(f"no hosts: {why_not}", flush=True)
         lab = None if why_not else stack.enter_context(hosts.made())
         possible = catalogue(lab, options.kinds)
-        for seed in range(options.seed, options.seed + options.rounds):
-            if time.monotonic() > deadline:
-                break
-            rounds += 1
-            with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-                try:
-                    name, what = one_round(seed, Path(folder), lab, possible)
-                    tried[name] += 1
-                    print(f"seed {seed}: {what}", flush=True)
-                except AssertionError:
-                    found += 1
-                    print(f"seed {seed}: FOUND\n{traceback.format_exc()}", flush=True)
-    print(f"{rounds} rounds, {len(tried)} kinds of faults, {found} findings")
+
+        def attempt(seed: int, folder: Path) -> str:
+            name, what = one_round(seed, folder, lab, possible)
+            tried.add(name)
+            return what
+
+        count, found = rounds.run(options, attempt)
+    print(f"{count} rounds, {len(tried)} kinds of faults, {found} findings")
     return min(found, 1)
 
 

@@ -7,7 +7,6 @@ resumed (``--resume``) on another number of ranks. The result must be that of on
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -16,26 +15,24 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 from tests import launch
+from tests.chaos import rounds
+from tests.training.unedited.small_model import MAKE
 
-SCRIPT = """
+SCRIPT = (
+    """
 import json, os, time, keras, numpy as np
 keras.config.set_floatx("float64")
 keras.utils.set_random_seed(3)
 x, y = np.random.normal(size=(60, 5)), np.random.normal(size=(60, 1))
-def make():
-    layers = [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.3)]
-    layers += [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return model
-class Slow(keras.callbacks.Callback):
+"""
+    + MAKE
+    + """class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(float(os.environ.get("PACE", 0)))
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
@@ -60,6 +57,7 @@ print("RESULT", json.dumps([
     [float(w.sum()) for w in (*first.get_weights(), *best.get_weights())],
 ]), flush=True)
 """
+)
 PACE = "0.5"
 
 
@@ -158,12 +156,7 @@ def one_round(seed: int, folder: Path, wanted: list[float]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run rounds; return 1 if one failed."""
-    parser = argparse.ArgumentParser("python -m tests.chaos.scripts")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--rounds", type=int, default=1_000_000)
-    options = parser.parse_args(arguments)
-    deadline, rounds, failed = time.monotonic() + options.seconds, 0, 0
+    options = rounds.parser("python -m tests.chaos.scripts").parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "script.py").write_text(SCRIPT)
         env = launch.environment(PYTHONHASHSEED="0")
@@ -173,20 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
         assert code == 0, printed
         wanted = result_of(printed)
         assert wanted is not None
-    for seed in range(options.seed, options.seed + options.rounds):
-        if time.monotonic() > deadline:
-            break
-        rounds += 1
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                print(
-                    f"seed {seed}: {one_round(seed, Path(folder), wanted)}", flush=True
-                )
-            except AssertionError:
-                failed += 1
-                print(f"seed {seed}: FOUND\n{traceback.format_exc()}", flush=True)
-    print(f"{rounds} rounds of scripts, {failed} findings")
-    return min(failed, 1)
+    count, found = rounds.run(options, lambda s, at: one_round(s, at, wanted))
+    print(f"{count} rounds of scripts, {found} findings")
+    return min(found, 1)
 
 
 if __name__ == "__main__":

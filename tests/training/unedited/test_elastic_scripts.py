@@ -14,6 +14,7 @@ import pytest
 
 from collective.launch import processes
 from tests import launch
+from tests.training.unedited.small_model import MAKE
 
 pytestmark = launch.STARTS_RANKS
 SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
@@ -125,7 +126,8 @@ def test_a_rank_dies_after_the_last_call(rank, expected, tmp_path):
     assert printed.count("If rank 0 dies in it, the others run it to its end") == 1
 
 
-GROWS = """
+GROWS = (
+    """
 import json, os, sys, time, keras, numpy as np
 keras.utils.set_random_seed(3)
 keras.config.set_floatx("float64")
@@ -134,13 +136,9 @@ if joins:
     os.mkdir(joined)  # a newcomer has been admitted, and begins the script
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(48, 5)), rng.normal(size=(48, 1))
-def make():
-    layers = [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.3)]
-    layers += [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return model
-class Dies(keras.callbacks.Callback):
+"""
+    + MAKE
+    + """class Dies(keras.callbacks.Callback):
     steps = 0
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -160,6 +158,7 @@ for _ in range(4):
 found = [h.history, g.history, second.evaluate(x, y, verbose=0)]
 print("RESULT", json.dumps([*found, *[w.tolist() for w in first.get_weights()]]))
 """
+)
 
 
 def test_a_rank_joins_in_the_middle_of_an_epoch(tmp_path):

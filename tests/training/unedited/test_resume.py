@@ -16,6 +16,7 @@ from collective.training.unedited import record
 from collective.training.unedited.record import OtherUnit, Record, Replay
 from collective.training.unedited.resume import Saved, StateFolder, identify
 from tests import launch
+from tests.training.unedited.small_model import MAKE
 
 LAUNCHER = [sys.executable, "-m", "collective.launch"]
 
@@ -134,17 +135,14 @@ def test_a_script_is_known_by_its_content_and_arguments(tmp_path):
     assert identify("", []) == identify("", [])
 
 
-SCRIPT = """
+SCRIPT = (
+    """
 import json, os, sys, keras, numpy as np
 keras.config.set_floatx("float64")
 x, y = np.random.normal(size=(48, 5)), np.random.normal(size=(48, 1))  # without a seed
-def make():
-    layers = [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.3)]
-    layers += [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return model
-class Dies(keras.callbacks.Callback):
+"""
+    + MAKE
+    + """class Dies(keras.callbacks.Callback):
     steps = 0
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -168,6 +166,7 @@ for step in range(4):
 found = [h.history, second.evaluate(x, y, verbose=0)]
 print("RESULT", json.dumps([*found, *[w.tolist() for w in first.get_weights()]]))
 """
+)
 
 
 @pytest.mark.launches
