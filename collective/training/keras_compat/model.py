@@ -152,6 +152,12 @@ def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def bytes_of(variable: Any) -> int:
+    """Return the bytes of a whole variable, of Keras or TensorFlow."""
+    elements = tf.TensorShape(variable.shape).num_elements() or 0
+    return elements * tf.as_dtype(variable.dtype).size
+
+
 def path_of(variable: keras.Variable | tf.Variable) -> str:
     """Return the path of a Keras variable, or the name of a TensorFlow one."""
     return str(getattr(variable, "path", variable.name))

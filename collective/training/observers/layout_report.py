@@ -7,11 +7,10 @@ from typing import Any
 from weakref import WeakSet
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from collective.log import log
 from collective.training.keras_compat.held_parts import holder_of
+from collective.training.keras_compat.model import bytes_of
 from collective.training.sharding.placing import Placing
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
@@ -67,8 +66,8 @@ def _totals(model: keras.Model, variables: Sequence[Any], held: Sequence[Any]) -
     whole = own = 0
     for variable, holder in zip(variables, held, strict=True):
         if holder is None:
-            size = int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size
-            of_rank, how = size, "whole"
+            size = of_rank = bytes_of(variable)
+            how = "whole"
         else:
             (size, of_rank), how = holder.bytes, _layout(holder)
         whole, own = whole + size, own + of_rank

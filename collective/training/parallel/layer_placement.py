@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,7 +58,8 @@ class Placement:
                 hint=f"--model-parallel {max(1, len(layers))} or less",
             )
         sizes = [
-            COPIES * sum(_bytes(v) for v in _variables(layer)) + rows * made
+            COPIES * sum(map(keras_compat.model.bytes_of, _variables(layer)))
+            + rows * made
             for layer, made in layers
         ]
         ends = cut_into_runs(sizes, len(devices))
@@ -162,7 +162,3 @@ def _device_of_tensor(tensor: tf.Tensor) -> str:
 def _variables(layer: Any) -> list[keras.Variable]:
     """Returns the variables of a layer; a Keras operation has none."""
     return getattr(layer, "variables", [])
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

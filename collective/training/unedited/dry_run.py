@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training import keras_compat
 from collective.training.input.plan import share
 from collective.training.partition.explain import explained, made_by
 from collective.training.partition.kept import Kept
@@ -109,11 +109,7 @@ def _slots(model: keras.Model) -> int:
 
 
 def _bytes(variables: Sequence[keras.Variable]) -> int:
-    return sum(
-        int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
-        for v in variables
-        if v.dtype != "string"
-    )
+    return sum(keras_compat.model.bytes_of(v) for v in variables if v.dtype != "string")
 
 
 def _resident() -> int:

@@ -130,7 +130,7 @@ class _Search:
         paths = [keras_compat.model.path_of(v) for v in group]
         without = {p: n for p, n in self.chosen.items() if p not in paths}
         before = self._cost(without) or 0
-        size = sum(_bytes(v) for v in group)
+        size = sum(map(keras_compat.model.bytes_of, group))
         found: tuple[float, dict[str, Axes]] | None = None
         for place in range(len(shape)):
             names = tuple(self._axis if i == place else None for i in range(len(shape)))
@@ -182,11 +182,6 @@ class _Exact(dict[str, Axes]):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-def _bytes(variable: Any) -> int:
-    elements = tf.TensorShape(variable.shape).num_elements() or 0
-    return elements * tf.as_dtype(variable.dtype).size
 
 
 def exchanged_bytes(graph: Graph, rows: int, open_: Collection[Value] = ()) -> float:
