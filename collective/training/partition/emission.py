@@ -43,7 +43,7 @@ from collective.training.partition.operations import (
     emitted,
     is_small,
 )
-from collective.training.partition.own_part import OtherRows, OwnPart, Turn
+from collective.training.partition.own_part import OtherRows, OwnPart
 from collective.training.partition.pending import Pending
 from collective.training.partition.plans import Plan, is_single
 from collective.training.partition.schedule import Queue, is_write
@@ -84,7 +84,7 @@ class Emission(OwnPart):
         self.pending = Pending(exchange, traffic, self.turns)
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made = Made(self.turns)
-        super().__init__(share, rows, Known(self._symbol), Turn())
+        super().__init__(share, rows, Known(self._symbol))
         self._others: dict[SomeRows, OtherRows] = {}
 
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
@@ -241,10 +241,10 @@ class Emission(OwnPart):
     def each(self) -> Iterator[int]:
         """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
-            self.turn.replica = replica
+            self._replica = replica
             with self._on_device(), self.turns.of(replica):
                 yield replica
-        self.turn.replica = 0
+        self._replica = 0
 
     def _on_device(self) -> Any:
         """Around what is made for this replica."""

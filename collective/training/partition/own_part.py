@@ -26,12 +26,6 @@ from collective.training.partition.shares import Share
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
 
 
-class Turn:
-    """Which replica of this process is made now."""
-
-    replica = 0
-
-
 class OwnPart:
     """The rows of each replica of this process, of which one is made now.
 
@@ -39,7 +33,6 @@ class OwnPart:
         share: The rows, and those of each replica that this process plays.
         rows: The size that stands for all rows.
         known: Makes constants and sizes.
-        turn: Whose turn it is.
         some: The rows, where they are not those of the batch.
     """
 
@@ -48,11 +41,10 @@ class OwnPart:
         share: Share,
         rows: AnySize,
         known: Known,
-        turn: Turn,
         some: SomeRows | None = None,
     ):
         self.share, self.rows, self.some = share, rows, some
-        self.known, self.turn = known, turn
+        self.known, self._replica = known, 0
         count = range(len(share.own))
         self._own = [Symbol(f"own rows {i}") for i in count]
         self._first = [Symbol(f"first row {i}") for i in count]
@@ -70,7 +62,7 @@ class OwnPart:
     @property
     def replica(self) -> int:
         """The number of the replica, among those of this process."""
-        return self.turn.replica
+        return self._replica
 
     @property
     def own(self) -> tf.Tensor:
@@ -169,10 +161,15 @@ class OtherRows(OwnPart):
         number: Callable[[AnySize], tf.Tensor] = emission.number
         with emission.known.outside(is_size=True):
             share = _shared(emission.share, some, number)
-        super().__init__(share, some.count, emission.known, emission.turn, some)
+        super().__init__(share, some.count, emission.known, some)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._emission, name)
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica, among those of this process."""
+        return int(self._emission.replica)
 
 
 def _shared(
