@@ -26,7 +26,6 @@ class ObservedFit(StepObserver):
 
     Args:
         model: The model that is fitted.
-        observers: Innermost first.
         late: Makes more observers, innermost of all, once the model has its variables:
             before the first step.
 
@@ -39,12 +38,11 @@ class ObservedFit(StepObserver):
         self,
         model: keras.Model,
         backend: Backend,
-        observers: Sequence[Observer],
-        late: Callable[[], Sequence[Observer]] = tuple,
+        late: Callable[[], Sequence[Observer]],
     ):
         self.position = Position(model, backend)
         self.callback = _Hooks(self)
-        self._observers, self._late = [*observers], late
+        self._observers, self._late = list[Observer](), late
         self._has_begun = False
 
     def add(self, observer: Observer) -> None:

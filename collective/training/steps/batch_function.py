@@ -12,7 +12,6 @@ and a step that the death of a rank interrupts is repeated with the same batch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -270,25 +269,7 @@ class BatchFunction:
 
 
 class PredictFunction(BatchFunction):
-    """The predict function of a model: takes a list of batches, returns their outputs.
-
-    Args:
-        settings: What they attach travels in a job whose steps are kept alone: it is
-            a message more.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        step: KerasStep,
-        name: str,
-        settings: StepSettings,
-        observers: Sequence[StepObserver] = (),
-        run_step: RunStep | None = None,
-    ):
-        if not settings.is_kept:
-            settings = dataclasses.replace(settings, attached=None)
-        super().__init__(model, step, name, settings, observers, run_step)
+    """The predict function of a model: takes a list of batches, returns their outputs."""
 
     def __call__(self, iterator: Sequence[Any]) -> Any:  # type: ignore[override]
         """Return the outputs for some batches, one after the other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,8 +48,12 @@ def distributed(
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
         step = getattr(model, method)
-        kind = PredictFunction if method == "predict_step" else BatchFunction
-        return kind(model, step, method, settings, observers, run_step)
+        if method != "predict_step":
+            return BatchFunction(model, step, method, settings, observers, run_step)
+        # It sums nothing: what is attached would be a message of its own.
+        attached = settings.attached if settings.is_kept else None
+        mine = dataclasses.replace(settings, attached=attached)
+        return PredictFunction(model, step, method, mine, observers, run_step)
 
     with watch.tracing(), batch_functions.made_by(make):
         yield

@@ -139,9 +139,8 @@ class SetOptions(StepObserver):
                 inside.enter_context(deterministic.deterministic())
             if self.options.steps is not None:
                 first = arguments.get("initial_epoch") or 0
-                arguments["epochs"] = (
-                    first + self.options.steps
-                )  # each has one at least
+                # Each epoch has one step at least.
+                arguments["epochs"] = first + self.options.steps
                 callbacks.append(_StopsAfter(self.options.steps))
             if self.reports:
                 callbacks.append(inside.enter_context(self._observing(model)).callback)
@@ -150,10 +149,9 @@ class SetOptions(StepObserver):
     @contextlib.contextmanager
     def _observing(self, model: keras.Model) -> Iterator[ObservedFit]:
         late = functools.partial(self._stock_run, model)
-        observed = ObservedFit(model, self._backend, (), late)
+        observed = ObservedFit(model, self._backend, late)
         if self.options.timeline:
-            timeline = TimelineObserver(self.options.timeline, observed.position)
-            observed.add(timeline)
+            observed.add(TimelineObserver(self.options.timeline, observed.position))
         before, self._observed = self._observed, observed
         try:
             with contextlib.closing(observed):
