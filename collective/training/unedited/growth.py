@@ -74,10 +74,13 @@ class Growth:
             what: Names it.
             variables: Those that it uses, if it is a step.
         """
+        if self._record is None and not self.is_new:
+            return  # nobody will ask
         for variable in variables:
             self._used.setdefault(id(variable), variable)
-        is_kept = self.is_new or self._record is None
-        if not is_kept and not self._record.add(result, what, is_removal):  # type: ignore[union-attr]
+        if self._record is None or self.is_new:
+            return
+        if not self._record.add(result, what, is_removal):
             self._record = None
 
     def begin(self) -> None:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from collective.training.unedited.portable import is_composite, opened, portable
+
 #: A record grows no larger: no rank can join a job whose units have returned more.
 MOST_BYTES = 1 << 28
 _OVERHEAD = 160  # bytes of an entry besides those of its arrays, about
@@ -84,8 +86,8 @@ class Record:
     def _packed(self, result: Any) -> tuple[int, bytes]:
         leaves = tf.nest.flatten(result)
         numbers = (tf.is_tensor(t) and t.dtype != tf.string for t in leaves)
-        if not leaves or not all(numbers) or any(map(_is_composite, leaves)):
-            return -1, pickle.dumps(_with_arrays(result))
+        if not leaves or not all(numbers) or any(map(is_composite, leaves)):
+            return -1, pickle.dumps(portable(result))
         kinds = [(t.dtype, tuple(t.shape)) for t in leaves]
         tree = tf.nest.map_structure(lambda _: None, result)
         name = f"{tree!r} {kinds!r}"
@@ -97,7 +99,7 @@ class Record:
     def result(self, entry: Entry) -> Any:
         """Return the result of which ``add`` has made an entry."""
         if entry.tree < 0:
-            return _with_tensors(pickle.loads(entry.value))
+            return opened(pickle.loads(entry.value))
         tree, kinds = self._trees[entry.tree]
         leaves, start = [], 0
         for dtype, shape in kinds:
@@ -106,10 +108,6 @@ class Record:
             start += flat.nbytes
             leaves.append(tf.constant(flat.reshape(shape), dtype))
         return tf.nest.pack_sequence_as(tree, leaves)
-
-
-def _is_composite(leaf: Any) -> bool:
-    return isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
 
 
 class OtherUnit(Exception):
@@ -162,29 +160,3 @@ class Replay:
             raise OtherUnit(entry.what, what)
         self._place += 1
         return self._record.result(entry)
-
-
-class _Array:
-    """Marks an array that was a tensor."""
-
-    def __init__(self, tensor: tf.Tensor):
-        self.array, self.dtype = tensor.numpy(), tensor.dtype.name
-
-
-def _with_arrays(result: Any) -> Any:
-    """Return a result that can be pickled; ``_with_tensors`` is the way back."""
-    structure = tf.nest.map_structure(
-        lambda leaf: tf.type_spec_from_value(leaf) if _is_composite(leaf) else None,
-        result,
-    )
-    leaves = tf.nest.flatten(result, expand_composites=True)
-    return structure, [_Array(t) if isinstance(t, tf.Tensor) else t for t in leaves]
-
-
-def _with_tensors(packed: Any) -> Any:
-    structure, leaves = packed
-    found = [
-        tf.constant(leaf.array, leaf.dtype) if isinstance(leaf, _Array) else leaf
-        for leaf in leaves
-    ]
-    return tf.nest.pack_sequence_as(structure, found, expand_composites=True)

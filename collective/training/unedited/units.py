@@ -55,7 +55,7 @@ class _Ended:
     """The last unit that this rank has ended.
 
     Attributes:
-        result: What it gave, in a form that another rank can read.
+        result: What it gave.
         variables: Those that a step uses; none of another unit.
         what: Names it.
         is_removal: Whether it was a removal of a file.
@@ -204,10 +204,8 @@ class Units(StepObserver):
                 result = program(tensors, number)
             return result, program.attached[-1]
 
-        name, is_replayed = (
-            f"a step of {getattr(function, 'name', '')}",
-            self._growth.is_new,
-        )
+        is_replayed = self._growth.is_new
+        name = f"a step of {getattr(function, 'name', '')}"
         (result, said), is_own = self._run(attempt, program.variables, "", name)
         if not is_own:  # others have made the step: nothing of it is left over here
             for variable in program.own_variables:
@@ -270,16 +268,16 @@ class Units(StepObserver):
         while True:
             early, self._early = self._early, None
             if early is not None:
-                return opened(early.result), False
+                return early.result, False
             if self._growth.replays:
                 result = self._growth.answer(name)
-                self._end(_Ended(portable(result), variables, name))
+                self._end(_Ended(result, variables, name))
                 self._catch_up()
                 return result, False
             self._growth.forget_replay()
             try:
                 result = attempt()
-                self._end(_Ended(portable(result), variables, name))
+                self._end(_Ended(result, variables, name))
                 return result, True
             except Exception as error:
                 elastic = self._elastic
@@ -292,8 +290,7 @@ class Units(StepObserver):
     def _end(self, ended: _Ended) -> None:
         self._count += 1
         self._ended = ended
-        result = opened(ended.result)
-        self._growth.note(result, ended.what, ended.variables, ended.is_removal)
+        self._growth.note(ended.result, ended.what, ended.variables, ended.is_removal)
 
     def join(self, former: Sequence[int]) -> None:
         """Begin as a rank that the others have admitted.
@@ -387,7 +384,7 @@ class Units(StepObserver):
         """
         backend, ended = self._backend, self._ended
         shapes = [(tuple(v.shape), v.dtype.name) for v in ended.variables]
-        sent = ended.result, ended.what, ended.is_removal, shapes
+        sent = portable(ended.result), ended.what, ended.is_removal, shapes
         result, what, is_removal, shapes = broadcast_object(backend, sent, root)
         written = variables if is_behind else ended.variables
         if len(written) != len(shapes) and (is_behind or backend.rank == root):
@@ -408,7 +405,7 @@ class Units(StepObserver):
             for variable, value in zip(written, values, strict=True):
                 variable.assign(value)
         used = written if is_behind else ()
-        return _Ended(portable(result), used, what, is_removal)
+        return _Ended(opened(result), used, what, is_removal)
 
     @staticmethod
     def _value(variable: tf.Variable, before: Mapping[int, Any]) -> np.ndarray:
