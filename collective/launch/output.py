@@ -194,7 +194,8 @@ class RankOutput:
         if at is None or RankOutput.on_screen - at >= _NEAR_LINES:
             return list(self.last_errors)
         repeated = self._screen.repeated[self.rank] if self._screen is not None else ()
-        left_out = set(repeated) & set(list(self.last_errors)[-_NEAR_LINES:])
+        near = [line.rstrip("\r\n") for line in list(self.last_errors)[-_NEAR_LINES:]]
+        left_out = {line.rstrip("\r\n") for line in repeated} & set(last_error_lines(near))
         return list(self.last_errors) if left_out else []
 
     def _is_shown(self, line: str) -> bool:
