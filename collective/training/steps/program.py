@@ -175,12 +175,14 @@ class Program:
             key = backend.local_replicas, backend.replicas
         if key not in self._runs:
             signature = [*self.kind.specs(), tf.TensorSpec([], tf.int64)]
-            self._runs[key] = traced(self._on_process, input_signature=signature)
+            function = traced(self._on_process, input_signature=signature)
+            # Its one graph: to look for it at each call takes as long as a small step.
+            self._runs[key] = function.get_concrete_function()
         return self._runs[key]
 
     def trace(self) -> None:
         """Make the graph of this process, as the first call would, and run nothing."""
-        self._run.get_concrete_function()
+        _ = self._run
 
     def __call__(self, tensors: Sequence[tf.Tensor], number: int) -> Any:
         """Run the step on a whole batch, which every rank has.
