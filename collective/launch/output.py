@@ -195,7 +195,9 @@ class RankOutput:
             return list(self.last_errors)
         repeated = self._screen.repeated[self.rank] if self._screen is not None else ()
         near = [line.rstrip("\r\n") for line in list(self.last_errors)[-_NEAR_LINES:]]
-        left_out = {line.rstrip("\r\n") for line in repeated} & set(last_error_lines(near))
+        left_out = {line.rstrip("\r\n") for line in repeated} & set(
+            last_error_lines(near)
+        )
         return list(self.last_errors) if left_out else []
 
     def _is_shown(self, line: str) -> bool:

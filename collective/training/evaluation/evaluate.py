@@ -46,7 +46,7 @@ def evaluate(
     *,
     backend: str | Backend = "auto",
 ) -> Any:
-    """Loss and metrics of a model on data, shared by all replicas, exact.
+    """Return loss and metrics of a model on data, shared by all replicas, exact.
 
     Every rank calls it with the same data, and gets the same numbers; they are those of
     rank 0's weights. The arguments up to ``return_dict`` are those of
@@ -104,7 +104,7 @@ def agreed_methods(
     verbose: str | int,
     batches: int | None,
 ) -> CallbackMethods:
-    """The methods of callbacks in one pass over so many batches. Every rank calls it."""
+    """Return the methods of callbacks in one pass. Every rank calls it."""
     params = {"verbose": verbose, "epochs": 1, "steps": batches}
     methods = CallbackMethods(callbacks, model, backend, params)
     methods.agree()
@@ -112,7 +112,7 @@ def agreed_methods(
 
 
 def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
-    """Gives every rank rank 0's weights, if they differ. Every rank calls it.
+    """Give every rank rank 0's weights, if they differ. Every rank calls it.
 
     Without it, ranks that made their models with other random numbers would each
     compute a part of a different result.
@@ -130,7 +130,7 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
 
 @contextlib.contextmanager
 def shown(methods: CallbackMethods) -> Iterator[dict[str, Any]]:
-    """Around a pass: prints Keras' bar or line at its end, on rank 0.
+    """Print Keras' bar or line at the end of a pass, on rank 0.
 
     Yields:
         For the numbers to show. The time of a step is the mean over all, with the first.

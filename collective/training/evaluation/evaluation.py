@@ -63,12 +63,12 @@ class Evaluation:
 
     @property
     def batches(self) -> int | None:
-        """The number of batches, as far as it is known."""
+        """Return the number of batches, as far as it is known."""
         known = self.input.steps_per_epoch
         return known if self.steps is None else min(self.steps, known or self.steps)
 
     def _vectors(self, methods: BatchMethods, epoch: int) -> list[Any]:
-        """The sums over each batch."""
+        """Return the sums over each batch."""
         vectors: list[Any] = []
         for number, batch in enumerate(self._batches()):
             interrupts.check()
@@ -88,7 +88,7 @@ class Evaluation:
         return vectors
 
     def _result(self, vectors: list[Any]) -> dict[str, Any]:
-        """The logs of these batches."""
+        """Return the logs of these batches."""
         if not vectors:
             return {}
         return self._step.layout.logs(vectors[-1].numpy())
@@ -111,7 +111,7 @@ def make_evaluation(
     inputs: Input | Batches,
     steps: int | None = None,
 ) -> Evaluation:
-    """The evaluation of a model, on batches as its training had them."""
+    """Return the evaluation of a model, on batches as its training had them."""
     several = backend.most_replicas > 1
     own = own_batches.trained_with(prepared.model) if several else False
     step = make_step(

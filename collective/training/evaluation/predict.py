@@ -59,7 +59,7 @@ def predict(
     *,
     backend: str | Backend = "auto",
 ) -> Any:
-    """The outputs of a model for all rows of x, computed by all ranks together.
+    """Return the outputs of a model for all rows of x, computed by all ranks together.
 
     Every rank calls it with the same data, and gets all outputs, in the order of the
     data; they are those of rank 0's weights. The arguments up to ``callbacks`` are those
@@ -121,7 +121,7 @@ class _Prediction:
         self._holders = sorted((*replicas, rank) for replicas, rank in firsts.items())
 
     def run(self, methods: CallbackMethods) -> Any:
-        """Returns all outputs, on every rank."""
+        """Return all outputs, on every rank."""
         model, batch_methods = self.model, BatchMethods(methods, "predict")
         self._build()
         model.stop_predicting = False
@@ -172,21 +172,21 @@ class _Prediction:
         return iter(self.inputs.dataset(0, self.steps, *replicas))
 
     def _build(self) -> None:
-        """Makes the model's variables, and has all ranks use rank 0's."""
+        """Make the model's variables, and have all ranks use rank 0's."""
         if not self.model.built:
             with self.backend.scope(), keras_compat.undone_writes.undo_writes():
                 self.model(zeros(self.inputs.spec).x)
         use_weights_of_rank_zero(self.model, self.backend)
 
     def _outputs(self, batch: Batch) -> Any:
-        """Returns the outputs for this process's rows as arrays, or None if it has no rows."""
+        """Return the outputs for this process's rows as arrays, or None if it has no rows."""
         with runs_eagerly(self.model):
             outputs = self._predictor(without_none(batch))
         count = int(count_rows(first_leaf(batch.x)))
         return keras.tree.map_structure(_array, outputs) if count else None
 
     def _exchange(self, parts: list[Any], sizes: list[int]) -> Any:
-        """The outputs of all ranks for successive batches, in the order of rows.
+        """Return the outputs of all ranks for successive batches, in the order of rows.
 
         Args:
             parts: This rank's outputs for each batch, or None where it has no rows.
@@ -214,7 +214,7 @@ class _Prediction:
         return _concatenate(pieces)
 
     def _share(self, size: int, replicas: range) -> int:
-        """How many rows of a batch these replicas have."""
+        """Return how many rows of a batch these replicas have."""
         start, _ = share(size, replicas[0], self.backend.replicas)
         _, stop = share(size, replicas[-1], self.backend.replicas)
         return int(stop - start)
@@ -236,7 +236,7 @@ _predictors: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary(
 
 
 def _predictor(model: keras.Model, backend: Backend, spec: Batch) -> Any:
-    """What predicts a kind of batch: from a ``Batch`` to the outputs for its rows."""
+    """Return what predicts a kind of batch: from a ``Batch`` to the outputs for its rows."""
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
     key = backend, repr(spec), optimizer, model.run_eagerly
     of_model = _predictors.setdefault(model, {})
@@ -275,24 +275,24 @@ def _partitioned(model: keras.Model, backend: Backend, spec: Batch) -> Any:
 
 
 def _present(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Drops the parts that the batch does not have."""
+    """Drop the parts that the batch does not have."""
     return tuple(p for p in parts if not (isinstance(p, tuple) and not p))
 
 
 def _array(output: Any) -> Any:
-    """Copies an output to memory: a RaggedTensor stays one, others become NumPy arrays."""
+    """Copy an output to memory: a RaggedTensor stays one, others become NumPy arrays."""
     return output if isinstance(output, tf.RaggedTensor) else np.asarray(output)
 
 
 def _writable(output: Any) -> Any:
-    """The output as an array that the caller may write into, as Keras' own is."""
+    """Return the output as an array that the caller may write into, as Keras' own is."""
     if isinstance(output, tf.RaggedTensor):
         return output
     return output if output.flags.writeable else output.copy()
 
 
 def _concatenate(trees: list[Any]) -> Any:
-    """The trees as one, row by row; ragged as Keras does it where shapes differ."""
+    """Join the trees row by row; ragged as Keras does it if shapes differ."""
 
     def one(*leaves: Any) -> Any:
         if isinstance(leaves[0], tf.RaggedTensor):
@@ -307,12 +307,12 @@ def _concatenate(trees: list[Any]) -> Any:
 
 
 def _shapes_differ(*leaves: Any) -> bool:
-    """Whether batches have rows of other shapes, as texts of other lengths."""
+    """Return whether batches have rows of other shapes, as texts of other lengths."""
     return len({leaf.shape[1:] for leaf in leaves if isinstance(leaf, np.ndarray)}) > 1
 
 
 def _differ(parts: list[Any]) -> bool:
-    """The same of any leaf of trees; None for no rows."""
+    """Return whether any leaf of the trees differs so; None stands for no rows."""
     trees = [part for part in parts if part is not None]
     if not trees:
         return False

@@ -78,7 +78,7 @@ class Arrays(Source):
         return tf.nest.map_structure(spec, self.tree)
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Copies the rows out of the arrays."""
+        """Copy the rows out of the arrays."""
         if self._resident is None:
             read = numpy_rows(
                 lambda rows: [_native(_whole(array)[rows]) for array in self._leaves],
@@ -99,7 +99,7 @@ class Arrays(Source):
 
     @functools.cached_property
     def _resident(self) -> list[Any] | None:
-        """Returns the leaves as tensors to read rows of, or None if they are large or on disk.
+        """Return the leaves as tensors to read rows of, or None if they are large or on disk.
 
         Ragged and sparse tensors are in memory anyway, and what is beside them goes
         along.
@@ -122,7 +122,7 @@ class Arrays(Source):
 
 
 def _arrays(tree: Any, name: str, found: list[tuple[str, Any]]) -> Any:
-    """The tree with arrays and tensors as leaves, which are also added to ``found``."""
+    """Return the tree with arrays and tensors as leaves, which are also added to ``found``."""
     if isinstance(tree, Mapping):
         return {key: _arrays(tree[key], f"{name}[{key!r}]", found) for key in tree}
     if isinstance(tree, tuple):
@@ -159,7 +159,7 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _whole(array: np.ndarray) -> np.ndarray:
-    """The array, if it is mapped from a file that is still as long as it was.
+    """Return the array, if it is mapped from a file that is still as long as it was.
 
     Raises:
         UsageError: If not: to read it would end the process by SIGBUS.
@@ -182,7 +182,7 @@ def _whole(array: np.ndarray) -> np.ndarray:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array as TensorFlow needs it: in native byte order, text in UTF-8."""
+    """Return the array as TensorFlow needs it: in native byte order, text in UTF-8."""
     if array.dtype.kind == "U":
         return np.char.encode(array, "utf-8")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))

@@ -81,7 +81,7 @@ class Batches(Feed):
         host_random.read_by(self)
 
     def begin_as_keras(self) -> None:
-        """Ends an epoch before the first one, as ``fit`` and ``evaluate`` of Keras do.
+        """End an epoch before the first one, as ``fit`` and ``evaluate`` of Keras do.
 
         A ``PyDataset`` that shuffles in ``on_epoch_end`` so has its second order at first.
         """
@@ -95,7 +95,7 @@ class Batches(Feed):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch, as far as known."""
+        """Return the steps of an epoch, as far as known."""
         return self._keras.steps
 
     def start(
@@ -124,7 +124,7 @@ class Batches(Feed):
             )
 
     def reset(self) -> None:
-        """Begins from the start of the data."""
+        """Begin from the start of the data."""
         if self._tape.place == (0, 0):
             return
         self._adapter.close()
@@ -259,23 +259,23 @@ class _Shares(keras_compat.data.DataAdapter):
         return self._data.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        """Has workers start, where the data have any."""
+        """Have workers start, if the data have any."""
         self._within_epoch = True
         self._data.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Has workers stop."""
+        """Have workers stop."""
         self._within_epoch = False
         self._data.on_epoch_end()
 
     def close(self) -> None:
-        """Has workers stop, if they run."""
+        """Have workers stop, if they run."""
         if self._within_epoch:
             self.on_epoch_end()
 
 
 def _rows(tree: Any, start: Any, stop: Any) -> Any:
-    """Rows of each tensor. None is not a leaf for tf.nest: it stays."""
+    """Return the rows of each tensor. None is not a leaf for tf.nest: it stays."""
     return tf.nest.map_structure(
         lambda t: None if t is None else leaves.slice_leaf(t, start, stop), tree
     )
@@ -318,7 +318,7 @@ class ShuffledItems(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches of the data set."""
+        """Return the number of batches of the data set."""
         return self._items.num_batches
 
     def __getitem__(self, index: int) -> Any:
@@ -331,6 +331,6 @@ class ShuffledItems(keras.utils.PyDataset):
         self._items.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Ends the data set's epoch; the next one has a new order."""
+        """End the data set's epoch; the next one has a new order."""
         self._epoch += 1
         self._items.on_epoch_end()

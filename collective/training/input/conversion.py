@@ -13,7 +13,7 @@ from collective.training.input.stream import Stream
 
 
 def as_source(data: Any) -> Source:
-    """The source for data of any supported kind.
+    """Return the source for data of any supported kind.
 
     Args:
         data: A Source; ``(x, y)`` or ``(x, y, sample_weight)`` of arrays or of

@@ -64,7 +64,7 @@ class DataArguments:
 
 
 def fit_data(given: DataArguments) -> FitData:
-    """The data to train on, and to validate with."""
+    """Return the data to train on, and to validate with."""
     x, y, sample_weight = given.x, given.y, given.sample_weight
     batch_size, class_weight = given.batch_size, given.class_weight
     of_rows = given.data is not None or given.global_batch_size is not None
@@ -104,7 +104,7 @@ def as_data(
     seed: int | None = 0,
     shuffle: bool | str = False,
 ) -> Data:
-    """The data of ``x``, ``y`` and ``sample_weight`` as Keras takes them.
+    """Return the data of ``x``, ``y`` and ``sample_weight`` as Keras takes them.
 
     Args:
         x, y, sample_weight: As for ``keras.Model.fit``; x may be a ``Source``.
@@ -173,7 +173,7 @@ def plan_shuffle(
 
 
 def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Trees of arrays, RaggedTensors and SparseTensors: lists become tuples."""
+    """Return trees of arrays, RaggedTensors and SparseTensors: lists become tuples."""
     x, y = _tree(x, "x"), _tree(y, "y")
     weight = _tree(sample_weight, "sample_weight")
     outputs = isinstance(y, (tuple, dict))
@@ -188,7 +188,7 @@ def _is_array_data(x: Any) -> bool:
 
 
 def _tree(part: Any, name: str) -> Any:
-    """A tree of dicts and tuples with arrays as leaves."""
+    """Return a tree of dicts and tuples with arrays as leaves."""
     if isinstance(part, Mapping):
         return {key: _tree(value, f"{name}[{key!r}]") for key, value in part.items()}
     lists = isinstance(part, (tuple, list))
@@ -210,7 +210,7 @@ def _tree(part: Any, name: str) -> Any:
 
 
 def _is_rows(part: Any) -> bool:
-    """Whether a list holds rows written out in numbers, and is one array."""
+    """Return whether a list holds rows written out in numbers, and is one array."""
     return all(not _has_array(item) for item in part) and not isinstance(part, tuple)
 
 
@@ -229,7 +229,7 @@ def _source(x: Any, y: Any, sample_weight: Any) -> Source:
 def _weighted(
     x: Any, y: Any, weight: Any, class_weight: Mapping[int, float] | None
 ) -> tuple[Any, Any, Any]:
-    """The arrays, with the weights of the classes as ``sample_weight``."""
+    """Return the arrays, with the weights of the classes as ``sample_weight``."""
     if class_weight is None:
         return x, y, weight
     if weight is not None:
@@ -246,7 +246,7 @@ def _weighted(
 
 
 def _split(parts: Row, share: float) -> tuple[Row, Row]:
-    """All rows but the last ``share`` of them, and those."""
+    """Return all rows but the last ``share`` of them, and those."""
     leaves = [leaf for leaf in tf.nest.flatten(parts) if leaf is not None]
     if not all(hasattr(leaf, "shape") for leaf in leaves):
         raise UsageError(
@@ -298,7 +298,7 @@ def _in_one(x: Any, y: Any, sample_weight: Any, data: Any) -> tuple[Any, Any, An
 
 
 def default_batch_size(data: Data, steps: int | None) -> int:
-    """Returns Keras' default of 32, or the size that gives this number of steps."""
+    """Return Keras' default of 32, or the size that gives this number of steps."""
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE

@@ -38,7 +38,7 @@ class Data:
 
 
 def load(what: str, *, seed: int = 0) -> Data:
-    """Loads a data set.
+    """Load a data set.
 
     Args:
         what: ``digits``, ``synthetic[:HxWxC[:CLASSES]]``, a
@@ -71,7 +71,7 @@ def load(what: str, *, seed: int = 0) -> Data:
 
 
 def _data(name: str, train: Source, test: Source | None) -> Data:
-    """Counts the classes: one more than the highest label."""
+    """Count the classes: one more than the highest label."""
     ranges = [s.label_range() for s in (train, test) if s is not None]
     highest = [r[1] for r in ranges if r is not None]
     return Data(name, train, test, max(highest) + 1 if highest else None)
@@ -104,7 +104,7 @@ def _npz(name: str, path: Path) -> Data:
 
 
 def _scaled(arrays: Arrays) -> Source:
-    """Floats in [0, 1] with a channel, if x holds images as bytes."""
+    """Return floats in [0, 1] with a channel, if x holds images as bytes."""
     x = arrays.spec[0]
     if not isinstance(x, tf.TensorSpec) or x.dtype != tf.uint8:
         return arrays

@@ -37,14 +37,14 @@ class Feed(abc.ABC):
     overran: bool = False
 
     def epochs(self, steps: int) -> int:
-        """The epoch to stop before, for so many steps; ``ENDLESS`` where it is not known."""
+        """Return the epoch to stop before, for so many steps; ``ENDLESS`` if unknown."""
         return ENDLESS
 
     @abc.abstractmethod
     def start(
         self, place: Place, last_step: int, local_replicas: range, replicas: int
     ) -> None:
-        """The training continues at a place, on these replicas.
+        """Continue the training at a place, on these replicas.
 
         Args:
             place: How many epochs of this training have ended, and the next step,
@@ -64,13 +64,13 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def epoch(self, steps: int) -> Iterator[Batch]:
-        """The batches of the current epoch that are left, so many at most.
+        """Return the batches of the current epoch that are left, so many at most.
 
         Who asks for one more than there are lets workers of the epoch end.
         """
 
     def close(self) -> None:
-        """Ends what reads ahead. May be called twice."""
+        """End what reads ahead. May be called twice."""
 
 
 class PlannedFeed(Feed):
@@ -151,13 +151,13 @@ class Agreement:
         self._sum = total(backend)
 
     def checked(self, batch: Batch) -> Batch:
-        """The batch without its checksum, after a comparison if it has one."""
+        """Return the batch without its checksum, after a comparison if it has one."""
         if batch.checksum is not None:
             self.check(int(batch.global_rows), int(batch.checksum))
         return batch._replace(checksum=None)
 
     def check(self, rows: int, checksum: int) -> None:
-        """Compares one batch; every rank calls it.
+        """Compare one batch; every rank calls it.
 
         Args:
             rows: Of the whole batch; -1 where the data have ended.

@@ -8,17 +8,17 @@ import tensorflow as tf
 
 
 def first_leaf(tree: Any) -> Any:
-    """A tensor of the tree: what to ask for the number of rows."""
+    """Return a tensor of the tree, to ask for the number of rows."""
     return present(tree)[0]
 
 
 def present(tree: Any) -> list[Any]:
-    """The tensors of a tree that may have None in it."""
+    """Return the tensors of a tree that may have None in it."""
     return [leaf for leaf in tf.nest.flatten(tree) if leaf is not None]
 
 
 def count_rows(leaf: Any) -> tf.Tensor:
-    """The number of rows of one tensor: int64 scalar."""
+    """Return the number of rows of one tensor: int64 scalar."""
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     if isinstance(leaf, tf.RaggedTensor):
@@ -27,7 +27,7 @@ def count_rows(leaf: Any) -> tf.Tensor:
 
 
 def slice_leaf(leaf: Any, start: Any, stop: Any) -> Any:
-    """Rows ``start`` to ``stop`` of one tensor."""
+    """Return rows ``start`` to ``stop`` of one tensor."""
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
@@ -44,12 +44,12 @@ def slice_leaf(leaf: Any, start: Any, stop: Any) -> Any:
 
 
 def slice_rows(tree: Any, start: Any, stop: Any) -> Any:
-    """Rows ``start`` to ``stop`` of every tensor in a tree."""
+    """Return rows ``start`` to ``stop`` of every tensor in a tree."""
     return tf.nest.map_structure(lambda t: slice_leaf(t, start, stop), tree)
 
 
 def open_rows(spec: Any) -> Any:
-    """The specification of a tensor with any number of such rows as it has."""
+    """Return the specification of a tensor with any number of such rows as it has."""
     if isinstance(spec, tf.RaggedTensorSpec):
         shape = [None, *spec.shape[1:]]
         return tf.RaggedTensorSpec(
@@ -72,7 +72,7 @@ def checksum(tree: Any) -> tf.Tensor:
 
 
 def _bytes(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor's bytes: uint8 ``[1, n]``."""
+    """Return the tensor's bytes: uint8 ``[1, n]``."""
     if tensor.dtype == tf.string:
         tensor = tf.strings.to_hash_bucket_fast(tensor, (1 << 63) - 1)
     if tensor.dtype == tf.bool:

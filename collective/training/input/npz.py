@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 def open_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns all arrays of a ``.npz`` file, memory-mapped if they are stored uncompressed.
+    """Return all arrays of a ``.npz`` file, memory-mapped if they are stored uncompressed.
 
     Raises:
         UsageError: The file is missing, damaged, or not a ``.npz`` of plain numbers.
@@ -73,7 +73,7 @@ def _source(arrays: dict[str, np.ndarray], suffix: str) -> Arrays:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One member, mapped if possible."""
+    """Return one member, mapped if possible."""
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if member.compress_type == zipfile.ZIP_STORED and version in ((1, 0), (2, 0)):
@@ -93,7 +93,7 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where the member's bytes start in the file: after its local header.
+    """Return where the member's bytes start in the file: after its local header.
 
     The local header repeats the name and may have another extra field than the central
     directory, so its own two lengths must be read (APPNOTE.TXT, 4.3.7).

@@ -26,14 +26,14 @@ _MULTIPLY_2 = 0x94D049BB133111EB
 
 
 def hash64(values: np.ndarray) -> np.ndarray:
-    """The output function of splitmix64 (Steele et al. 2014), a bijection of uint64."""
+    """Compute the output function of splitmix64 (Steele et al. 2014), a bijection."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLY_1)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLY_2)
     return values ^ (values >> np.uint64(31))
 
 
 def derive(*numbers: int) -> int:
-    """One 64-bit key from several integers of any size or sign."""
+    """Return one 64-bit key from several integers of any size or sign."""
     key = 0
     for number in numbers:
         # Python integers: the same arithmetic without NumPy's overflow warnings.
@@ -45,7 +45,7 @@ def derive(*numbers: int) -> int:
 
 
 def permute(positions: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
-    """The elements at the given positions of a shuffled ``range(n)``.
+    """Return the elements at the given positions of a shuffled ``range(n)``.
 
     Args:
         positions: int64, any shape, each in ``[0, n)``.
@@ -81,7 +81,7 @@ def permute(positions: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
 def _encipher(
     values: np.ndarray, left_size: int, right_size: int, round_keys: list[int]
 ) -> np.ndarray:
-    """One pass of the network: a bijection of ``range(left_size * right_size)``."""
+    """Make one pass of the network: a bijection of ``range(left_size * right_size)``."""
     left = values % np.uint64(left_size)
     right = values // np.uint64(left_size)
     for number, key in enumerate(round_keys):

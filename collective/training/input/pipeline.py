@@ -91,7 +91,7 @@ class Input:
 
     @property
     def spec(self) -> Batch:
-        """The ``tf.TensorSpec`` of the batches that ``dataset`` yields, with an open row dimension."""
+        """Return the ``tf.TensorSpec`` of the batches of ``dataset``, rows open."""
         x, y, sample_weight = self.source.batch_spec
         rows_read = tf.TensorSpec([None, 2], tf.int64) if self.with_rows_read else None
         return Batch(x, y, sample_weight, tf.TensorSpec([], tf.int64), rows_read)
@@ -117,7 +117,7 @@ class Input:
         return _read_ahead(batches.apply(length))
 
     def movable(self) -> Callable[[int, int, range, int], Iterator[Batch]]:
-        """Returns a function equal to ``iter(dataset(...))``, fast from its second call.
+        """Return a function equal to ``iter(dataset(...))``, fast from its second call.
 
         It keeps one pipeline that reads its range of steps and replicas from a
         variable. In an elastic job the ranks continue with other parts of the data, and
@@ -144,13 +144,13 @@ class Input:
     def _batches(
         self, first_step: Any, last_step: Any, low: Any, high: Any, replicas: Any
     ) -> tf.data.Dataset:
-        """The batches of ``dataset``, for replicas ``low`` to ``high``, both included.
+        """Return the batches of ``dataset``, for replicas ``low`` to ``high``, both included.
 
         All arguments are numbers or tensors.
         """
 
         def own(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            """Where our rows start and stop in a global batch, and its rows."""
+            """Return where our rows start and stop in a global batch, and its rows."""
             rows = self.plan.rows_before(step + 1) - self.plan.rows_before(step)
             start, _ = share(rows, low, replicas)
             _, stop = share(rows, high, replicas)
@@ -224,7 +224,7 @@ class Input:
 
 
 def _read_ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """The batches, prefetched by threads of their own."""
+    """Return the batches, prefetched by threads of their own."""
     options = tf.data.Options()
     options.deterministic = True
     # Own threads: a read that blocks must not delay the training step.
@@ -235,5 +235,5 @@ def _read_ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _threads() -> int:
-    """Threads that read."""
+    """Return the number of threads that read."""
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)))

@@ -16,7 +16,7 @@ from collective.training.input.permutation import permute
 
 
 def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
-    """The splitting rule: which rows of a global batch a replica gets.
+    """Return which rows of a global batch a replica gets.
 
     Shares are contiguous, in the order of replicas, and their sizes differ by one at
     most. Some are empty where there are fewer rows than replicas. Works on integers and
@@ -38,11 +38,11 @@ class RowPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch, the short one included."""
+        """Return the steps of an epoch, the short one included."""
         return -(-self.rows // self.global_batch_size)
 
     def rows_before(self, step: Any) -> Any:
-        """Rows of all steps before one, over all epochs; of an integer or a tensor."""
+        """Return the rows of all steps before one, over all epochs; an integer or a tensor."""
         epoch, within = step // self.steps_per_epoch, step % self.steps_per_epoch
         return epoch * self.rows + within * self.global_batch_size
 
@@ -59,7 +59,7 @@ class RowPlan:
         return numbers
 
     def _order(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The rows at some positions of an epoch."""
+        """Return the rows at some positions of an epoch."""
         if not isinstance(self.shuffle, str):
             return permute(positions, self.rows, (self.seed, epoch))
         # Only here: what checks a ledger of another order needs no TensorFlow.

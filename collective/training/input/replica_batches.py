@@ -65,7 +65,7 @@ class _Stacked(keras_compat.data.DataAdapter):
 
 @tf.autograph.experimental.do_not_convert
 def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
-    """A step of ``scan``: keeps the first batch's rows, and says if this one has as many."""
+    """Make a step of ``scan``: keep the first batch's rows, say if this one has as many."""
     element = batch[0] if len(batch) == 1 else batch
     rows = leaves.count_rows(leaves.first_leaf(keras_compat.data.unpack(element)[0]))
     rows = tf.cast(rows, tf.int64)
@@ -74,7 +74,7 @@ def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
 
 
 def stacked(data: Any, replicas: int) -> _Stacked:
-    """The batches of data, stacked; a UsageError for rows, of which none were made."""
+    """Return the batches of data, stacked."""
     if not isinstance(data, keras_compat.data.DataAdapter):
         raise UsageError(
             "per_replica='batch' takes data that are batches, and these are rows",
@@ -85,7 +85,7 @@ def stacked(data: Any, replicas: int) -> _Stacked:
 
 
 def first_of(stack: Any) -> Any:
-    """The one batch that a replica has: a tree of ``[1, ...]``, tensors or their specs."""
+    """Return the one batch of a replica: a tree of ``[1, ...]``, tensors or their specs."""
 
     def first(leaf: Any) -> Any:
         if isinstance(leaf, tf.TypeSpec):

@@ -50,5 +50,5 @@ class KerasOrder:
 
 @functools.lru_cache(maxsize=4)
 def keras_order(rows: int, batch_size: int, seed: int, kind: str) -> KerasOrder:
-    """The orders, kept for the calls that follow."""
+    """Return the orders, kept for the calls that follow."""
     return KerasOrder(rows, batch_size, seed, kind)

@@ -68,7 +68,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self, rows: tf.Tensor) -> Row:
-        """Reads rows by number; called while ``tf.data`` traces its map function.
+        """Read rows by number; called while ``tf.data`` traces its map function.
 
         Args:
             rows: int64 ``[n]``, in any order; n may be 0. Row i is always the same
@@ -94,11 +94,11 @@ class Source(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} reads rows by number")
 
     def label_range(self) -> tuple[int, int] | None:
-        """Returns the smallest and largest label, or None if y is not integer or large."""
+        """Return the smallest and largest label, or None if y is not integer or large."""
         return None
 
     def fingerprint(self) -> int:
-        """A checksum of the first row, to detect ranks with different data."""
+        """Return a checksum of the first row, to detect ranks with different data."""
         return int(checksum(self.read(tf.zeros([min(1, len(self))], tf.int64))))
 
 
@@ -107,7 +107,7 @@ def numpy_rows(
     rows: tf.Tensor,
     specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
-    """What a NumPy function of row numbers returns: ``[n, *shape]`` for each spec."""
+    """Return what a NumPy function of row numbers returns: ``[n, *shape]`` for each spec."""
     dtypes = [spec.dtype for spec in specs]
     tensors = tf.numpy_function(function, [rows], dtypes, stateful=False)
     for tensor, spec in zip(tensors, specs, strict=True):
@@ -146,19 +146,19 @@ def row_spec(element: Any, where: str) -> Row:
 
 
 def _is_open(spec: tf.TensorSpec) -> bool:
-    """Whether nothing is known of the first axis, as of the rows of a batch."""
+    """Return whether nothing is known of the first axis, as of the rows of a batch."""
     return bool(spec.shape.rank) and spec.shape[0] is None
 
 
 def described(element: Any) -> str:
-    """What kind of value this is, for messages."""
+    """Return the kind of a value, for messages."""
     if isinstance(element, tuple):
         return f"a tuple of {len(element)}"
     return f"a {type(element).__name__}"
 
 
 def explain(error: tf.errors.OpError) -> UsageError | None:
-    """Returns the source's own error behind one of TensorFlow, or None.
+    """Return the source's own error that caused one of TensorFlow, or None.
 
     Threads of ``tf.data`` read the rows: an error raised there reaches the training
     loop with its message in one of many lines. It is the error of this rank: other

@@ -72,7 +72,7 @@ class Stream(Source):
         return self._spec
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Raises NotImplementedError: a data set has no random access."""
+        """Raise NotImplementedError: a data set has no random access."""
         raise NotImplementedError("a tf.data.Dataset has no row numbers; use in_order")
 
     def in_order(
@@ -85,7 +85,7 @@ class Stream(Source):
         return batches.take(last_step - first_step).map(_as_row)
 
     def fingerprint(self) -> int:
-        """A checksum of the first rows; must be equal on all ranks."""
+        """Return a checksum of the first rows; must be equal on all ranks."""
         return self._fingerprint
 
 

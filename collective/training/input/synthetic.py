@@ -53,7 +53,7 @@ class Synthetic(Source):
         return tf.TensorSpec(self.shape, tf.float32), tf.TensorSpec([], tf.int32), None
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Computes rows: a pattern times the class' level, plus the row's offset.
+        """Compute rows: a pattern times the class' level, plus the row's offset.
 
         The arithmetic is element-wise only, so a row has the same bits whichever rows
         are read with it; a matrix product does not guarantee that.
@@ -68,7 +68,7 @@ class Synthetic(Source):
         return x, label, None
 
     def label_range(self) -> tuple[int, int] | None:
-        """Labels are below ``classes`` by construction."""
+        """Return bounds that labels have by construction."""
         return 0, self.classes - 1
 
     def _parameters(self, rows: np.ndarray) -> list[np.ndarray]:

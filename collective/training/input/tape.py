@@ -35,16 +35,16 @@ class Tape(Generic[T]):
 
     @property
     def place(self) -> Place:
-        """Where the tape is."""
+        """Return where the tape is."""
         return len(self._firsts) - 1, self._batches
 
     @property
     def first(self) -> int:
-        """The number of the first batch of the current epoch, counted over all epochs."""
+        """Return the number of the current epoch's first batch, counted over all epochs."""
         return self._firsts[-1]
 
     def next(self) -> T | None:
-        """Returns the next batch, or None at the end of an epoch or of the data."""
+        """Return the next batch, or None at the end of an epoch or of the data."""
         if self._again:
             event = self._kept[-self._again]
             self._again -= 1
@@ -62,7 +62,7 @@ class Tape(Generic[T]):
         return event
 
     def seek(self, place: Place) -> bool:
-        """Moves to a place; False if it is not there, or too far back."""
+        """Move to a place; return False if it is not there, or too far back."""
         while self.place > place and self._again < len(self._kept):
             self._again += 1
             if self._kept[-self._again] is None:
@@ -75,7 +75,7 @@ class Tape(Generic[T]):
 
 
 def _events(read: Callable[[], Iterator[T]]) -> Iterator[T | None]:
-    """The batches of each epoch, and None at its end; ends with an epoch without any."""
+    """Yield the batches of each epoch, and None at its end; end with an epoch without any."""
     had_any = False
     while True:
         count = 0

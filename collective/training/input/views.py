@@ -53,12 +53,12 @@ class CastFloats(View):
 
     @property
     def is_needed(self) -> bool:
-        """Whether any part of a row has floats of another dtype."""
+        """Return whether any part of a row has floats of another dtype."""
         return self.batch_spec != self.source.batch_spec
 
     @property
     def batch_spec(self) -> Row:
-        """The source's, with the dtype."""
+        """Return the source's, with the dtype."""
 
         def spec(leaf: Any) -> Any:
             if leaf is None or not leaf.dtype.is_floating:
@@ -72,7 +72,7 @@ class CastFloats(View):
         return tf.nest.map_structure(spec, self.source.batch_spec)
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Reads rows, and casts them."""
+        """Read rows, and cast them."""
 
         def cast(leaf: Any) -> Any:
             floats = leaf is not None and leaf.dtype.is_floating
@@ -93,12 +93,12 @@ class MappedX(View):
 
     @property
     def batch_spec(self) -> Row:
-        """The source's, with the function's x."""
+        """Return the source's, with the function's x."""
         x, y, weight = self.source.batch_spec
         traced = tf.function(self.function).get_concrete_function(x)
         return tf.nest.map_structure(open_rows, traced.structured_outputs), y, weight
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Reads rows and changes x."""
+        """Read rows and change x."""
         x, y, weight = self.source.read(rows)
         return self.function(x), y, weight

@@ -121,7 +121,7 @@ def copy_operation(
 
 
 def wait_for(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
-    """Has an operation wait for others, which may have been made after it."""
+    """Have an operation wait for others, which may have been made after it."""
     op._add_control_inputs(list(others))
 
 

@@ -31,7 +31,7 @@ class CallbackShards:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Makes variables whole for rank 0 while one of its methods runs."""
+        """Make variables whole for rank 0 while one of its methods runs."""
         partition = get_partition(self.model)
         self._written = {}
         if partition is None:

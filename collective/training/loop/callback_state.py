@@ -58,13 +58,13 @@ class CallbackState:
         self._given_in_part: set[int] = set()
 
     def begin(self) -> None:
-        """Remembers the values before the training. On rank 0."""
+        """Remember the values before the training. On rank 0."""
         self._before = {
             key: (value, digest(value)) for key, value in self._values().items()
         }
 
     def share(self, backend: Backend, model: keras.Model, params: Any) -> bool:
-        """Gives every rank what has changed on rank 0 since the last call of it.
+        """Give every rank the changes on rank 0 since the last call of this method.
 
         Every rank calls it, and learns whether it has rank 0's state now.
         """
@@ -89,7 +89,7 @@ class CallbackState:
         return True
 
     def begin_training(self) -> None:
-        """Calls ``on_train_begin``; on a rank that has become rank 0, where needed.
+        """Call ``on_train_begin``; on a rank that has become rank 0, if needed.
 
         Callbacks that were given all of their state continue from it. Others begin, as
         to open a file, and are given it again.
@@ -122,7 +122,7 @@ class CallbackState:
                 yield key, data
 
     def _note(self, key: Key, value: Any, former: Any, error: Exception) -> None:
-        """Names an attribute that another rank would read and does not get."""
+        """Name an attribute that another rank would read and does not get."""
         place, where, name = key
         kind = type(self.callbacks[place])
         of_keras = kind.__module__.split(".")[0] == "keras"
@@ -173,7 +173,7 @@ def _appending(callback: keras.callbacks.Callback) -> Iterator[None]:
 
 
 def _around(callback: keras.callbacks.Callback) -> Iterator[tuple[str, str, Any, Any]]:
-    """What the callback's functions may change: where, name, owner, value."""
+    """Return what the callback's functions may change: where, name, owner, value."""
     functions = [v for v in vars(callback).values() if isinstance(v, _FUNCTION)]
     for kind in type(callback).__mro__:
         if kind.__module__.split(".")[0] not in ("keras", "builtins"):
@@ -214,7 +214,7 @@ _FUNCTION = types.FunctionType
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """The names of globals that a function, and those in it, may read."""
+    """Return the names of globals that a function, and those in it, may read."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names}.union(*map(names_in, inner))
 
@@ -226,7 +226,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _set_in_place(mine: Any, value: Any) -> bool:
-    """Changes the object, which the script may know by another name; if possible."""
+    """Change the object, which the script may know by another name; if possible."""
     if type(mine) is not type(value):
         return False
     if isinstance(mine, list):
@@ -258,7 +258,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def digest(value: Any) -> bytes | None:
-    """Returns a hash of the value, or None if it cannot be pickled."""
+    """Return a hash of the value, or None if it cannot be pickled."""
     found = hashlib.sha256()
     file = io.BytesIO()
     try:

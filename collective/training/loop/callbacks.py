@@ -52,14 +52,14 @@ Callbacks = Any
 
 
 def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
-    """The callbacks, each by itself."""
+    """Return the callbacks, each by itself."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
 def expects_nan(callbacks: Callbacks, backend: Backend) -> bool:
-    """Whether a callback of rank 0 ends the training at a loss that is not finite."""
+    """Return whether a callback of rank 0 ends the training at a loss that is not finite."""
     kind = keras.callbacks.TerminateOnNaN
     mine = any(isinstance(callback, kind) for callback in flatten(callbacks))
     return bool(backend.broadcast_array(np.array([mine]))[0])
@@ -99,7 +99,7 @@ class CallbackMethods:
         self._last: dict[str, tuple[int, ...]] = {}  # where each method was called last
 
     def agree(self) -> None:
-        """Gives the callbacks their model, and finds out which methods matter.
+        """Give the callbacks their model, and find out which methods matter.
 
         Rank 0 decides: a script may make callbacks there only. Every rank calls it.
         """
@@ -121,7 +121,7 @@ class CallbackMethods:
             self.used.add("on_epoch_end")  # broadcasts what methods of batches changed
 
     def call(self, method: str, place: tuple[int, ...], *args: Any) -> None:
-        """Runs a method on rank 0; afterwards all ranks have the same model again.
+        """Run a method on rank 0; afterwards all ranks have the same model again.
 
         After methods of a batch what ends the training and the learning rate are
         broadcast; after all others, the end of the epoch among them, and where a method of
@@ -188,13 +188,13 @@ class CallbackMethods:
         return host_random.drawn_since(before), False, error
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[None]:
-        """Around methods, where a strategy has the model on several devices."""
+        """Enter one device around methods, if a strategy has the model on several."""
         if getattr(self.backend, "strategy", None) is None:
             return contextlib.nullcontext()
         return keras_compat.one_copy.on_one_device()
 
     def _run(self, method: str, args: tuple[Any, ...]) -> Exception | None:
-        """Calls the method; returns what a callback raised, for all ranks to raise.
+        """Call the method; return the exception of a callback, for all ranks to raise.
 
         Raises at once where a callback used a collective, which the others do not.
         """
@@ -220,7 +220,7 @@ class CallbackMethods:
         return None
 
     def _follow(self, method: str, assigned: bool) -> None:
-        """Gives every rank what the method may have changed on rank 0."""
+        """Give every rank whatever the method may have changed on rank 0."""
         if method.startswith(("on_test_batch", "on_predict")):
             return
         self.backend.broadcast(outside_variables(self.model))
@@ -233,7 +233,7 @@ class CallbackMethods:
             parts.broadcast_shards()
 
     def share_state(self) -> None:
-        """Gives every rank what rank 0's callbacks have gathered; every rank calls it."""
+        """Give every rank what rank 0's callbacks have gathered; every rank calls it."""
         if self.backend.size > 1 and self.used:
             self._state.share(self.backend, self.model, self.params)
 
@@ -329,7 +329,7 @@ class RankZeroCallbacks(Observer):
         self.model.stop_training = False
 
     def begin(self) -> None:
-        """Finds out which methods matter, and calls ``on_train_begin``.
+        """Find out which methods matter, and call ``on_train_begin``.
 
         There a callback may say with which epoch the training begins
         (``BackupAndRestore``).
@@ -347,12 +347,12 @@ class RankZeroCallbacks(Observer):
         self.begin()
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
-        """Calls ``on_epoch_begin``."""
+        """Call ``on_epoch_begin``."""
         self._epoch, self._first, self._stop = epoch, first, last
         self.methods.call("on_epoch_begin", (epoch,), epoch, {})
 
     def before_input(self, number: int) -> None:
-        """Calls ``on_train_batch_begin``; refuses what changed the trained layers before."""
+        """Call ``on_train_batch_begin``; refuse what changed the trained layers before."""
         if self._trained is not None:
             if self._trained != keras_compat.model.trainable_flags(self.model):
                 raise UsageError(
@@ -364,17 +364,17 @@ class RankZeroCallbacks(Observer):
         self._batches.before(number - self._first, self._epoch)
 
     def after_step(self, step: FinishedStep) -> None:
-        """Calls ``on_train_batch_end``."""
+        """Call ``on_train_batch_end``."""
         last = step.number + 1 == self._stop
         if self._batches.ends(step.number - self._first, last):
             self._end_batches()
 
     def before_validation(self) -> None:
-        """Calls ``on_train_batch_end`` where the epoch ended unexpectedly."""
+        """Call ``on_train_batch_end`` if the epoch ended unexpectedly."""
         self._end_batches()
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Calls ``on_epoch_end``, and takes over what callbacks add to the logs."""
+        """Call ``on_epoch_end``, and take over what callbacks add to the logs."""
         self._end_batches()
         self.methods.call("on_epoch_end", (epoch,), epoch, logs)
         agreed = self.methods.agreed_logs("on_epoch_end", logs)
@@ -384,7 +384,7 @@ class RankZeroCallbacks(Observer):
         self._logs = dict(logs)
 
     def end(self) -> None:
-        """Calls ``on_train_end``."""
+        """Call ``on_train_end``."""
         self.methods.call("on_train_end", (), dict(self._logs))
         self.methods.share_state()
 

@@ -31,27 +31,27 @@ class TrainingStep(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """What the numbers of a report mean."""
+        """Return the meaning of the numbers of a report."""
         ...
 
     def __call__(self, batch: Batch, number: int) -> Any:
-        """Trains on one global batch; returns the report."""
+        """Train on one global batch; return the report."""
         ...
 
     def begin_epoch(self, last: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, or continue an epoch from its last report."""
+        """Set metrics to zero, or continue an epoch from its last report."""
         ...
 
     def overrun(self) -> None:
-        """What a step of Keras does before it finds that there is no batch for it."""
+        """Do what a step of Keras does before it finds that there is no batch for it."""
         ...
 
     def trace(self) -> None:
-        """Traces what the first call would trace; nothing runs."""
+        """Trace what the first call would trace; run nothing."""
         ...
 
     def finish(self) -> None:
-        """What Keras does at the end of ``fit``; every rank calls it."""
+        """Do what Keras does at the end of ``fit``; every rank calls it."""
         ...
 
 
@@ -77,14 +77,14 @@ class Loop:
         self._methods = {name: methods(self.observers, name) for name in METHODS}
 
     def run(self) -> None:
-        """Trains from the state to start from to the end. Every rank calls it."""
+        """Train from the state to start from to the end. Every rank calls it."""
         with contextlib.closing(self):
             self.position.agree()
             self.begin()
             self.train()
 
     def begin(self, root: int | None = None) -> None:
-        """Puts the state to start from in place, and has observers begin.
+        """Put the state to start from in place, and have observers begin.
 
         Args:
             root: See ``Observer.reconfigured``. If None, observers begin.
@@ -110,7 +110,7 @@ class Loop:
         position.put()  # and not to change
 
     def train(self) -> None:
-        """Trains from the current position to the end.
+        """Train from the current position to the end.
 
         A position at the end is valid: what follows the last epoch is then repeated.
         """
@@ -131,7 +131,7 @@ class Loop:
             raise
 
     def close(self) -> None:
-        """Closes all observers, outermost first, each one also if another fails."""
+        """Close all observers, outermost first, each one also if another fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.feed.close)
             for observer in self.observers:
@@ -183,7 +183,7 @@ class Loop:
             self._call("between_epochs")
 
     def _train_step(self, batches: Iterator[Batch]) -> bool:
-        """Trains on the next batch; False if there is none."""
+        """Train on the next batch; return False if there is none."""
         interrupts.check()
         position = self.position
         number = position.step

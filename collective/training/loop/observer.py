@@ -92,22 +92,22 @@ class Observer:
         """
 
     def between_epochs(self) -> None:
-        """The epoch counts as finished, and another one follows. Collectives."""
+        """Act once an epoch counts as finished and another one follows. Collectives."""
 
     def end_epochs(self) -> None:
         """After the last epoch, before Keras finalizes the variables. Collectives."""
 
     def end(self) -> None:
-        """The model is final. Collectives."""
+        """Act once the model is final. Collectives."""
 
     def interrupted(self) -> None:
-        """An exception ends the training, or an elastic attempt at it. No collectives."""
+        """Act when an exception ends the training, or an elastic attempt. No collectives."""
 
     def leaving(self) -> None:
         """This rank leaves a job that continues without it. No collectives."""
 
     def close(self) -> None:
-        """Releases files and locks, also after an exception; maybe twice. No collectives."""
+        """Release files and locks, also after an exception; maybe twice. No collectives."""
 
 
 METHODS = tuple(n for n, v in vars(Observer).items() if callable(v) and n[0] != "_")
@@ -118,7 +118,7 @@ _OUTERMOST_FIRST = (
 
 
 def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
-    """The bound methods of this name in their order, without those that do nothing."""
+    """Return the bound methods of this name in their order, without those that do nothing."""
     ordered = reversed(observers) if name in _OUTERMOST_FIRST else observers
     nothing = getattr(Observer, name)
     return [getattr(o, name) for o in ordered if getattr(type(o), name) is not nothing]

@@ -68,18 +68,18 @@ class Position:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback has ended the training."""
+        """Return whether a callback has ended the training."""
         return bool(self.model.stop_training)
 
     def agree(self) -> None:
-        """Gives every rank the newest state to start from, or rank 0's new model."""
+        """Give every rank the newest state to start from, or rank 0's new model."""
         if self.backend.size == 1:
             return
         if not self.agree_on_start():
             broadcast_model(self.model, self.backend)
 
     def agree_on_start(self) -> bool:
-        """Gives every rank the newest state to start from; False if no rank has one."""
+        """Give every rank the newest state to start from; return False if no rank has one."""
         if not gather_few(self.backend, [self.start is not None]).any():
             return False
         self.start, _ = newest(self.start or self.fresh(), self.backend)
@@ -87,14 +87,14 @@ class Position:
         return True
 
     def fresh(self) -> State:
-        """The state before the first step of a new training.
+        """Return the state before the first step of a new training.
 
         Without the global random generators: a new training leaves them alone.
         """
         return State(0, 0, values_of(self.model))
 
     def latest(self) -> State:
-        """What this rank would continue from, were it interrupted now."""
+        """Return the state that this rank would continue from, were it interrupted now."""
         return self.start or self.final or self.take()
 
     def take(
@@ -102,7 +102,7 @@ class Position:
         buffers: Sequence[np.ndarray] | None = None,
         gathered: Gathered | None = None,
     ) -> State:
-        """The state now.
+        """Return the state now.
 
         Args:
             buffers: Arrays to copy the variables into; see ``values_of``.
@@ -127,7 +127,7 @@ class Position:
         )
 
     def take_whole(self) -> State:
-        """The state now, for a checkpoint. Every rank calls it."""
+        """Return the state now, for a checkpoint. Every rank calls it."""
         return self.take(gathered=self.gather())
 
     def gather(self) -> Gathered:
@@ -142,7 +142,7 @@ class Position:
         return found
 
     def restore(self) -> None:
-        """Moves to ``start``; ``put`` then changes the model."""
+        """Move to ``start``; ``put`` then changes the model."""
         self.final = self.reports = None
         if self.start is None:
             return
@@ -157,16 +157,16 @@ class Position:
         self.epochs[:] = range(self.initial_epoch, self.epoch)
 
     def begin(self, first_step: int) -> None:
-        """A new training begins with ``initial_epoch``, whose first step this is."""
+        """Begin a new training with ``initial_epoch``, whose first step this is."""
         self.epoch, self.step = self.initial_epoch, first_step
 
     def put(self) -> None:
-        """Gives the model the variables of ``start``, if there is one."""
+        """Give the model the variables of ``start``, if there is one."""
         if self.start is not None:
             self.start.put(self.model)
 
     def begin_epoch(self) -> None:
-        """The steps of an epoch begin, or continue from the middle of one."""
+        """Begin the steps of an epoch, or continue from the middle of one."""
         last = None
         if self.start is not None and self.start.within_epoch:
             self.put()  # without what callbacks at the start of the epoch have changed
@@ -175,7 +175,7 @@ class Position:
         self.start = None
 
     def end_epoch(self, logs: dict[str, float]) -> None:
-        """The epoch is finished, its validation included."""
+        """Finish the epoch, its validation included."""
         assert self.reports is not None
         self.losses += self._epoch_losses(self.reports)
         self._losses = np.array(self.losses)

@@ -40,7 +40,7 @@ class ProgressBar(Observer):
         self._first, self._drawn = 0, 0.0
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
-        """Starts the bar of an epoch."""
+        """Start the bar of an epoch."""
         if not self.verbose or self.position.backend.rank:
             return
         if self.epochs == ENDLESS:
@@ -52,7 +52,7 @@ class ProgressBar(Observer):
         self._first, self._drawn = first, time.monotonic()
 
     def after_step(self, step: FinishedStep) -> None:
-        """Draws the bar when it is due."""
+        """Draw the bar when it is due."""
         if self._bar is None or self.verbose != 1:
             return
         if time.monotonic() - self._drawn >= self.interval:
@@ -62,7 +62,7 @@ class ProgressBar(Observer):
             self._drawn = time.monotonic()
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Draws the bar for the last time, with the validation's results."""
+        """Draw the bar for the last time, with the validation's results."""
         if self._bar is not None:
             self._draw(self._bar, logs, finalize=True)
             self._bar = None
@@ -97,5 +97,5 @@ class Heartbeat(Observer):
         recorder.in_no_step()
 
     def interrupted(self) -> None:
-        """The step did not return."""
+        """Note that the step did not return."""
         recorder.in_no_step()

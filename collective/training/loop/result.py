@@ -62,7 +62,7 @@ class Result(keras.callbacks.History):
 
     @property
     def state_sha256(self) -> str | None:
-        """The SHA-256 of the model's weights, layer state and optimizer state now.
+        """Return the SHA-256 of the model's weights, layer state and optimizer state now.
 
         Where ranks have shards of them, that of the end of the training with virtual
         replicas, and None without.
@@ -72,7 +72,7 @@ class Result(keras.callbacks.History):
         return state_sha256(self.model)
 
     def gather_state_sha256(self) -> None:
-        """Gathers what ``state_sha256`` needs of other ranks; every rank calls it."""
+        """Gather what ``state_sha256`` needs of other ranks; every rank calls it."""
         partition = get_partition(self.model)
         if partition is not None:
             whole = partition.gather()
@@ -80,7 +80,7 @@ class Result(keras.callbacks.History):
             self._of_shards = broadcast_object(self.backend, found)
 
     def afterwards(self, action: Callable[[], T]) -> T:
-        """Runs what all ranks do together after the training, as an evaluation.
+        """Run what all ranks do together after the training, as an evaluation.
 
         In an elastic job, the remaining ranks repeat it when a rank dies meanwhile
         (``collective.training.observers.elastic.membership``). Every rank calls it with the same
@@ -89,5 +89,5 @@ class Result(keras.callbacks.History):
         return action() if self._repeat is None else self._repeat(action)
 
     def repeat_afterwards(self, repeat: Callable[[Callable[[], Any]], Any]) -> None:
-        """Has ``afterwards`` call this with each action, in an elastic job."""
+        """Have ``afterwards`` call this with each action, in an elastic job."""
         self._repeat = repeat

@@ -55,11 +55,11 @@ class State:
 
     @property
     def within_epoch(self) -> bool:
-        """Whether steps of ``epoch`` have been made."""
+        """Return whether steps of ``epoch`` have been made."""
         return self.sums.size > 0
 
     def put(self, model: keras.Model) -> None:
-        """Gives the model and global generators this state. Every rank calls it.
+        """Give the model and global generators this state. Every rank calls it.
 
         Not Python's and NumPy's where data may draw from them: those before are read
         again, and draw what they drew.
@@ -80,7 +80,7 @@ def values_of(
     buffers: Sequence[np.ndarray] | None = None,
     gathered: Gathered | None = None,
 ) -> list[np.ndarray]:
-    """The values of ``all_variables(model)`` now, for ``State.variables``.
+    """Return the values of ``all_variables(model)`` now, for ``State.variables``.
 
     Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
     a variable whose memory is held elsewhere gets other memory with its next update. That
@@ -107,7 +107,7 @@ def values_of(
 
 
 def broadcast(state: State, backend: Backend, root: int = 0) -> State:
-    """The root's state on every rank. Every rank calls it."""
+    """Return the root's state on every rank. Every rank calls it."""
     arrays, about = flatten(state)
     about = broadcast_object(backend, about, root)
     if backend.rank != root:
@@ -116,14 +116,14 @@ def broadcast(state: State, backend: Backend, root: int = 0) -> State:
 
 
 def newest(mine: State, backend: Backend) -> tuple[State, int]:
-    """The newest of all ranks' states, and the lowest rank that had it."""
+    """Return the newest of all ranks' states, and the lowest rank that had it."""
     places = gather_few(backend, [mine.epoch, mine.step])
     root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
     return broadcast(mine, backend, root), root
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """A state as arrays, ``variables`` first, and what JSON can hold.
+    """Return a state as arrays, ``variables`` first, and what JSON can hold.
 
     The dict describes the arrays, too, by name, shape and dtype.
     """
@@ -148,7 +148,7 @@ def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
 
 
 def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
-    """The state of which ``flatten`` made this."""
+    """Return the state of which ``flatten`` made this."""
     named = {s["name"]: a for s, a in zip(about["arrays"], arrays, strict=True)}
     return State(
         epoch=about["epoch"],
@@ -175,7 +175,7 @@ def _under(prefix: str, named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def random_state(model: keras.Model) -> dict[str, np.ndarray]:
-    """The states of the global generators, those of Python, NumPy and Keras.
+    """Return the states of the global generators, those of Python, NumPy and Keras.
 
     And of Keras' generators that the step asks and the model does not track.
     TensorFlow's own stateful generators cannot be read and are left alone.
@@ -219,7 +219,7 @@ def _put_host_random(state: dict[str, np.ndarray]) -> None:
 
 
 def state_sha256(model: keras.Model, gathered: Gathered | None = None) -> str:
-    """The digest of weights, layer state and optimizer state, in 64 hexadecimal digits.
+    """Return the digest of weights, layer state and optimizer state, in 64 hexadecimal digits.
 
     Of each variable, in the order of ``all_variables``: dtype, shape and bytes. Names do
     not count: Keras numbers them by how many layers a process has made. Seeds of random

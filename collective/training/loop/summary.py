@@ -59,7 +59,7 @@ class Summary:
         parameters: int,
         rows: int,
     ) -> Summary:
-        """Summarizes a training.
+        """Summarize a training.
 
         Args:
             test: Loss and metrics on the test data; may be empty.
@@ -95,7 +95,7 @@ class Summary:
         )
 
     def write_json(self, path: str) -> None:
-        """Writes the JSON file; floats are exact, or null if they are not finite.
+        """Write the JSON file; floats are exact, or null if they are not finite.
 
         Raises:
             CollectiveError: It cannot be written; no partial file remains.
@@ -103,7 +103,7 @@ class Summary:
         json_file.write_json(path, dataclasses.asdict(self))
 
     def print(self, console: Console | None = None) -> None:
-        """Prints the table."""
+        """Print the table."""
         table = Table(show_header=False, box=None, pad_edge=False)
         table.add_column(style="bold")
         table.add_column()

@@ -48,17 +48,17 @@ class Timing:
 
     @property
     def samples_per_second(self) -> float:
-        """Rows per second of training, without validation."""
+        """Return the rows per second of training, without validation."""
         seconds = self.seconds().sum()
         rows = self._counted(self.rows).sum()
         return float(rows / seconds) if seconds > 0 else 0.0
 
     def seconds(self) -> np.ndarray:
-        """Returns the seconds of every counted step, including the wait for input."""
+        """Return the seconds of every counted step, including the wait for input."""
         return self._counted(self.input) + self._counted(self.step)
 
     def per_step(self) -> dict[str, float]:
-        """Returns the seconds of a step's parts, by the names in ``PARTS``.
+        """Return the seconds of a step's parts, by the names in ``PARTS``.
 
         These are means over the middle half of the steps by duration: unlike medians
         they add up to a step, and outliers do not count.
@@ -80,7 +80,7 @@ class Timing:
         return {name: float(parts[name][middle].mean()) for name in PARTS}
 
     def compute_wait(self, backend: Backend) -> None:
-        """Fills in ``wait`` from when every rank started. Every rank calls it.
+        """Fill in ``wait`` from when every rank started. Every rank calls it.
 
         Between hosts it includes the difference of their clocks.
         """

@@ -135,7 +135,7 @@ class HeldPart:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """Around the trace of a function whose variables may be held in parts."""
+    """Trace a function whose variables may be held in parts."""
     global _tracing
     _tracing += 1
     try:

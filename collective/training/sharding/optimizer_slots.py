@@ -77,7 +77,7 @@ class ShardedSlots(ShardedVariables):
 
     @property
     def placed(self) -> dict[int, Placed]:
-        """Where this rank's pieces are, by the ``id`` of the stand-in's handle."""
+        """Return where this rank's pieces are, by the ``id`` of the stand-in's handle."""
         handles = {
             id(v): keras_compat.model.tf_variable(v).handle for v in self._sharded
         }

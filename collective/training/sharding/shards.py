@@ -39,7 +39,7 @@ class AxisShard:
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """The shape of this rank's shard."""
+        """Return the shape of this rank's shard."""
         start, stop = self._bounds
         return (*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :])
 
@@ -48,7 +48,7 @@ class AxisShard:
         return whole[(slice(None),) * self.axis + (slice(*self._bounds),)]
 
     def gather(self, shard: Any) -> np.ndarray:
-        """The slices of the group, concatenated."""
+        """Return the slices of the group, concatenated."""
         return self.group.gathered(np.asarray(shard), self.axis)
 
     @property
@@ -97,7 +97,7 @@ class FlatShard:
         return pieces.cut(whole, backend.rank, backend.size)
 
     def gather(self, shard: Any) -> tf.Tensor:
-        """The pieces of all ranks, joined."""
+        """Return the pieces of all ranks, joined."""
         return tf.reshape(self._gather(tf.convert_to_tensor(shard)), self.shape)
 
 

@@ -38,21 +38,21 @@ class ShardedVariables:
         self._sharded = [v for v in variables if id(v) in shards]
 
     def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
-        """Around the trace of what an optimizer does."""
+        """Trace what an optimizer does to variables that are whole."""
         return contextlib.nullcontext()
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """Returns the whole shape of a sharded variable, or None if it is not sharded."""
+        """Return the whole shape of a sharded variable, or None if it is not sharded."""
         shard = self._shards.get(id(variable))
         return None if shard is None else shard.shape
 
     def cut(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """What this rank's variable holds of a whole value."""
+        """Return what this rank's variable holds of a whole value."""
         shard = self._shards.get(id(variable))
         return value if shard is None else shard.cut(value)
 
     def gather(self, everywhere: bool = False) -> dict[int, np.ndarray]:
-        """Gathers sharded variables on rank 0, whole, by ``id``. Every rank calls it.
+        """Gather sharded variables on rank 0, whole, by ``id``. Every rank calls it.
 
         Args:
             everywhere: Whether every rank gets them.
@@ -65,13 +65,13 @@ class ShardedVariables:
         return found
 
     def put(self, values: Values) -> None:
-        """Writes this rank's shards of whole values."""
+        """Write this rank's shards of whole values."""
         for variable in self._sharded:
             if id(variable) in values:
                 variable.assign(self.cut(variable, values[id(variable)]))
 
     def put_from_rank_zero(self, values: Values) -> None:
-        """Writes rank 0's whole values, on every rank. Every rank calls it."""
+        """Write rank 0's whole values, on every rank. Every rank calls it."""
         has = np.array([float(id(v) in values) for v in self._sharded])
         changed = self.backend.broadcast_array(has)
         for variable, given in zip(self._sharded, changed, strict=True):

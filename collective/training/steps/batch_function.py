@@ -39,7 +39,7 @@ _running = 0
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Around a step of Keras: updates and gradients in it are not a loop's of a script."""
+    """Note that updates and gradients in a step of Keras are not a loop's of a script."""
     global _running
     _running += 1
     try:

@@ -22,7 +22,7 @@ from collective.training.unedited.script_job import ScriptJob
 
 
 def replace_checkpoint_writer(job: ScriptJob) -> None:
-    """Has ``tf.train.Checkpoint`` and ``CheckpointManager`` write side by side."""
+    """Have ``tf.train.Checkpoint`` and ``CheckpointManager`` write side by side."""
     owner = entry_points.checkpoint_writer()
     stock = owner.save
 
@@ -41,14 +41,14 @@ def replace_checkpoint_writer(job: ScriptJob) -> None:
 
 
 def _delete(pattern: str) -> None:
-    """Deletes the files that are still there."""
+    """Delete the files that are still there."""
     for path in tf.io.gfile.glob(pattern):
         with contextlib.suppress(tf.errors.NotFoundError):
             tf.io.gfile.remove(path)
 
 
 def _rename(own: str, path: str) -> None:
-    """Gives the files whose names begin with ``own`` those that begin with ``path``.
+    """Give the files whose names begin with ``own`` those that begin with ``path``.
 
     The index last: with it, TensorFlow takes the checkpoint to be complete.
     """

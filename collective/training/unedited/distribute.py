@@ -86,7 +86,7 @@ class Distribution:
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
-        """Makes Keras what it was before."""
+        """Make Keras what it was before."""
         global _distribution
         self.job.undo()
         strategies.use_by_default(None)
@@ -104,7 +104,7 @@ def distribute_keras(
     dry_run: bool = False,
     **fit_options: Any,
 ) -> Distribution:
-    """Makes ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
+    """Make ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
 
     Every rank calls it, before it makes a model. ``collectiverun --keras script.py`` does
     so for a script that does not. A second call changes nothing.
@@ -153,7 +153,7 @@ def distribute_keras(
 
 
 def _silence() -> Callable[[], None]:
-    """Discards what this process writes to its standard output; returns what ends it.
+    """Discard what this process writes to its standard output; return what ends it.
 
     The file descriptor is replaced: libraries and child processes are silent, too.
     """
@@ -171,7 +171,7 @@ def _silence() -> Callable[[], None]:
 
 
 def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) -> None:
-    """Refuses what cannot work, before anything starts."""
+    """Refuse what cannot work, before anything starts."""
     if output not in OUTPUTS:
         raise UsageError(f"unknown output {output!r}", hint=" | ".join(OUTPUTS))
     check_names(fit_options)

@@ -31,7 +31,7 @@ _CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
 
 
 def replace_savers(job: ScriptJob) -> None:
-    """Has rank 0 alone write what Keras' functions write, and downloads wait.
+    """Have rank 0 alone write what Keras' functions write, and downloads wait.
 
     A rank whose path differs from rank 0's writes it: ``model.save(f"{pid}.keras")``, or
     into a temporary folder. So does one that writes into an open file.
@@ -52,7 +52,7 @@ def replace_savers(job: ScriptJob) -> None:
 def replace_saver(
     job: ScriptJob, owner: Any, name: str, parameter: str, write: Write
 ) -> None:
-    """Replaces one of ``entry_points.savers()`` where it is given a path.
+    """Replace one of ``entry_points.savers()`` that is given a path.
 
     Args:
         write: Takes the path, what saves to a path, and all arguments by name. Returns
@@ -84,7 +84,7 @@ def replace_saver(
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Holds a lock file in Keras' cache: ranks of a host must not download together."""
+    """Hold a lock file in Keras' cache: ranks of a host must not download together."""
     lock = _keras_cache() / f".{name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _keras_cache() -> Path:
 
 
 def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
-    """The first rank downloads; those that waited find the file in the cache."""
+    """Let the first rank download; those that waited find the file in the cache."""
 
     @functools.wraps(get_file)
     def get(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replace_mkdir(job: ScriptJob) -> None:
-    """Has ``os.mkdir`` take a folder that another rank of this job has just made.
+    """Have ``os.mkdir`` take a folder that another rank of this job has just made.
 
     Every rank runs ``if not os.path.exists(folder): os.makedirs(folder)``, and all but
     one would fail. A rank takes each folder once: a second ``mkdir`` fails as ever.
@@ -147,7 +147,7 @@ def _made_since(path: str, since: float) -> bool:
 
 
 def replace_cache(job: ScriptJob) -> None:
-    """Has every rank but 0 cache into a file of its own, which it removes at its end."""
+    """Have every rank but 0 cache into a file of its own, which it removes at its end."""
     stock, rank = tf.data.Dataset.cache, job.backend.rank
     if not rank:
         return

@@ -37,7 +37,7 @@ _OTHER_ROWS = "collective: ranks have other rows in a batch of"
 
 
 def distribute_loops(job: ScriptJob) -> None:
-    """Makes functions that are called with a batch compute each rank's rows of it.
+    """Make functions that are called with a batch compute each rank's rows of it.
 
     Raises:
         UsageError: The backend is not one replica in each process.
@@ -95,7 +95,7 @@ class LoopStep:
 
     @classmethod
     def of(cls, job: ScriptJob, source: Any, leaves: Sequence[Any]) -> LoopStep | None:
-        """Returns the step, or None if the function is given no batch or uses no variable."""
+        """Return the step, or None if the function is given no batch or uses no variable."""
         inputs = source.inputs[: len(source.inputs) - len(source.captured_inputs)]
         fit = len(inputs) == len(leaves) and all(
             tensor.shape.is_compatible_with(np.shape(leaf))
@@ -109,7 +109,7 @@ class LoopStep:
         return cls(job, source, leaves, rows)
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        """What the function returns for the whole batch."""
+        """Return what the function returns for the whole batch."""
         try:
             tensors = self.backend.call(self._run, leaves)
         except tf.errors.InvalidArgumentError as error:
@@ -154,7 +154,7 @@ class LoopStep:
 
 
 def _leaves(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors among the arguments, in the order of the function's parameters."""
+    """Return the tensors among the arguments, in the order of the function's parameters."""
     given: Any = args, kwargs
     if kwargs:
         try:
@@ -167,12 +167,12 @@ def _leaves(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether a leaf has a first axis that may be rows."""
+    """Return whether a leaf has a first axis that may be rows."""
     return bool(len(leaf.shape))
 
 
 def _fingerprint(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A number that differs between batches: float64 scalar, finite.
+    """Return a number that differs between batches: float64 scalar, finite.
 
     Other rows, or the same in another order, give another number.
     """

@@ -36,7 +36,7 @@ _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
 
 def warn_of_updates(job: ScriptJob) -> None:
-    """Logs the first update of each training loop outside of ``fit``."""
+    """Log the first update of each training loop outside of ``fit``."""
     for owner in keras_compat.optimizers.optimizers_with_apply():
         job.replace(owner, "apply", _noted(job, owner.apply))
 
@@ -54,7 +54,7 @@ def _noted(job: ScriptJob, stock: Any) -> Any:
 
 
 def warn_of_gradients(job: ScriptJob) -> None:
-    """Logs where a script computes gradients of a model outside of steps.
+    """Log where a script computes gradients of a model outside of steps.
 
     Not updates: those of a step may be applied outside of it.
     """
@@ -67,7 +67,7 @@ def warn_of_gradients(job: ScriptJob) -> None:
 
 
 def refuse_gradients(job: ScriptJob) -> None:
-    """Rejects a training loop outside of the replicas of a strategy.
+    """Reject a training loop outside of the replicas of a strategy.
 
     TensorFlow would only say that a variable has no handle there.
     """
@@ -114,7 +114,7 @@ def refuse_tuners(job: ScriptJob) -> None:
 
 
 def _before_gradients(job: ScriptJob, action: Callable[[], None]) -> None:
-    """Calls an action before the script takes gradients of what a training changes."""
+    """Call an action before the script takes gradients of what a training changes."""
     stock = tf.GradientTape.gradient
 
     @functools.wraps(stock)
@@ -128,7 +128,7 @@ def _before_gradients(job: ScriptJob, action: Callable[[], None]) -> None:
 
 
 def _place() -> str:
-    """Where the script is: file and line."""
+    """Return where the script is: file and line."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
         # A traced function runs in a file of AutoGraph's; its caller is the script.
@@ -138,5 +138,5 @@ def _place() -> str:
 
 
 def _sums_itself() -> bool:
-    """Whether the gradients of the script are summed by other means."""
+    """Return whether the gradients of the script are summed by other means."""
     return tf.distribute.has_strategy() or any(m in sys.modules for m in _DROP_INS)

@@ -31,7 +31,7 @@ _RENAMINGS = ("rename", "replace", "move")
 
 
 def replace_removals(job: ScriptJob) -> None:
-    """Has rank 0 alone remove and rename what the script itself removes and renames.
+    """Have rank 0 alone remove and rename what the script itself removes and renames.
 
     Every rank runs ``os.remove(path)``, and all but one would fail, or one would remove
     what another still reads. So the ranks meet first (``ScriptJob.remove``). Calls from

@@ -41,7 +41,7 @@ class Script:
         sys.argv = [path, *arguments]
 
     def run(self) -> None:
-        """Runs the script as ``__main__``, which it stays: its classes can be pickled."""
+        """Run the script as ``__main__``, which it stays: its classes can be pickled."""
         main, spec, file = ModuleType("__main__"), self.spec, self.file
         if spec is None:
             loader: Any = SourceFileLoader("__main__", file)
@@ -63,13 +63,13 @@ class Script:
 
 
 def _first_on_path(folder: str) -> None:
-    """Puts a folder where ``python -m`` has put the working directory."""
+    """Put a folder where ``python -m`` has put the working directory."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[: not python_command.started()] = [folder]
 
 
 def _find(module: str) -> ModuleSpec:
-    """The module, or ``__main__`` of the package."""
+    """Return the module, or ``__main__`` of the package."""
     try:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -82,7 +82,7 @@ def _find(module: str) -> ModuleSpec:
 
 
 def print_failure(error: BaseException) -> None:
-    """Prints the traceback that Python would print for the script alone.
+    """Print the traceback that Python would print for the script alone.
 
     Without the lines of this package, Keras and TensorFlow, also of what the error was
     raised from; all lines after ``keras.config.disable_traceback_filtering()``.
@@ -96,7 +96,7 @@ def print_failure(error: BaseException) -> None:
 
 
 def _leave_out_libraries(shown: traceback.TracebackException) -> None:
-    """Strips library frames from an error and its causes; drops errors that have no others."""
+    """Strip library frames from an error and its causes; drop errors that have no others."""
     own = [frame for frame in shown.stack if not _is_machinery(frame.filename)]
     shown.stack[:] = own
     for name in ("__cause__", "__context__"):
@@ -113,7 +113,7 @@ def _is_machinery(file: str) -> bool:
 
 
 def is_library(file: str) -> bool:
-    """Whether code is not the script's: of Python, an installed package or this one."""
+    """Return whether code is not the script's: of Python, an installed package or this one."""
     return file.startswith((*_LIBRARIES, "<frozen "))
 
 

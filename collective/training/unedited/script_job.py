@@ -96,31 +96,31 @@ class ScriptJob:
                 action()
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces an attribute of a class or module, until ``undo``."""
+        """Replace an attribute of a class or module, until ``undo``."""
         self._replaced.enter_context(replacing(owner, name, value, new=True))
 
     def enter(self, context: AbstractContextManager[Any]) -> None:
-        """Enters a context, which ``undo`` leaves."""
+        """Enter a context, which ``undo`` leaves."""
         self._replaced.enter_context(context)
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Has ``undo`` do something more."""
+        """Have ``undo`` do something more."""
         self._replaced.callback(action)
 
     def undo(self) -> None:
-        """Puts back everything that was replaced, the last first."""
+        """Put back everything that was replaced, the last first."""
         self.undone = True
         self._replaced.close()
 
     def warn_once(self, name: str, text: str, *args: Any) -> None:
-        """Logs a warning on rank 0; one for each name."""
+        """Log a warning on rank 0; one for each name."""
         if self.backend.rank == 0 and name not in self._noted:
             log.warning(text, name, *args)
         self._noted.add(name)
 
     @property
     def inside(self) -> bool:
-        """Whether one of our functions runs: what it calls of Keras is Keras' own.
+        """Return whether one of our functions runs: what it calls of Keras is Keras' own.
 
         So are calls from callbacks, which run on rank 0 only.
         """
@@ -139,7 +139,7 @@ class ScriptJob:
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:
-        """Around one of ``CALLS``, which every rank makes.
+        """Meet the other ranks at one of ``CALLS``, which every rank makes.
 
         Yields:
             Whether the detail, which may differ between ranks as a path, is rank 0's.
@@ -176,18 +176,18 @@ class ScriptJob:
         return bool(first[1] == mine[1])
 
     def _first_call(self, mine: np.ndarray) -> np.ndarray:
-        """The call that rank 0 makes next, and a digest of its detail."""
+        """Return the call that rank 0 makes next, and a digest of its detail."""
         pending, self._pending = self._pending, None
         return self.backend.broadcast_array(mine) if pending is None else pending
 
     def _reading(self, call: str) -> AbstractContextManager[None]:
-        """Around what rank 0 does alone: the other ranks take part in what it reads."""
+        """Have the other ranks take part in what rank 0 alone reads."""
         if self.placing is None or call != SAVE:
             return contextlib.nullcontext()
         return self.placing.read_alone()
 
     def remove(self, paths: Sequence[str], remove: Callable[[], Any]) -> Any:
-        """Removes or renames a file on rank 0, once every rank has reached this call.
+        """Remove or rename a file on rank 0, once every rank has reached this call.
 
         If rank 0 removes a file different from this rank's, then it is behind, and removes
         what this rank has made already; or the file has another name on each rank. A
@@ -240,11 +240,11 @@ class ScriptJob:
         return failure
 
     def _made(self, call: np.ndarray) -> bool:
-        """Whether rank 0 removes what this rank has made."""
+        """Return whether rank 0 removes what this rank has made."""
         return any(call[1] == _message(REMOVE, path)[1] for path in self.made)
 
     def write(self, path: str, write: Callable[[], Any]) -> Any:
-        """Writes a file on rank 0, and on ranks whose path is another one.
+        """Write a file on rank 0, and on ranks whose path is another one.
 
         Args:
             path: What distinguishes the file from others.
@@ -303,13 +303,13 @@ class _Once:
 
 
 def _message(call: str, detail: str) -> np.ndarray:
-    """The number of a call, and a digest of its detail."""
+    """Return the number of a call, and a digest of its detail."""
     digest = hashlib.sha256(detail.encode(errors="surrogateescape")).digest()
     return np.array([CALLS.index(call), int.from_bytes(digest[:7], "big")])
 
 
 def _sendable(failure: Exception | None) -> Exception | None:
-    """An exception; where it cannot be pickled, its text in a RuntimeError."""
+    """Return an exception, or its text in a RuntimeError if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(failure))
         return failure

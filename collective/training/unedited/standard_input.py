@@ -22,7 +22,7 @@ _NEWS_SECONDS = 5.0  # a wait without news would end at the job's time-out
 
 
 def replace_stdin(job: ScriptJob) -> None:
-    """Has all ranks read what rank 0 reads, and refuses debuggers, which need one process."""
+    """Have all ranks read what rank 0 reads, and refuse debuggers, which need one process."""
     stdin = io.BufferedReader(_Shared(job), buffer_size=1 << 16)
     job.replace(sys, "stdin", io.TextIOWrapper(stdin, encoding="utf-8"))
     for owner, name in ((sys, "breakpointhook"), (pdb, "set_trace")):
@@ -30,7 +30,7 @@ def replace_stdin(job: ScriptJob) -> None:
 
 
 def _refuse_debugger(*_: Any, **__: Any) -> None:
-    """Raises a UsageError, unless breakpoints are switched off as for Python itself."""
+    """Raise a UsageError, unless breakpoints are switched off as for Python itself."""
     if os.environ.get("PYTHONBREAKPOINT") != "0":
         raise UsageError(
             "a debugger stops one rank, and the others would wait for it until the time-out",
@@ -53,7 +53,7 @@ class _Shared(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads what is there, at most as much as fits; 0 at the end."""
+        """Read what is there, at most as much as fits; 0 at the end."""
         read = self._read(len(buffer))
         buffer[: len(read)] = read
         return len(read)

@@ -27,7 +27,7 @@ _LIBRARIES = ("keras", "tensorflow", "tf_keras", "collective")
 
 
 def _kinds() -> dict[type[Any], bool]:
-    """The strategies that become ours, and whether each is of the devices of one host."""
+    """Return the strategies that become ours, and whether each is of one host's devices."""
     distribute = tf.distribute
     return {
         distribute.MirroredStrategy: True,
@@ -38,13 +38,13 @@ def _kinds() -> dict[type[Any], bool]:
 
 
 def _others() -> list[type[Any]]:
-    """The strategies that cannot become ours."""
+    """Return the strategies that cannot become ours."""
     distribute = tf.distribute
     return [distribute.TPUStrategy, distribute.experimental.ParameterServerStrategy]
 
 
 def replace_strategies(job: ScriptJob) -> None:
-    """Has the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
+    """Have the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
         for kind in (float, int):
@@ -72,7 +72,7 @@ def _refuse_others(job: ScriptJob) -> None:
 
 
 def _becomes_ours(job: ScriptJob, one_host: bool) -> Callable[..., None]:
-    """What makes a strategy of TensorFlow's in the place of its ``__init__``."""
+    """Return what replaces the ``__init__`` of a strategy of TensorFlow's."""
 
     def init(self: Any, *_: Any, **__: Any) -> None:
         self.__class__ = Strategy
@@ -120,13 +120,13 @@ def _get_strategy(job: ScriptJob) -> Callable[[], Any]:
 
 
 def use_by_default(strategy: Any) -> None:
-    """Has the script make its variables in our strategy, without a scope."""
+    """Have the script make its variables in our strategy, without a scope."""
     if strategy is not None or tf.distribute.has_strategy():
         tf.distribute.experimental_set_strategy(strategy)
 
 
 def _keep_when_cleared(job: ScriptJob) -> None:
-    """Has ``clear_session`` keep our strategy: it makes a new default graph without one."""
+    """Have ``clear_session`` keep our strategy: it makes a new default graph without one."""
     stock = keras.utils.clear_session
 
     @functools.wraps(stock)

@@ -22,7 +22,7 @@ _MLFLOW = "MLFLOW_TRACKING_URI"
 
 
 def record_on_rank_zero(rank: int) -> Callable[[], None]:
-    """Has other ranks record nothing, by the environment that the services read.
+    """Have other ranks record nothing, by the environment that the services read.
 
     MLflow has no such mode: other ranks write into a folder that is removed at the end.
 
@@ -39,7 +39,7 @@ def record_on_rank_zero(rank: int) -> Callable[[], None]:
     os.environ[_MLFLOW] = f"file:{folder}"
 
     def take_over() -> None:
-        """Runs that begin from now on are recorded."""
+        """Record the runs that begin from now on."""
         begun = [name for name in _SERVICES if name in sys.modules]
         for service in begun:
             log.warning(

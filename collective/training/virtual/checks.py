@@ -10,7 +10,7 @@ from collective.training.virtual.pieces import VirtualReplicas
 
 
 def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
-    """The virtual replicas that were asked for."""
+    """Return the virtual replicas that were asked for."""
     if count is None:
         return None
     if count < 1:
@@ -28,7 +28,7 @@ def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
 
 
 def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
-    """Refuses a global batch with fewer rows than there are virtual replicas."""
+    """Refuse a global batch with fewer rows than there are virtual replicas."""
     rows = (
         inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
     )

@@ -30,16 +30,16 @@ class VirtualReplicas:
 
     @property
     def levels(self) -> int:
-        """Levels of the tree below its root: the least l with ``2**l >= count``."""
+        """Return the levels of the tree below its root: the least l with ``2**l >= count``."""
         return (self.count - 1).bit_length()
 
     @property
     def root(self) -> Subtree:
-        """The node that covers all pieces."""
+        """Return the node that covers all pieces."""
         return Subtree(0, self.levels)
 
     def pieces(self, replicas: range, total: int) -> range:
-        """The pieces that consecutive replicas hold.
+        """Return the pieces that consecutive replicas hold.
 
         Args:
             replicas: Consecutive numbers, at least one.
@@ -50,11 +50,11 @@ class VirtualReplicas:
         return range(start, stop)
 
     def held(self, backend: Backend) -> range:
-        """The pieces of this process."""
+        """Return the pieces of this process."""
         return self.pieces(backend.local_replicas, backend.replicas)
 
     def subtrees(self, replica: int, total: int) -> list[Subtree]:
-        """The fewest nodes that cover the pieces of a replica, and no others, in order.
+        """Return the fewest nodes that cover the pieces of a replica, and no others, in order.
 
         Only nodes whose pieces all exist count, so two nodes of a level that are
         neighbours may stay apart at the end of the tree.
@@ -74,7 +74,7 @@ class VirtualReplicas:
         return [self.subtrees(replica, total) for replica in range(total)]
 
     def children(self, node: Subtree) -> tuple[Subtree, Subtree | None]:
-        """Returns the two halves of an inner node; the second is None if it has no pieces."""
+        """Return the two halves of an inner node; the second is None if it has no pieces."""
         level = node.level - 1
         second = node.start + (1 << level)
         return (

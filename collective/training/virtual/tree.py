@@ -46,11 +46,11 @@ class Tree:
         self._pieces = virtual.pieces(range(number, number + 1), backend.replicas)
 
     def bounds(self, rows: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Where each piece of this replica begins and ends in a batch of so many rows."""
+        """Return where each piece of this replica begins and ends in a batch."""
         return [share(rows, piece, self._virtual.count) for piece in self._pieces]
 
     def total(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        """The sum of each value; the same bits on every rank, and for any number of them.
+        """Return the sum of each value; the same bits on every rank and any number of them.
 
         Args:
             values: Of one dtype, float32 or float64; of each what ``of_subtrees`` made.
@@ -79,7 +79,7 @@ class Tree:
         return [totals[i] for i in range(len(subtrees))]
 
     def of_subtrees(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of this replica's subtrees.
+        """Return the sums of this replica's subtrees.
 
         Args:
             parts: A tensor for every piece of this replica, or for every micro-batch of
@@ -96,7 +96,7 @@ class Tree:
         return [self._sum_of(node, sums) for node in self._by_replica[self._replica]]
 
     def _sum_of(self, node: Subtree, sums: Mapping[Subtree, tf.Tensor]) -> tf.Tensor:
-        """The sum of a node, from those of nodes below it."""
+        """Return the sum of a node, from those of nodes below it."""
         if node in sums:
             return sums[node]
         first, second = self._virtual.children(node)
@@ -105,12 +105,12 @@ class Tree:
         return self._sum_of(first, sums) + self._sum_of(second, sums)
 
     def finish(self, sums: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The sum of all pieces, from those of each replica's subtrees in order."""
+        """Return the sum of all pieces, from those of each replica's subtrees in order."""
         nodes = [node for nodes in self._by_replica for node in nodes]
         return self._sum_of(self._virtual.root, dict(zip(nodes, sums, strict=True)))
 
     def _joined_total(self, own: list[tf.Tensor]) -> tf.Tensor:
-        """The sum of vectors of one static length, one for each subtree."""
+        """Return the sum of vectors of one static length, one for each subtree."""
         rows = own[0][None] if len(own) == 1 else tf.stack(own)  # one: without a copy
         backend = self._backend
         shards = isinstance(backend, ShardCollectives) and backend.exchanges
@@ -127,7 +127,7 @@ class Tree:
         return self.finish(tf.unstack(tf.bitcast(gathered, rows.dtype)))
 
     def _by_shards(self, rows: tf.Tensor) -> tf.Tensor:
-        """Sums a shard of every subtree on each replica, and joins the shards."""
+        """Sum a shard of every subtree on each replica, and join the shards."""
         backend = cast("ShardCollectives", self._backend)
         count, length = rows.shape
         size = -(-length // backend.replicas)
@@ -142,7 +142,7 @@ class Tree:
         return tf.reshape(backend.all_gather(shard), [-1])[:length]
 
     def _gathered_total(self, own: tf.Tensor) -> tf.Tensor:
-        """The sum of tensors of no static length, one for each subtree."""
+        """Return the sum of tensors of no static length, one for each subtree."""
         backend = cast("ShardCollectives", self._backend)
         rows = backend.gather_rows(as_bits(own))
         count = sum(map(len, self._by_replica))
@@ -150,7 +150,7 @@ class Tree:
 
 
 def as_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """Integers with the bits of a tensor of float32 or float64; others as they are."""
+    """Return integers with the bits of a tensor of float32 or float64; others as they are."""
     if not tensor.dtype.is_floating:
         return tensor
     return tf.bitcast(tensor, BITS[tensor.dtype.size])

@@ -19,7 +19,7 @@ from collective.training.unedited.script_job import ScriptJob
 
 
 def replace_keras_distribution(job: ScriptJob) -> None:
-    """Has ``keras.distribution`` know the job, until ``job.undo``."""
+    """Have ``keras.distribution`` know the job, until ``job.undo``."""
     backend = job.backend
 
     def list_devices(device_type: str | None = None) -> list[str]:
@@ -50,14 +50,14 @@ def replace_keras_distribution(job: ScriptJob) -> None:
 
 
 def check_current(job: ScriptJob) -> None:
-    """Refuses a distribution that the script has set and this job cannot be."""
+    """Refuse a distribution that the script has set and this job cannot be."""
     found = keras_compat.distribution.current_distribution()
     if found is not None:
         check(job, found)
 
 
 def check(job: ScriptJob, distribution: Any) -> None:
-    """Rejects a distribution that would have no effect, or a different one.
+    """Reject a distribution that would have no effect, or a different one.
 
     Raises:
         UsageError: The distribution has other devices than the job, or keeps data
