@@ -59,7 +59,7 @@ def train(what: str, count: int) -> None:
     with quiet():
         from collective import backends
         from collective.training import fit
-        from collective.training.object_collectives import gather
+        from collective.training.process.object_collectives import gather
 
         shards = what == "shard-optimizer"
         options = {} if shards else {what.replace("-", "_"): count}

@@ -51,10 +51,10 @@ def random_rows(count: int, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarra
 def compiled(
     name: str, optimizer: Any, shape: Sequence[int], **options: Any
 ) -> keras.Model:
-    """Return a built-in model of ``collective.training.models``; imports TensorFlow."""
+    """Return a built-in model of ``collective.training.calls.models``; imports TensorFlow."""
     import keras
 
-    from collective.training import models
+    from collective.training.calls import models
 
     model = models.build(name, input_shape=tuple(shape), classes=CLASSES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -64,13 +64,13 @@ def compiled(
 
 def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
     """Return a transformer of 8 blocks of width 256, for ``train.py --model``."""
-    from collective.training.models import transformer
+    from collective.training.calls.models import transformer
 
     return transformer(input_shape, classes, blocks=8, width=256, heads=8)
 
 
 def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
-    """Return the step of ``collective.training.fit`` for a model of 8x8 images, prepared.
+    """Return the step of ``collective.training.calls.fit`` for a model of 8x8 images, prepared.
 
     Args:
         name: The model.
@@ -81,8 +81,8 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
     import keras
 
     from collective.training import keras_compat
-    from collective.training.choose_step import make_step
-    from collective.training.prepared import get_prepared
+    from collective.training.model.prepared import get_prepared
+    from collective.training.steps.choose_step import make_step
 
     keras.utils.set_random_seed(0)
     with backend.scope():

@@ -47,9 +47,9 @@ if TYPE_CHECKING:  # the names below, for type checkers, editors and the referen
         shutdown,
         size,
     )
-    from collective.training.evaluation.evaluate import evaluate
-    from collective.training.evaluation.predict import predict
-    from collective.training.fit import fit
+    from collective.training.calls.evaluate import evaluate
+    from collective.training.calls.fit import fit
+    from collective.training.calls.predict import predict
     from collective.training.observers.checkpoint.schedule import Checkpoint
     from collective.training.unedited.distribute import distribute_keras
 
@@ -71,9 +71,9 @@ _HOMES = {
     "session": "cross_rank cross_size init is_initialized local_rank local_size rank "
     "shutdown size",
     "training.observers.checkpoint.schedule": "Checkpoint",
-    "training.evaluation.evaluate": "evaluate",
-    "training.evaluation.predict": "predict",
-    "training.fit": "fit",
+    "training.calls.evaluate": "evaluate",
+    "training.calls.predict": "predict",
+    "training.calls.fit": "fit",
     "training.unedited.distribute": "distribute_keras",
 }
 _MODULES = ("backends", "distribute", "training")

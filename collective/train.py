@@ -178,7 +178,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
             print(backends_text(registry.describe_backends()))
         return 0
     with quiet():
-        from collective.training import command
+        from collective.training.calls import command
 
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:

@@ -12,7 +12,7 @@ from tests.changed import reaching
     [
         ("collective/hosts/__init__.py", "tests/collective/launching/test_slurm.py"),
         # Through a name that the package imports at its first use.
-        ("collective/training/fit.py", "tests/training/test_fit.py"),
+        ("collective/training/calls/fit.py", "tests/training/test_fit.py"),
         # Through files that the test starts: a file, a module, and files that it starts.
         ("tests/hosts/ranks_renewed.py", "tests/hosts/test_growing.py"),
         ("collective/launch/rank.py", "tests/collective/launching/test_reachable.py"),

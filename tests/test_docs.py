@@ -150,9 +150,11 @@ def test_the_page_for_users_of_keras_has_every_argument():
     page = (ROOT / "docs/how-to/from-model-fit.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-    for path in ("fit", "evaluation/evaluate", "evaluation/predict"):
-        tree = ast.parse((ROOT / "collective/training" / f"{path}.py").read_text())
-        function = Path(path).name
+    for path in ("fit", "evaluate", "predict"):
+        tree = ast.parse(
+            (ROOT / "collective/training/calls" / f"{path}.py").read_text()
+        )
+        function = path
         (found,) = (
             node
             for node in tree.body

@@ -14,7 +14,7 @@ _CALLS = {"replacing", "job.replace", "replace_for"}
 OWN = {
     ("collective/distribute/datasets.py", "distribute_dataset"),
     ("collective/training/parallel/tensor_parallel_variables.py", "without_group"),
-    ("collective/training/traced.py", "traced"),
+    ("collective/training/keras_compat/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
     ("collective/training/step/attachments.py", "Attachments"),
     ("backends/base.py", "Backend"),

@@ -304,7 +304,7 @@ def test_the_schema_has_the_fields_of_summary_and_job():
     import dataclasses
 
     from collective.backends import Options
-    from collective.training.command import TrainingJob
+    from collective.training.calls.command import TrainingJob
     from collective.training.loop.summary import Summary
 
     schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())

@@ -33,7 +33,7 @@ import numpy as np
 from collective import train as cli
 from collective.backends.base import Backend
 from collective.errors import exit_code
-from collective.training import command
+from collective.training.calls import command
 
 TIMED_STEPS = 60
 

@@ -145,7 +145,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
 
 def _run(script: Script, distribution: Distribution) -> int:
     """Run the script; a rank that fails ends the job."""
-    from collective.training import interrupts
+    from collective.training.process import interrupts
     from collective.training.unedited.script import print_failure
     from collective.training.unedited.script_job import INPUT, REMOVE, SAVE
 

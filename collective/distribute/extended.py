@@ -16,7 +16,7 @@ from collective.backends.base import Backend
 from collective.distribute import datasets, replica_variables, tf_internal
 from collective.distribute.cross_device_ops import MEAN, BackendCrossDeviceOps
 from collective.distribute.one_replica import OneReplicaCalls
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 
 
 class Resolver(tf.distribute.cluster_resolver.ClusterResolver):

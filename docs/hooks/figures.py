@@ -101,7 +101,7 @@ def floors() -> None:
         ("collective/comparison/", "the same training on every backend: equal? how fast?", RED,
          ["runs", "equality", "speed", "tables"]),
         ("collective/training/", "the step, the input, the loop", BLUE,
-         ["fit", "partition", "step", "loop", "observers", "input", "|", "evaluation",
+         ["calls", "partition", "steps", "loop", "observers", "input", "|", "model",
           "verification", "unedited", "keras_compat"]),
         ("backends/", "one file or folder per way to sum gradients", ORANGE,
          ["base", "registry", "single", "mpi", "native", "tf_*", "|", "auto",

@@ -12,7 +12,7 @@ import sys
 import keras
 from keras import ops
 
-from collective.training import models
+from collective.training.calls import models
 
 
 def lost(gradients):

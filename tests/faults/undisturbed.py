@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from collective.training import Checkpoint, command
+from collective.training import Checkpoint
+from collective.training.calls import command
 from collective.training.observers.ledger import verify
 from tests.faults.fault import BATCH, STEPS
 from tests.faults.inside import ROWS

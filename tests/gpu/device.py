@@ -305,7 +305,7 @@ def memory(*names: str) -> int:
     """Print the peaks of the device's allocator, in a step of a single process."""
     import collective
     from collective import backends
-    from collective.training import models
+    from collective.training.calls import models
 
     backend = backends.get("single")
     shapes = {"resnet50": (64, 64, 3), "cnn": (28, 28, 1)}

@@ -35,7 +35,7 @@ def by_strategy(strategy: Any, is_gpu: bool) -> None:
     import keras
     import tensorflow as tf
 
-    from collective.training import models
+    from collective.training.calls import models
 
     count = strategy.num_replicas_in_sync
     name, x, y = data(1, is_gpu)
@@ -79,7 +79,7 @@ def ours(backend: Any, is_gpu: bool) -> None:
     import keras
 
     import collective
-    from collective.training import models
+    from collective.training.calls import models
 
     name, x, y = data(backend.replicas, is_gpu)
     with backend.scope():
@@ -111,7 +111,7 @@ def ours(backend: Any, is_gpu: bool) -> None:
 def nccl(backend: Any, is_gpu: bool) -> None:
     import tensorflow as tf
 
-    from collective.training import models
+    from collective.training.calls import models
 
     name, x, _ = data(1, is_gpu)
     model = models.build(name, input_shape=x.shape[1:], classes=10)

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import pytest
 
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 from tests import launch
 from tests.keras_coverage import page
 from tests.keras_coverage.case import differences, outcome

@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from collective.fit_options import FitOptions
-from collective.training.choose_step import make_step
 from collective.training.input.pipeline import Batch, share
+from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
-from collective.training.prepare import prepare
-from collective.training.prepared import get_prepared
+from collective.training.preparation.prepare import prepare
+from collective.training.steps.choose_step import make_step
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5

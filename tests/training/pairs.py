@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras import ops
 
 import collective
-from collective.training.compatibility import FEATURES
-from collective.training.object_collectives import broadcast_object
 from collective.training.observers.ledger.verify import check as check_ledger
+from collective.training.preparation.compatibility import FEATURES
+from collective.training.process.object_collectives import broadcast_object
 from tests import launch
 from tests.training.compression.everything import Everything
 from tests.training.small import on_rank_zero

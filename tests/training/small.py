@@ -1,4 +1,4 @@
-"""A small training through ``collective.training.fit``, and its results on all ranks."""
+"""A small training through ``collective.training.calls.fit``, and its results on all ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from collective.training import Checkpoint, fit
 from collective.training.loop.result import Result
-from collective.training.object_collectives import broadcast_object
+from collective.training.model.variables import replicated_variables
 from collective.training.observers.checkpoint import schedule
-from collective.training.variables import replicated_variables
+from collective.training.process.object_collectives import broadcast_object
 from tests import launch
 from tests.training.test_equivalence import together
 

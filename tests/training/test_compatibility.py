@@ -20,7 +20,7 @@ from collective.backends.options import Options
 from collective.backends.single import SingleBackend
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
-from collective.training import compatibility
+from collective.training.preparation import compatibility
 from tests import launch
 from tests.training import pairs
 

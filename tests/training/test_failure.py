@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from collective.backends import base
 from collective.log import log
-from collective.training.failure import ends_the_job
+from collective.training.process.failure import ends_the_job
 
 
 class Aborted(Exception):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training import assemble
+from collective.training.calls import assemble
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from collective.errors import UsageError
+from collective.training.calls.models import MODELS, build
 from collective.training.input.datasets import load
 from collective.training.input.pipeline import Input
-from collective.training.models import MODELS, build
 
 
 def fails(message, what, **keywords):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collective.training.names import in_arguments
+from collective.training.process.names import in_arguments
 
 
 def test_options_in_messages_become_arguments():

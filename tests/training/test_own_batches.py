@@ -16,9 +16,10 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
-from collective.training import evaluate, fit, keras_compat, own_batches
+from collective.training import evaluate, fit, keras_compat
 from collective.training.input.plan import share
 from collective.training.input.replica_batches import first_of, stacked
+from collective.training.steps import own_batches
 from tests import launch
 from tests.training.programs.own_steps import FEATURES, LATENT, mlp, rows
 from tests.training.programs.plain_steps import Plain

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collective import backends
-from collective.training.prepared import get_prepared
+from collective.training.model.prepared import get_prepared
 from tests.training import cases, small
 
 pytestmark = pytest.mark.usefixtures("clean_keras")

@@ -12,9 +12,9 @@ from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import CollectiveError
 from collective.fit_options import FitOptions
-from collective.training.choose_step import make_step
 from collective.training.input.pipeline import Batch
-from collective.training.prepared import get_prepared
+from collective.training.model.prepared import get_prepared
+from collective.training.steps.choose_step import make_step
 from tests.training import cases
 from tests.training.cases import built, own_part, spec_of
 

@@ -21,7 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training.compression.hook import CommunicationHook, Exchanged
-from collective.training.object_collectives import total
+from collective.training.process.object_collectives import total
 
 
 class HookState:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from collective.fit_options import NOT_EQUAL
 from collective.training.compression.hook import CommunicationHook
-from collective.training.variables import dtype_of_sums
+from collective.training.model.variables import dtype_of_sums
 
 
 def warning(hook: CommunicationHook, variables: Sequence[keras.Variable]) -> str:

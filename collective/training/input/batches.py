@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import host_random, keras_compat
+from collective.training import keras_compat
 from collective.training.input import leaves
 from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.input.tape import Place, Tape
+from collective.training.process import host_random
 
 if TYPE_CHECKING:
     from collective.training.virtual.pieces import VirtualReplicas

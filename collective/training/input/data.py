@@ -27,7 +27,7 @@ from collective.training.input.leaves import slice_leaf
 from collective.training.input.row_order import ROWS, WITHIN_BATCHES
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 
 Data: TypeAlias = "Source | keras_compat.data.DataAdapter"
 DEFAULT_BATCH_SIZE = 32

@@ -21,7 +21,7 @@ from collective.training.input.permutation import permute
 from collective.training.input.source import Source
 from collective.training.input.synthetic import Synthetic
 from collective.training.input.views import MappedX
-from collective.training.lookup import call, lookup
+from collective.training.process.lookup import call, lookup
 
 _SYNTHETIC = re.compile(r"synthetic(?::(\d+(?:x\d+)*))?(?::(\d+))?")
 _SYNTHETIC_ROWS = 2048

@@ -20,7 +20,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.tape import Place
-from collective.training.object_collectives import total
+from collective.training.process.object_collectives import total
 
 if TYPE_CHECKING:
     from collective.training.virtual.pieces import VirtualReplicas

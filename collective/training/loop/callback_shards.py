@@ -15,7 +15,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training.keras_compat.whole_variables import Values
-from collective.training.prepared import get_partition
+from collective.training.model.prepared import get_partition
 
 
 class CallbackShards:

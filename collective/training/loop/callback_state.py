@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 
 # Where a value is: the callback's place, attribute, cell or global, and its name.
 Key = tuple[int, str, str]

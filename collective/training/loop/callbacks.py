@@ -19,18 +19,19 @@ import numpy as np
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import failure, host_random, keras_compat
+from collective.training import keras_compat
 from collective.training.loop import callback_state
 from collective.training.loop.callback_shards import CallbackShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
-from collective.training.object_collectives import broadcast_object
-from collective.training.prepared import get_partition
-from collective.training.variables import (
+from collective.training.model.prepared import get_partition
+from collective.training.model.variables import (
     check_frozen_layers,
     outside_variables,
     replicated_variables,
 )
+from collective.training.process import failure, host_random
+from collective.training.process.object_collectives import broadcast_object
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 METHODS = tuple(

@@ -17,17 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training import interrupts
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
 from collective.training.loop.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.loop.position import Position
+from collective.training.process import interrupts
 from collective.training.step.report_layout import Layout
 
 
 class TrainingStep(Protocol):
-    """What the loop asks of a step; see ``collective.training.partitioned_step``."""
+    """What the loop asks of a step; see ``collective.training.steps.partitioned_step``."""
 
     @property
     def layout(self) -> Layout:

@@ -19,10 +19,10 @@ from collective.training.loop.state import (
     random_state,
     values_of,
 )
-from collective.training.object_collectives import gather_few
-from collective.training.prepared import get_hook, get_partition
+from collective.training.model.prepared import get_hook, get_partition
+from collective.training.model.variables import broadcast_model, outside_variables
+from collective.training.process.object_collectives import gather_few
 from collective.training.step.report_layout import Layout, Reports
-from collective.training.variables import broadcast_model, outside_variables
 
 
 class Position:

@@ -13,8 +13,8 @@ from collective.training.compression.savings import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.loop.state import state_sha256
 from collective.training.loop.times import Timing
-from collective.training.object_collectives import broadcast_object
-from collective.training.prepared import get_partition, get_prepared
+from collective.training.model.prepared import get_partition, get_prepared
+from collective.training.process.object_collectives import broadcast_object
 
 T = TypeVar("T")
 

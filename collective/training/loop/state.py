@@ -18,10 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import host_random, keras_compat
-from collective.training.object_collectives import broadcast_object, gather_few
-from collective.training.prepared import get_hook, get_partition
-from collective.training.variables import all_variables, outside_seeds
+from collective.training import keras_compat
+from collective.training.model.prepared import get_hook, get_partition
+from collective.training.model.variables import all_variables, outside_seeds
+from collective.training.process import host_random
+from collective.training.process.object_collectives import broadcast_object, gather_few
 
 Gathered = Mapping[int, np.ndarray]
 """What ranks have shards or shares of, whole on rank 0, by the ``id`` of the variable."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.object_collectives import gather, gather_few
+from collective.training.process.object_collectives import gather, gather_few
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
 # The waiting is known for so many steps: each rank sends the others one number a step.

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.object_collectives import gather, total
+from collective.training.process.object_collectives import gather, total
 
 ROUNDS = 50
 

@@ -22,12 +22,12 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
+from collective.training.keras_compat.traced import kept_with, traced
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
+from collective.training.model.variables import replicated_variables
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
-from collective.training.traced import kept_with, traced
-from collective.training.variables import replicated_variables
 
 # The bytes of a checksum. Each is sent as a float, which is exact even in bfloat16.
 BYTES = 8

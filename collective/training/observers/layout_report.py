@@ -11,10 +11,10 @@ import keras
 from collective.log import log
 from collective.training.keras_compat.held_parts import holder_of
 from collective.training.keras_compat.model import bytes_of
+from collective.training.model.variables import optimizers_of
 from collective.training.sharding.placing import Placing
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
-from collective.training.variables import optimizers_of
 
 MOST_NAMES = 10
 

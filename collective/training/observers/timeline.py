@@ -26,9 +26,9 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Collective, Recording
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
-from collective.training.object_collectives import gather, gather_few, total
 from collective.training.observers import clocks
 from collective.training.observers.trace_file import Event, TraceFile
+from collective.training.process.object_collectives import gather, gather_few, total
 from collective.training.step.report_layout import Layout
 
 # The largest size of a trace: about 130,000 steps, counted over all ranks.

@@ -15,12 +15,12 @@ import tensorflow as tf
 from collective.backends.tensor_group import is_group
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.model.prepared import PreparedModel
 from collective.training.parallel.tensor_parallel_variables import shards_of
 from collective.training.partition.explain import place_of
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.partition import Partition
 from collective.training.partition.schedule import is_write
-from collective.training.prepared import PreparedModel
 
 _COLLECTIVES = ("CollectiveAllReduce", "CollectiveAllGather", "CollectiveBroadcast")
 _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}

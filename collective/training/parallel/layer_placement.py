@@ -28,7 +28,7 @@ COPIES = 4
 class Placement:
     """Puts the layers of a model on devices.
 
-    It keeps no reference to the model (``collective.training.prepared`` finds it by the
+    It keeps no reference to the model (``collective.training.model.prepared`` finds it by the
     model).
 
     Args:
@@ -43,7 +43,7 @@ class Placement:
         if model.optimizer.built:
             raise UsageError(
                 "the optimizer has been built already, for weights on one device",
-                hint="compile the model with a new optimizer before collective.training.fit",
+                hint="compile the model with a new optimizer before collective.training.calls.fit",
             )
         if layers is None:
             raise UsageError(

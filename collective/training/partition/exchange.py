@@ -14,7 +14,6 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
-from collective.training.object_collectives import join
 from collective.training.partition import pieces
 from collective.training.partition.markers import FIRST, GATHER, Marker
 from collective.training.partition.own import (
@@ -26,6 +25,7 @@ from collective.training.partition.own import (
     combined,
     first_not_finite,
 )
+from collective.training.process.object_collectives import join
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.step.reduction import sum_tensors

@@ -19,6 +19,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices, ShardCollectives
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
+from collective.training.keras_compat.traced import traced
 from collective.training.partition import composites, explain
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
@@ -29,7 +30,6 @@ from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of
-from collective.training.traced import traced
 
 if TYPE_CHECKING:
     from collective.training.sharding.optimizer_slots import ShardedSlots

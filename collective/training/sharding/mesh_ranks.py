@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.object_collectives import total
+from collective.training.keras_compat.traced import traced
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.mesh import parts
 from collective.training.partition.mesh.layouts import Mesh, VariableLayout
 from collective.training.partition.mesh.ranks import groups_along, place_of
-from collective.training.traced import traced
+from collective.training.process.object_collectives import total
 
 
 class MeshRanks:

@@ -46,7 +46,7 @@ def check(backend: Backend, what: str = "--shard-optimizer") -> None:
 class ShardedSlots(ShardedVariables):
     """The slots of optimizers, of which this rank has its pieces.
 
-    It keeps no reference to the model (``collective.training.prepared`` finds it by the
+    It keeps no reference to the model (``collective.training.model.prepared`` finds it by the
     model).
 
     Args:

@@ -19,8 +19,8 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.backends.tensor_group import TensorGroup
 from collective.training.input.plan import share
+from collective.training.keras_compat.traced import traced
 from collective.training.partition import pieces
-from collective.training.traced import traced
 
 
 class AxisShard:

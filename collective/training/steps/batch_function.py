@@ -21,15 +21,16 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.log import log
-from collective.training import interrupts, keras_compat
+from collective.training import keras_compat
 from collective.training.compression import savings
 from collective.training.compression.hook_state import HookState
 from collective.training.keras_compat.tensorflow_names import determinism, shape_of
+from collective.training.model.variables import dtype_of_sums
+from collective.training.process import interrupts
 from collective.training.steps import leaves
 from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
-from collective.training.variables import dtype_of_sums
 from collective.training.virtual import checks as virtual_checks
 
 # Of a function, a program of it, the tensors of a batch, and the number of the step.

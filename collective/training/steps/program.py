@@ -22,6 +22,8 @@ from collective.training.compression.compressed_exchange import HookExchange
 from collective.training.compression.hook_state import HookState
 from collective.training.input.plan import share
 from collective.training.keras_compat.tensorflow_names import determinism
+from collective.training.keras_compat.traced import traced
+from collective.training.model.variables import captured_variables, written_variables
 from collective.training.partition import devices, explain
 from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import TimedExchange
@@ -35,8 +37,6 @@ from collective.training.step import finite
 from collective.training.steps import report
 from collective.training.steps.mesh import over_model_axes
 from collective.training.steps.settings import StepSettings
-from collective.training.traced import traced
-from collective.training.variables import captured_variables, written_variables
 
 #: A step of Keras: takes the data of one batch and returns a tree of tensors.
 KerasStep = Callable[[Any], Any]

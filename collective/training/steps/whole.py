@@ -13,12 +13,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective.training import interrupts, keras_compat
+from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.process import interrupts
 from collective.training.steps import report
 from collective.training.steps.batch_function import Step, StepObserver, running
 from collective.training.steps.settings import StepSettings
-from collective.training.whole_step import gradients_of_rank_zero, say
+from collective.training.steps.whole_step import gradients_of_rank_zero, say
 
 
 class WholeStep:

@@ -20,10 +20,10 @@ import collective
 from collective.distribute.scoped_models import strategy_of
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.failure import guarded
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
-from collective.training.prepare import ModelMisfit
+from collective.training.preparation.prepare import ModelMisfit
+from collective.training.process.failure import guarded
 from collective.training.sharding.held import check_whole
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed

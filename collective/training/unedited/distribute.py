@@ -14,7 +14,7 @@ from collective.backends.registry import BACKENDS
 from collective.environment import detect
 from collective.errors import UsageError
 from collective.fit_options import check_names
-from collective.training.opening import with_threads
+from collective.training.calls.opening import with_threads
 from collective.training.unedited import notice, strategies
 from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer

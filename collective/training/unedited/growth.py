@@ -27,7 +27,7 @@ from collective.backends.base import Backend, end_process
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
-from collective.training.object_collectives import broadcast_object, gather_few
+from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.unedited import script
 from collective.training.unedited.record import OtherUnit, Record, Replay
 from collective.training.unedited.resume import Saved

@@ -6,7 +6,7 @@ import sys
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, ProcessExit
-from collective.training.failure import ends_the_job
+from collective.training.process.failure import ends_the_job
 
 
 def check(backend: Backend, step: int, before: int, size: int, is_kept: bool) -> None:

@@ -29,7 +29,7 @@ from collective.backends.base import Backend
 from collective.environment.seconds import seconds
 from collective.errors import UsageError, first_line
 from collective.log import log
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.unedited.record import Record
 
 # States take at most this part of the time, and are no nearer to each other than this.

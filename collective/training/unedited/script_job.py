@@ -21,9 +21,9 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
 from collective.replacements import replacing
-from collective.training.failure import ends_the_job
-from collective.training.object_collectives import broadcast_object
 from collective.training.partition.method import supports
+from collective.training.process.failure import ends_the_job
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.sharding.placing import Placing
 from collective.training.unedited.resume import StateFolder
 from collective.training.unedited.units import Removal, Units

@@ -18,13 +18,13 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
 from collective.log import log
-from collective.training import compatibility
 from collective.training.compression import named
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer
+from collective.training.model.prepared import get_prepared
 from collective.training.observers.timeline import TimelineObserver
-from collective.training.prepare import features_of
-from collective.training.prepared import get_prepared
+from collective.training.preparation import compatibility
+from collective.training.preparation.prepare import features_of
 from collective.training.sharding.held import is_held
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program

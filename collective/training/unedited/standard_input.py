@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collective.errors import UsageError
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.unedited.script_job import INPUT, ScriptJob
 
 _NEWS_SECONDS = 5.0  # a wait without news would end at the job's time-out

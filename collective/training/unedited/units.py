@@ -33,10 +33,10 @@ from collective.backends.capabilities import Elastic
 from collective.elastic.preemption import LEAVES, WAITING, Preemption
 from collective.errors import CollectiveError, LeaveJob
 from collective.training import keras_compat
-from collective.training.interrupts import Agreement
-from collective.training.object_collectives import broadcast_object, gather_few
 from collective.training.observers.elastic.membership import Change
 from collective.training.partition.undo import whole_or_absent
+from collective.training.process.interrupts import Agreement
+from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
 from collective.training.unedited import ranks_left

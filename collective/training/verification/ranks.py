@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import object_collectives
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
-from collective.training.prepared import get_partition
-from collective.training.traced import nodes_of
+from collective.training.keras_compat.traced import nodes_of
+from collective.training.model.prepared import get_partition
+from collective.training.process import object_collectives
 from collective.training.verification.descriptions import (
     describe,
     describe_model,

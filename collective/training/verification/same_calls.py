@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.object_collectives import gather_few
+from collective.training.process.object_collectives import gather_few
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
 from collective.training.verification.ranks import (

@@ -18,14 +18,15 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import host_random, keras_compat
+from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.loop.observer import FinishedStep, Observer
-from collective.training.object_collectives import broadcast_object
-from collective.training.prepared import PreparedModel
+from collective.training.model.prepared import PreparedModel
+from collective.training.model.variables import all_variables, outside_variables
+from collective.training.process import host_random
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.step.report_layout import Layout
 from collective.training.step.rows import BatchRows, packed
-from collective.training.variables import all_variables, outside_variables
 from collective.training.verification import stock_run_table
 from collective.training.verification.settings import products_of_float32
 from collective.training.verification.stock_run_table import Step, norm, relative

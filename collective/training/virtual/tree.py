@@ -20,7 +20,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.training.input.plan import share
-from collective.training.object_collectives import join
+from collective.training.process.object_collectives import join
 from collective.training.step.reduction import sum_tensors
 from collective.training.virtual.pieces import Subtree, VirtualReplicas
 

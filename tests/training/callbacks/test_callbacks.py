@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
-from collective.training.evaluation.evaluation import make_evaluation
+from collective.training.calls.evaluation import make_evaluation
 from collective.training.input.pipeline import Input
-from collective.training.prepared import get_prepared
+from collective.training.model.prepared import get_prepared
 from tests import launch
 from tests.training.small import (
     NAMES,

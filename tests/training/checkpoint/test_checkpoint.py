@@ -25,8 +25,8 @@ import pytest
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint, keras_compat
 from collective.training.loop.state import values_of
+from collective.training.model.variables import replicated_variables
 from collective.training.observers.checkpoint import schedule, storage
-from collective.training.variables import replicated_variables
 from tests import launch
 from tests.training import small
 from tests.training.small import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
-from collective.training.choose_step import make_step
+from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
-from collective.training.prepared import get_prepared
+from collective.training.steps.choose_step import make_step
 from tests.training import cases
 from tests.training.small import NAMES
 

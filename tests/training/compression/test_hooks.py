@@ -21,7 +21,7 @@ from collective.fit_options import NOT_EQUAL
 from collective.training import Checkpoint
 from collective.training.compression import named
 from collective.training.loop.summary import Summary
-from collective.training.prepared import get_hook
+from collective.training.model.prepared import get_hook
 from tests import launch
 from tests.training import small
 from tests.training.compression import linear

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from collective.training import evaluate, fit, keras_compat, predict
-from collective.training.evaluation.evaluation import make_evaluation
+from collective.training.calls.evaluation import make_evaluation
 from collective.training.input.pipeline import Input
-from collective.training.prepared import get_prepared
+from collective.training.model.prepared import get_prepared
 from tests.training import cases
 from tests.training.small import (
     NAMES,

@@ -19,8 +19,8 @@ from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from collective.training import Checkpoint
-from collective.training.prepared import get_partition
-from collective.training.variables import optimizers_of
+from collective.training.model.prepared import get_partition
+from collective.training.model.variables import optimizers_of
 from tests import launch
 from tests.training import small
 from tests.training.programs import test_own_steps as own_steps

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from collective.training import evaluate, fit, predict
-from collective.training.prepared import get_partition
+from collective.training.model.prepared import get_partition
 
 BATCH, EPOCHS = 7, 3
 

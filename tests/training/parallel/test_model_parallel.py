@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from collective import backends
 from collective.errors import UsageError
+from collective.training.model.prepared import get_prepared
 from collective.training.parallel import layer_placement
-from collective.training.partitioned_step import PartitionedStep
-from collective.training.prepared import get_prepared
+from collective.training.steps.partitioned_step import PartitionedStep
 from tests.training import cases, small
 from tests.training.cases import built, own_part, spec_of
 from tests.training.parallel.stock import assert_as_keras

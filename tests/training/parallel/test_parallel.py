@@ -19,12 +19,12 @@ from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.loop.callbacks import CallbackMethods
+from collective.training.model.prepared import get_partition, get_prepared
 from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
 )
-from collective.training.prepared import get_partition, get_prepared
 from tests import launch
 from tests.training import cases, small
 from tests.training.parallel.stock import assert_as_keras, assert_close

@@ -236,7 +236,7 @@ def test_resumed_within_an_epoch_it_is_the_uninterrupted_run(backend, tmp_path):
 @PLAIN
 def test_all_optimizers_are_part_of_the_state():
     """Broadcasts, files and comparisons include the second optimizer."""
-    from collective.training.variables import all_variables
+    from collective.training.model.variables import all_variables
 
     model, _ = made(PROGRAMS["two_frequencies"])
     slots = {id(v) for v in model.g_optimizer.variables}

@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_keras(backend, options):
 def test_a_timeline_has_every_step_and_validation(backend, tmp_path):
     file = tmp_path / "trace.json"
     if backend.size > 1:
-        from collective.training.object_collectives import broadcast_object
+        from collective.training.process.object_collectives import broadcast_object
 
         file = broadcast_object(backend, file)
     with_options(backend, timeline=str(file))

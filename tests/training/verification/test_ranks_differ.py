@@ -14,8 +14,8 @@ from keras import ops
 from collective.errors import CollectiveError, UsageError
 from collective.training import evaluate, fit
 from collective.training.input.pipeline import Input
-from collective.training.partitioned_step import PartitionedStep
 from collective.training.steps.distributed import distributed
+from collective.training.steps.partitioned_step import PartitionedStep
 from collective.training.steps.settings import StepSettings
 from collective.training.verification.ranks import compare_newcomers, describe_training
 from collective.training.verification.same_calls import SameCalls

@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
-from collective.training.variables import all_variables
+from collective.training.model.variables import all_variables
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.ranks import describe_data
 

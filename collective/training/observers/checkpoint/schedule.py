@@ -32,8 +32,8 @@ from collective.running_time import Deadline
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.loop.state import Gathered, State
+from collective.training.model.prepared import get_partition
 from collective.training.observers.checkpoint import storage, stores
-from collective.training.prepared import get_partition
 
 # Checkpoints take at most this fraction of a training's time.
 PART_OF_TIME = 0.05

@@ -33,8 +33,8 @@ from collective import disk
 from collective.errors import first_line
 from collective.training import keras_compat
 from collective.training.loop.state import State, flatten, unflatten
+from collective.training.model.variables import all_variables
 from collective.training.observers.checkpoint import identity
-from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json"

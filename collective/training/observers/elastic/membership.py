@@ -38,11 +38,11 @@ from collective.training.loop.loop import Loop
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.loop.state import broadcast, newest
-from collective.training.object_collectives import gather_few
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff
-from collective.training.random_state import RandomState
+from collective.training.process.object_collectives import gather_few
+from collective.training.process.random_state import RandomState
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")

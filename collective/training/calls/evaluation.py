@@ -11,14 +11,15 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
-from collective.training import interrupts, own_batches
-from collective.training.choose_step import make_step
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods
 from collective.training.loop.loop import TrainingStep
-from collective.training.prepared import PreparedModel
+from collective.training.model.prepared import PreparedModel
+from collective.training.process import interrupts
+from collective.training.steps import own_batches
+from collective.training.steps.choose_step import make_step
 
 
 class Evaluation:

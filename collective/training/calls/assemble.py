@@ -10,16 +10,17 @@ from functools import cache
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.log import log
-from collective.training import compatibility, own_batches
-from collective.training.choose_step import AnyStep, make_step
+from collective.training.calls.training_data import TrainingData
 from collective.training.compression import named, savings
 from collective.training.input.batches import Batches
 from collective.training.loop.observer import Observer
-from collective.training.partitioned_step import PartitionedStep
-from collective.training.prepare import features_of
-from collective.training.prepared import PreparedModel
+from collective.training.model.prepared import PreparedModel
+from collective.training.preparation import compatibility
+from collective.training.preparation.prepare import features_of
 from collective.training.step.attachments import Attachment
-from collective.training.training_data import TrainingData
+from collective.training.steps import own_batches
+from collective.training.steps.choose_step import AnyStep, make_step
+from collective.training.steps.partitioned_step import PartitionedStep
 from collective.training.verification import compare_graphs, deterministic
 from collective.training.virtual import checks as virtual_checks
 

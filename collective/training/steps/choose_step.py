@@ -9,15 +9,15 @@ from collective.backends.base import Backend
 from collective.fit_options import FitOptions
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.own_rows_step import OwnRowsStep
-from collective.training.partitioned_step import PartitionedStep
-from collective.training.prepared import PreparedModel
+from collective.training.keras_compat.traced import kept_with
+from collective.training.model.prepared import PreparedModel
+from collective.training.model.variables import optimizers_of
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment
-from collective.training.traced import kept_with
-from collective.training.variables import optimizers_of
+from collective.training.steps.own_rows_step import OwnRowsStep
+from collective.training.steps.partitioned_step import PartitionedStep
+from collective.training.steps.whole_step import WholeStep
 from collective.training.virtual.pieces import VirtualReplicas
-from collective.training.whole_step import WholeStep
 
 AnyStep = PartitionedStep | WholeStep | OwnRowsStep
 

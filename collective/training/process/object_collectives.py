@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import TensorParallel
-from collective.training.traced import traced
+from collective.training.keras_compat.traced import traced
 
 
 def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:

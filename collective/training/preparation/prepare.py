@@ -12,22 +12,24 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices
 from collective.errors import UsageError, first_line
-from collective.training import compatibility, host_random, keras_compat
+from collective.training import keras_compat
 from collective.training.compression.hook import CommunicationHook
 from collective.training.compression.hook_state import HookState
 from collective.training.input.pipeline import Batch
+from collective.training.keras_compat.traced import traced
+from collective.training.model.prepared import PreparedModel, get_prepared, keep
+from collective.training.model.variables import dtype_of_sums, optimizers_of
 from collective.training.parallel import tensor_parallel_variables as tensor_variables
 from collective.training.parallel.layer_placement import Placement
 from collective.training.parallel.tensor_parallel_variables import (
     TensorParallelVariables,
 )
 from collective.training.partition import devices
-from collective.training.prepared import PreparedModel, get_prepared, keep
-from collective.training.refusals import check_model
+from collective.training.preparation import compatibility
+from collective.training.preparation.refusals import check_model
+from collective.training.process import host_random
 from collective.training.sharding import optimizer_slots
 from collective.training.step.rows import BatchRows, packed, rows_of
-from collective.training.traced import traced
-from collective.training.variables import dtype_of_sums, optimizers_of
 
 
 class ModelMisfit(UsageError):

@@ -17,16 +17,16 @@ from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
-from collective.training import models
-from collective.training.evaluation.evaluation import make_evaluation
-from collective.training.failure import guarded
-from collective.training.fit import fit
+from collective.training.calls import models
+from collective.training.calls.evaluation import make_evaluation
+from collective.training.calls.fit import fit
 from collective.training.input import datasets
 from collective.training.input.pipeline import Input
 from collective.training.loop.summary import Summary
-from collective.training.names import options_named
+from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.prepared import get_prepared
+from collective.training.process.failure import guarded
+from collective.training.process.names import options_named
 from collective.training.verification.deterministic import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -78,7 +78,7 @@ def run(
     """Train, evaluate on the test data, and sum up. Every rank calls it.
 
     Args:
-        callbacks, checkpoint, ledger: As for ``collective.training.fit``.
+        callbacks, checkpoint, ledger: As for ``collective.training.calls.fit``.
         report: Called on rank 0, with the summary.
         backend: The result of ``make_backend``; by default a new one.
     """

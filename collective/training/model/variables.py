@@ -20,9 +20,13 @@ from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
-from collective.training.prepared import PreparedModel, get_partition, get_prepared
+from collective.training.keras_compat.traced import nodes_of
+from collective.training.model.prepared import (
+    PreparedModel,
+    get_partition,
+    get_prepared,
+)
 from collective.training.sharding.held import is_held
-from collective.training.traced import nodes_of
 
 _WRITES = (
     "AssignVariable",

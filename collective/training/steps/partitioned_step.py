@@ -20,23 +20,23 @@ from collective.training import keras_compat
 from collective.training.compression.compressed_exchange import HookExchange
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
+from collective.training.keras_compat.traced import traced
+from collective.training.model.prepared import PreparedModel
+from collective.training.model.variables import (
+    all_variables,
+    captured_variables,
+    register_outside_variables,
+)
 from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
-from collective.training.prepared import PreparedModel
 from collective.training.sharding.optimizer_slots import ShardedSlots
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows
 from collective.training.step.report_layout import Layout, flat_logs
 from collective.training.step.rows import BatchRows, packed, without_none
-from collective.training.traced import traced
-from collective.training.variables import (
-    all_variables,
-    captured_variables,
-    register_outside_variables,
-)
 from collective.training.virtual.pieces import VirtualReplicas
 
 

@@ -22,20 +22,20 @@ from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.input.replica_batches import first_of
-from collective.training.partitioned_step import with_loss
-from collective.training.prepared import PreparedModel
+from collective.training.keras_compat.traced import traced
+from collective.training.model.prepared import PreparedModel
+from collective.training.model.variables import (
+    captured_variables,
+    register_outside_variables,
+    written_variables,
+)
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.clock import now
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report_layout import Layout
 from collective.training.step.rows import BatchRows, at_least_one_row, without_none
-from collective.training.traced import traced
-from collective.training.variables import (
-    captured_variables,
-    register_outside_variables,
-    written_variables,
-)
+from collective.training.steps.partitioned_step import with_loss
 
 
 class OwnRowsStep:

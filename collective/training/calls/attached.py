@@ -6,12 +6,14 @@ import os
 from dataclasses import asdict
 
 from collective.fit_options import FitOptions
+from collective.training.calls.training_data import TrainingData
 from collective.training.input.pipeline import Input
 from collective.training.loop.callbacks import RankZeroCallbacks
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
 from collective.training.loop.progress import Heartbeat, ProgressBar
 from collective.training.loop.result import Result
+from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.identity import (
     describe as describe_identity,
 )
@@ -21,8 +23,6 @@ from collective.training.observers.elastic.membership import CallbackMemory, Mem
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
-from collective.training.prepared import get_prepared
-from collective.training.training_data import TrainingData
 from collective.training.verification import (
     StockRun,
     can_run_beside,

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend, end_process
 from collective.elastic import membership_file
-from collective.training.object_collectives import gather_few
+from collective.training.process.object_collectives import gather_few
 
 INTERRUPTED = 130  # the exit code
 _noticed = _is_kept = False  # whether a rank has heard it; keeps our handler since

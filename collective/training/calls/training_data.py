@@ -9,6 +9,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training.calls.opening import open_inputs
 from collective.training.input.batches import Batches
 from collective.training.input.data import (
     DataArguments,
@@ -21,8 +22,7 @@ from collective.training.input.leaves import first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
-from collective.training.opening import open_inputs
-from collective.training.refusals import check_batch, check_labels
+from collective.training.preparation.refusals import check_batch, check_labels
 from collective.training.verification import compare_data
 from collective.training.virtual.checks import check_batch as check_pieces
 from collective.training.virtual.pieces import VirtualReplicas

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 
 State = tuple[Any, ...]
 _readers: weakref.WeakSet[object] = weakref.WeakSet()

@@ -11,15 +11,14 @@ import keras
 from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.fit_options import FitOptions
-from collective.training import interrupts, keras_compat
-from collective.training.assemble import Assembly
-from collective.training.attached import attach_observers
-from collective.training.compiled_flags import as_compiled
-from collective.training.evaluation.evaluation import make_evaluation
-from collective.training.failure import guarded
+from collective.training import keras_compat
+from collective.training.calls.assemble import Assembly
+from collective.training.calls.attached import attach_observers
+from collective.training.calls.evaluation import make_evaluation
+from collective.training.calls.opening import open_backend
+from collective.training.calls.training_data import TrainingData
 from collective.training.input.data import DataArguments
 from collective.training.input.feed import ENDLESS
-from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import (
     Callbacks,
     RankZeroCallbacks,
@@ -30,10 +29,12 @@ from collective.training.loop.position import Position
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.membership import Start, repeat_start
-from collective.training.opening import open_backend
-from collective.training.prepare import prepare, runs_eagerly
+from collective.training.preparation.compiled_flags import as_compiled
+from collective.training.preparation.prepare import prepare, runs_eagerly
+from collective.training.process import interrupts
+from collective.training.process.failure import guarded
+from collective.training.process.known_arguments import known_arguments
 from collective.training.step import finite
-from collective.training.training_data import TrainingData
 from collective.training.verification import compare_models
 from collective.training.verification.deterministic import THREADS
 
@@ -124,7 +125,7 @@ def fit(
             tf.distribute; ``batch``: each replica has whole batches of the data, as for
             steps that know how many rows a batch has. Gradients, metrics and state are
             averaged by rows; N replicas train a model different from one replica's. See
-            ``collective.training.own_batches``.
+            ``collective.training.steps.own_batches``.
         verify: True or ``run``: the first 10 steps are made by Keras, too, on rank 0, and
             what differs is shown; ``run:K``: the first K.
         seed: None: order and random layers follow from the seeds of the script and of

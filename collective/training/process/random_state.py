@@ -5,7 +5,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from collective.training import host_random, keras_compat
+from collective.training import keras_compat
+from collective.training.process import host_random
 
 
 class RandomState:

@@ -21,19 +21,20 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.log import log
 from collective.tensorflow_ops.repeated_rows import added_once
-from collective.training import host_random, keras_compat
+from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.object_collectives import broadcast_object
+from collective.training.keras_compat.traced import traced
+from collective.training.model.prepared import PreparedModel
 from collective.training.partition import composites
 from collective.training.partition.exchange import BackendExchange
-from collective.training.partitioned_step import with_loss
-from collective.training.prepared import PreparedModel
+from collective.training.process import host_random
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report_layout import Layout
 from collective.training.step.rows import BatchRows, without_none
-from collective.training.traced import traced
+from collective.training.steps.partitioned_step import with_loss
 
 _said: WeakSet[keras.Model] = WeakSet()
 

@@ -14,12 +14,12 @@ import keras
 from keras import layers, ops
 
 from collective.errors import UsageError
-from collective.training.lookup import call, lookup
 from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
 )
+from collective.training.process.lookup import call, lookup
 
 Shape = tuple[int, ...]
 

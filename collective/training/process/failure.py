@@ -17,9 +17,9 @@ from collective import recorder, streams
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
-from collective.training import interrupts
-from collective.training.names import arguments_named
-from collective.training.object_collectives import broadcast_object
+from collective.training.process import interrupts
+from collective.training.process.names import arguments_named
+from collective.training.process.object_collectives import broadcast_object
 
 # Errors that every rank raises, for ``ends_the_job``: rank 0's last error, and the last
 # error that each rank had by itself.

@@ -20,32 +20,33 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
-from collective.training import interrupts, keras_compat
-from collective.training.evaluation.evaluate import (
+from collective.training import keras_compat
+from collective.training.calls.evaluate import (
     agreed_methods,
     shown,
     use_weights_of_rank_zero,
 )
-from collective.training.failure import guarded
+from collective.training.calls.opening import open_backend, open_inputs
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
 from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
-from collective.training.known_arguments import known_arguments
+from collective.training.keras_compat.traced import traced
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods, Callbacks
-from collective.training.object_collectives import broadcast_object, gather_few
-from collective.training.opening import open_backend, open_inputs
+from collective.training.model.prepared import get_prepared
 from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
-from collective.training.prepare import runs_eagerly, zeros
-from collective.training.prepared import get_prepared
+from collective.training.preparation.prepare import runs_eagerly, zeros
+from collective.training.process import interrupts
+from collective.training.process.failure import guarded
+from collective.training.process.known_arguments import known_arguments
+from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.step.rows import without_none
-from collective.training.traced import traced
+from collective.training.steps.whole_step import WholePrediction
 from collective.training.verification import compare_settings
-from collective.training.whole_step import WholePrediction
 
 
 @known_arguments

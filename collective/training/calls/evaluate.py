@@ -13,22 +13,23 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.errors import UsageError
-from collective.training import interrupts, keras_compat
-from collective.training.evaluation.evaluation import make_evaluation
-from collective.training.failure import guarded
+from collective.training import keras_compat
+from collective.training.calls.evaluation import make_evaluation
+from collective.training.calls.opening import open_backend, open_inputs
 from collective.training.input.batches import Batches
 from collective.training.input.data import as_data
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
-from collective.training.known_arguments import known_arguments
 from collective.training.loop.callbacks import CallbackMethods, Callbacks
 from collective.training.loop.progress import verbosity
-from collective.training.object_collectives import gather_few
-from collective.training.opening import open_backend, open_inputs
-from collective.training.own_batches import trained_with
+from collective.training.model.prepared import get_partition
 from collective.training.parallel.tensor_parallel_variables import shards_of
-from collective.training.prepare import build_to_evaluate, runs_eagerly
-from collective.training.prepared import get_partition
+from collective.training.preparation.prepare import build_to_evaluate, runs_eagerly
+from collective.training.process import interrupts
+from collective.training.process.failure import guarded
+from collective.training.process.known_arguments import known_arguments
+from collective.training.process.object_collectives import gather_few
+from collective.training.steps.own_batches import trained_with
 from collective.training.verification import compare_settings
 
 
