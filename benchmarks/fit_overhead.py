@@ -1,4 +1,4 @@
-"""Measures the cost of ``collective.training.calls.fit`` over ``keras.Model.fit``, in one process.
+"""Measures the cost of ``collective.training.fit`` over ``keras.Model.fit``, in one process.
 
     python benchmarks/fit_overhead.py cnn
     python benchmarks/fit_overhead.py resnet50

@@ -6,7 +6,7 @@
 A block of steps with it and a block without it take turns, in a changing order, in the same
 processes, so that other work of the machine affects both alike. The ratio is taken block by
 block; a bootstrap gives the interval of its median. ``cnn`` and ``mlp`` are steps of
-``training`` on ``native``, with the spans that ``collective.training.calls.fit`` records; a step of
+``training`` on ``native``, with the spans that ``collective.training.fit`` records; a step of
 ``tiny`` consists of 100 all-reduces of 1 KB from NumPy.
 """
 

@@ -70,7 +70,7 @@ def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
-    """Return the step of ``collective.training.calls.fit`` for a model of 8x8 images, prepared.
+    """Return the step of ``collective.training.fit`` for a model of 8x8 images, prepared.
 
     Args:
         name: The model.

@@ -1,4 +1,4 @@
-"""A small training through ``collective.training.calls.fit``, and its results on all ranks."""
+"""A small training through ``collective.training.fit``, and its results on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collective.training.calls.fit`` in users' scripts: its arguments, refusals and results.
+"""``collective.training.fit`` in users' scripts: its arguments, refusals and results.
 
 Plain, it runs in one process; ``test_on_ranks`` starts this file, and those of callbacks,
 evaluation, checkpoints and the ledger, on three ranks at once.

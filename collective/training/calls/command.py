@@ -78,7 +78,7 @@ def run(
     """Train, evaluate on the test data, and sum up. Every rank calls it.
 
     Args:
-        callbacks, checkpoint, ledger: As for ``collective.training.calls.fit``.
+        callbacks, checkpoint, ledger: As for ``collective.training.fit``.
         report: Called on rank 0, with the summary.
         backend: The result of ``make_backend``; by default a new one.
     """

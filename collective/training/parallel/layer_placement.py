@@ -43,7 +43,7 @@ class Placement:
         if model.optimizer.built:
             raise UsageError(
                 "the optimizer has been built already, for weights on one device",
-                hint="compile the model with a new optimizer before collective.training.calls.fit",
+                hint="compile the model with a new optimizer before collective.training.fit",
             )
         if layers is None:
             raise UsageError(

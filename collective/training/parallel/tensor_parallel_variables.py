@@ -52,7 +52,7 @@ def _check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None
     if optimizer.built and not partitioned:
         raise UsageError(
             "the optimizer has been built with whole variables already",
-            hint="compile the model with a new optimizer before collective.training.calls.fit",
+            hint="compile the model with a new optimizer before collective.training.fit",
         )
 
 
@@ -141,7 +141,7 @@ class TensorParallelVariables(ShardedVariables):
                 f"no layer of model {model.name!r} is split over the "
                 f"{self.group.parts} ranks of --tensor-parallel",
                 hint="take layers of collective.training.parallel, made within "
-                "backend.scope() or by a function given to collective.training.calls.fit; "
+                "backend.scope() or by a function given to collective.training.fit; "
                 "--model transformer has some. With keras.distribution.ModelParallel: a "
                 "pattern in its LayoutMap that matches a variable's path",
             )
