@@ -13,7 +13,7 @@ from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
-from collective.training.input.pipeline import Batch, Input
+from collective.training.input.pipeline import Batch, Input, ReadAhead
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods
 from collective.training.loop.loop import TrainingStep
 from collective.training.model.prepared import PreparedModel
@@ -103,7 +103,7 @@ class Evaluation:
             assert self.batches is not None
             self._dataset = self.input.dataset(0, self.batches, *place)
             self._cut_for = place
-        return iter(self._dataset)
+        return ReadAhead(self._dataset)
 
 
 def make_evaluation(

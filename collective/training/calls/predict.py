@@ -170,7 +170,7 @@ class _Prediction:
             self.inputs.reset()
             return self.inputs.epoch(self.steps)
         replicas = self.backend.local_replicas, self.backend.replicas
-        return iter(self.inputs.dataset(0, self.steps, *replicas))
+        return self.inputs.read_ahead(0, self.steps, *replicas)
 
     def _build(self) -> None:
         """Make the model's variables, and have all ranks use rank 0's."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.input.pipeline import Batch, Input
+from collective.training.input.pipeline import Batch, Input, ReadAhead
 from collective.training.input.tape import Place
 from collective.training.process.object_collectives import total
 
@@ -105,11 +105,11 @@ class PlannedFeed(Feed):
             )
         self._of_pass = inputs.steps_per_epoch
         self._of_epoch = steps_per_epoch
-        self._batches = inputs.movable() if backend.elastic else inputs.dataset
+        self._batches = inputs.movable() if backend.elastic else inputs.read_ahead
         self._agreement = Agreement(backend)
         self._virtual = virtual
         self._first_epoch = first_epoch
-        self._iterator: Iterator[Batch] = iter(())
+        self._reads: ReadAhead | None = None
 
     def epochs(self, steps: int) -> int:
         """See ``Feed.epochs``."""
@@ -126,7 +126,8 @@ class PlannedFeed(Feed):
         if self._virtual is not None:
             local_replicas = self._virtual.pieces(local_replicas, replicas)
             replicas = self._virtual.count
-        self._iterator = iter(self._batches(step, last_step, local_replicas, replicas))
+        self.close()
+        self._reads = self._batches(step, last_step, local_replicas, replicas)
 
     def bounds(self, epoch: int, step: int = 0) -> tuple[int, int]:
         """See ``Feed.bounds``; the bounds do not depend on the step."""
@@ -139,8 +140,14 @@ class PlannedFeed(Feed):
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """See ``Feed.epoch``."""
-        for batch in itertools.islice(self._iterator, steps):
+        assert self._reads is not None
+        for batch in itertools.islice(self._reads, steps):
             yield self._agreement.checked(batch)
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        if self._reads is not None:
+            self._reads.close()
 
 
 class Agreement:

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -37,6 +40,51 @@ class Batch(NamedTuple):
     # int64 scalar, of the whole global batch; None unless ``Input`` has
     # ``with_checksums``.
     checksum: Any = None
+
+
+class ReadAhead(Iterator[Batch]):
+    """The batches of a data set, which threads read ahead of use until it is closed.
+
+    These threads call functions of Python. While the interpreter ends they no longer get its
+    lock, and the destructor of the data set's iterator would wait for them without end. So
+    every one is closed before, also one that the traceback of an error refers to.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._batches: Iterator[Batch] = iter(dataset)
+        _open.add(self)
+
+    def __next__(self) -> Batch:
+        """Return the next batch; after an error, close.
+
+        Raises:
+            StopIteration: There is none.
+            tf.errors.OpError: It cannot be read.
+        """
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.close()
+            link: BaseException | None = error
+            while link is not None:  # frames of TensorFlow that refer to the iterator
+                traceback.clear_frames(link.__traceback__)
+                link = link.__context__
+            raise
+
+    def close(self) -> None:
+        """End the threads. May be called twice; there are no more batches then."""
+        self._batches = iter(())
+
+
+_open: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for batches in list(_open):
+        batches.close()
 
 
 class Input:
@@ -116,15 +164,21 @@ class Input:
         length = tf.data.experimental.assert_cardinality(last_step - first_step)
         return _read_ahead(batches.apply(length))
 
-    def movable(self) -> Callable[[int, int, range, int], Iterator[Batch]]:
-        """Return a function equal to ``iter(dataset(...))``, fast from its second call.
+    def read_ahead(
+        self, first_step: int, last_step: int, local_replicas: range, replicas: int
+    ) -> ReadAhead:
+        """Read what ``dataset`` yields."""
+        return ReadAhead(self.dataset(first_step, last_step, local_replicas, replicas))
+
+    def movable(self) -> Callable[[int, int, range, int], ReadAhead]:
+        """Return a function equal to ``ReadAhead(dataset(...))``, fast from its second call.
 
         It keeps one pipeline that reads its range of steps and replicas from a
         variable. In an elastic job the ranks continue with other parts of the data, and
         building a new pipeline takes longer than the rest of the change.
         """
         if not self.source.random_access:
-            return lambda *range_: iter(self.dataset(*range_))
+            return self.read_ahead
         with tf.device("CPU"):
             current = tf.Variable([0] * 5, trainable=False, dtype=tf.int64)
         batches_of_current = tf.data.Dataset.from_tensors(0).flat_map(
@@ -134,10 +188,10 @@ class Input:
 
         def batches(
             first_step: int, last_step: int, local_replicas: range, replicas: int
-        ) -> Iterator[Batch]:
+        ) -> ReadAhead:
             own = local_replicas[0], local_replicas[-1], replicas
             current.assign([first_step, last_step, *own])
-            return iter(dataset)
+            return ReadAhead(dataset)
 
         return batches
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from collective.errors import UsageError
 from collective.training.input import pipeline
 from collective.training.input.pipeline import Batch, Input, share
 from collective.training.input.plan import RowPlan
+from collective.training.input.source import Source
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -147,6 +149,41 @@ def test_a_function_traces_once_also_for_no_rows(kind):
 
     assert [int(count(batch)) for batch in dataset] == [1, 0, 1, 0]
     assert len(traces) == 1
+
+
+def test_what_reads_ahead_ends_before_the_interpreter_does():
+    """A thread that waits for the lock of an interpreter that ends would wait for ever."""
+
+    def refuse(batch):
+        raise ValueError("of the step")
+
+    reads = Input(numbered(9), 2).read_ahead(0, 40, range(1), 1)
+    iterator = weakref.ref(reads._batches)
+    try:
+        refuse(next(reads))
+    except ValueError as error:
+        kept = error  # as the traceback of a script's end does, with all of its frames
+    pipeline._close_all()
+    assert iterator() is None and kept
+    assert next(reads, None) is None
+
+
+def test_an_error_of_the_data_keeps_nothing_open():
+    class Bad(Source):
+        spec = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64), None)
+
+        def __len__(self):
+            return 9
+
+        def read(self, rows):
+            with tf.control_dependencies([tf.debugging.assert_less(rows, np.int64(5))]):
+                return tf.identity(rows), tf.identity(rows), None
+
+    reads = Input(Bad(), 2, shuffle=False).read_ahead(0, 40, range(1), 1)
+    iterator = weakref.ref(reads._batches)
+    with pytest.raises(tf.errors.InvalidArgumentError) as kept:
+        list(reads)
+    assert iterator() is None and kept.value.__traceback__ is not None
 
 
 def test_no_steps_give_no_batches():
