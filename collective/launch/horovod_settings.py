@@ -7,6 +7,8 @@ under both names.
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,9 +147,10 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
         value = getattr(options, setting.dest)
         if value is None:
             continue
-        if isinstance(value, (int, float)) and value < 0:
+        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise UsageError(
-                f"{setting.option} {value}: negative", hint=f"{setting.option} 1"
+                f"{setting.option} {value}: negative, or no number",
+                hint=f"{setting.option} 1",
             )
         found[setting.variable] = setting.text(value)
     warning = options.stall_check_warning_time_seconds
@@ -228,4 +231,17 @@ def _typed(setting: Setting, value: Any, file: str) -> Any:
             f"of type {kind.__name__}",
             hint=f"a value as {setting.option} takes it",
         )
+    if isinstance(value, str) and not _fits_variable(value):
+        raise UsageError(
+            f"{file}: {setting.section}: {setting.key}: {reprlib.repr(value)} has "
+            "characters that no variable of a process may have",
+            hint="printable characters",
+        )
     return value
+
+
+def _fits_variable(value: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
