@@ -72,8 +72,8 @@ for _ in range(4):
     second.train_on_batch(x[:32], y[:32])
     time.sleep(number("pace"))
 print("RESULT", json.dumps([
-    h.history, g.history, second.evaluate(x, y, verbose=0, callbacks=[Slow()]),
-    [float(w.sum()) for w in (*first.get_weights(), *best.get_weights())],
+    h.history, g.history, first.evaluate(x, y, verbose=0, callbacks=[Slow()]),
+    [float(w.sum()) for m in (first, second, best) for w in m.get_weights()],
 ]), flush=True)
 """
 )
