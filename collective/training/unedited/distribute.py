@@ -33,6 +33,7 @@ from collective.training.unedited.private_files import keep_writes_private
 from collective.training.unedited.removals import replace_removals
 from collective.training.unedited.resume import StateFolder, identify
 from collective.training.unedited.script_job import ScriptJob
+from collective.training.unedited.searches import share_searches
 from collective.training.unedited.seeds import seed_all_ranks
 from collective.training.unedited.set_options import check_settable
 from collective.training.unedited.standard_input import replace_stdin
@@ -82,7 +83,7 @@ class Distribution:
             if not job.by_strategy:
                 keep_writes_private(job)
             replace_cache(job)
-            notice.refuse_tuners(job)
+            share_searches(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:

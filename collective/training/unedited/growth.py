@@ -224,10 +224,10 @@ class Growth:
         """Return whether others have made the removal that the script asks for now."""
         return self._replay is not None and self._replay.takes_removal()
 
-    def check_eager(self) -> None:
-        """Refuse to join a model that runs eagerly: no step of it is in the record."""
+    def check_replayed(self, why: str) -> None:
+        """Refuse to join, or to resume, by a call of which the record has not all."""
         if self.is_new:
-            self._refuse("a model runs eagerly, so its steps cannot be answered")
+            self._refuse(why)
 
     def _check_read(self, variable: tf.Variable) -> None:
         """Refuse to go on with the value of a variable that steps have written."""

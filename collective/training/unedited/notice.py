@@ -7,13 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.import_hook import after_import
 from collective.training import keras_compat
 from collective.training.steps.batch_function import is_running
 from collective.training.unedited.script import is_library
@@ -30,7 +28,6 @@ HINT: collectiverun --keras --loops cuts the batches of its steps; or in the scr
 _ELASTIC = """
       If rank 0 dies in it, the others run it to its end, and the script fails then: what \
 rank 0 had not printed or written is lost"""
-_TUNERS = "keras_tuner.src.engine.base_tuner"  # AutoKeras' tuners are of its class, too
 # Who imports one of these sums gradients itself.
 _DROP_INS = ("collective.tensorflow", "horovod.tensorflow", "horovod.keras")
 
@@ -82,35 +79,6 @@ def refuse_gradients(job: ScriptJob) -> None:
             )
 
     _before_gradients(job, refuse)
-
-
-def refuse_tuners(job: ScriptJob) -> None:
-    """Rejects a search of KerasTuner, because each rank would search by itself.
-
-    All of them would write, read and delete the trials of one folder. What only uses
-    ``HyperParameters``, or reads the results of an earlier search, may import it.
-    """
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UsageError(
-            "a search of KerasTuner on several ranks would write one folder from each",
-            hint="search in one process, and start the ranks of each trial from there: "
-            "docs/how-to/unedited-scripts.md#search-hyperparameters",
-        )
-
-    def replace(module: ModuleType) -> None:
-        stock = module.BaseTuner.__init__
-
-        @functools.wraps(stock)
-        def make(self: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("overwrite"):  # which removes the folder of an earlier search
-                refuse()
-            stock(self, *args, **kwargs)
-
-        job.replace(module.BaseTuner, "__init__", make)
-        job.replace(module.BaseTuner, "search", refuse)
-
-    job.enter(after_import(_TUNERS, replace))
 
 
 def _before_gradients(job: ScriptJob, action: Callable[[], None]) -> None:

@@ -37,8 +37,9 @@ CALLS = (
     "a step of a training loop",
     "a removal or renaming of a file",
     "a read of standard input",
+    "a search of hyperparameters",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP, REMOVE, INPUT = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, REMOVE, INPUT, SEARCH = CALLS
 _REMOVAL = CALLS.index(REMOVE)
 
 
@@ -47,6 +48,7 @@ class ScriptJob:
 
     def __init__(self, backend: Backend, folder: StateFolder | None = None):
         self.backend = backend
+        self.folder = folder
         self.units = Units(backend, folder)  # repeats what a death interrupts
         self.units.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.

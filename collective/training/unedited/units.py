@@ -85,6 +85,7 @@ class Units(StepObserver):
 
     Attributes:
         on_change: Called after each change of the ranks.
+        growth: Records units, or answers them from a record.
     """
 
     def __init__(self, backend: Backend, folder: StateFolder | None = None):
@@ -100,7 +101,7 @@ class Units(StepObserver):
         self._step = 0
         self._contexts = contextlib.ExitStack()
         grows = backend.elastic and backend.options.max_np is not None
-        self._growth = Growth(backend, grows or folder is not None)
+        self.growth = Growth(backend, grows or folder is not None)
         if isinstance(backend, Elastic) and backend.elastic:
             self._elastic = backend
             backend.on_change = self._changed
@@ -133,13 +134,13 @@ class Units(StepObserver):
         if self._folder is not None:
             saved = self._folder.opened(self._backend)
             if saved is not None:
-                self._growth.resume(saved)
+                self.growth.resume(saved)
 
     def _save(self) -> None:
         """Write a state of the script."""
         folder = self._folder
-        if folder is not None and self._backend.rank == 0 and not self._growth.is_new:
-            saved = self._growth.state(folder.script)
+        if folder is not None and self._backend.rank == 0 and not self.growth.is_new:
+            saved = self.growth.state(folder.script)
             if saved is not None:
                 folder.write(saved)
 
@@ -193,7 +194,7 @@ class Units(StepObserver):
         self._step = number
         if self._elastic is not None:
             self._announce()
-        self._growth.pass_step(program.written)
+        self.growth.pass_step(program.written)
 
         def attempt() -> Any:
             undone: Any = contextlib.nullcontext()
@@ -204,7 +205,7 @@ class Units(StepObserver):
                 result = program(tensors, number)
             return result, program.attached[-1]
 
-        is_replayed = self._growth.is_new
+        is_replayed = self.growth.is_new
         name = f"a step of {getattr(function, 'name', '')}"
         (result, said), is_own = self._run(attempt, program.variables, "", name)
         if not is_own:  # others have made the step: nothing of it is left over here
@@ -221,7 +222,7 @@ class Units(StepObserver):
 
     def ask_for_interrupts(self) -> None:
         """Ask all ranks whether one of them has heard Ctrl-C."""
-        is_replayed = self._growth.is_new  # what was heard then ended another run
+        is_replayed = self.growth.is_new  # what was heard then ended another run
         self.interrupts.ask(self.run)
         if is_replayed:
             self.interrupts.reached = False
@@ -239,7 +240,9 @@ class Units(StepObserver):
         So they hear of Ctrl-C together; and in an elastic job, a rank that was asked to
         leave does so.
         """
-        self._growth.check_eager()
+        self.growth.check_replayed(
+            "a model runs eagerly, so its steps cannot be answered"
+        )
         self.ask_for_interrupts()
         if self._elastic is None:
             return
@@ -269,12 +272,12 @@ class Units(StepObserver):
             early, self._early = self._early, None
             if early is not None:
                 return early.result, False
-            if self._growth.replays:
-                result = self._growth.answer(name)
+            if self.growth.replays:
+                result = self.growth.answer(name)
                 self._end(_Ended(result, variables, name))
                 self._catch_up()
                 return result, False
-            self._growth.forget_replay()
+            self.growth.forget_replay()
             try:
                 result = attempt()
                 self._end(_Ended(result, variables, name))
@@ -290,7 +293,7 @@ class Units(StepObserver):
     def _end(self, ended: _Ended) -> None:
         self._count += 1
         self._ended = ended
-        self._growth.note(ended.result, ended.what, ended.variables, ended.is_removal)
+        self.growth.note(ended.result, ended.what, ended.variables, ended.is_removal)
 
     def join(self, former: Sequence[int]) -> None:
         """Begin as a rank that the others have admitted.
@@ -299,7 +302,7 @@ class Units(StepObserver):
             former: What ``Elastic.enter`` has returned.
         """
         assert self._elastic is not None
-        self._growth.begin()
+        self.growth.begin()
         try:
             self._agree((), "", Change(former, len(former), time.perf_counter()))
         except Exception as error:
@@ -311,25 +314,25 @@ class Units(StepObserver):
     def keeping(self, callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
         """Inside, a newcomer gets the weights that callbacks keep on the other ranks."""
         kind = keras.callbacks.EarlyStopping
-        before = self._growth.keepers
-        self._growth.keepers = [c for c in callbacks if isinstance(c, kind)]
+        before = self.growth.keepers
+        self.growth.keepers = [c for c in callbacks if isinstance(c, kind)]
         try:
             yield
         finally:
-            self._growth.keepers = before
+            self.growth.keepers = before
 
     def _catch_up(self) -> None:
         """Take the variables of the others, if this newcomer stands where they are."""
-        while self._growth.is_due:
+        while self.growth.is_due:
             try:
-                if not self._growth.take_saved():
-                    self._growth.give_variables()
+                if not self.growth.take_saved():
+                    self.growth.give_variables()
             except Exception as error:
                 if self._elastic is None or not self._elastic.is_repeated(error):
                     raise
                 self._regroup((), "")
             else:
-                self._count = self._growth.count
+                self._count = self.growth.count
                 self._ended.before.clear()
 
     def _regroup(
@@ -354,7 +357,7 @@ class Units(StepObserver):
         self, variables: Sequence[tf.Variable], what: str, change: Change
     ) -> None:
         backend = self._backend
-        mine = -1 if self._growth.is_new else self._count
+        mine = -1 if self.growth.is_new else self._count
         counts = gather_few(backend, [mine])[:, 0]
         self._check_size(change.size, backend.size)
         ahead, is_new = int(counts.argmax()), counts < 0
@@ -365,9 +368,9 @@ class Units(StepObserver):
                 self._end(ended)
                 self._early = ended
         if is_new.any():
-            self._growth.give_record(ahead)
+            self.growth.give_record(ahead)
             if not is_new[backend.rank]:
-                self._growth.give_variables()  # waits until each newcomer stands here
+                self.growth.give_variables()  # waits until each newcomer stands here
         if backend.rank == 0:
             if what:
                 ranks_left.print_repeated(change.size, backend.size, what)
@@ -446,9 +449,9 @@ class Units(StepObserver):
 
     def replayed_removal(self) -> Removal | None:
         """Return what a newcomer does with a removal; None if it is made by all ranks."""
-        if self._growth.takes_removal():
+        if self.growth.takes_removal():
             return Removal.DONE
-        return Removal.OWN if self._growth.is_new else None
+        return Removal.OWN if self.growth.is_new else None
 
     def passed_removal(self) -> None:
         """Note that rank 0 has removed a file, and that every rank has seen it."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
 from collective.training.steps.batch_function import BatchFunction
-from collective.training.unedited import distribute, files, notice
+from collective.training.unedited import distribute, files
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.script import Script, print_failure
 from collective.training.unedited.script_job import FIT, SAVE, ScriptJob
@@ -429,32 +429,3 @@ def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_b
         assert "--loops" in caught.value.hint
     finally:
         found.undo()
-
-
-def test_a_search_on_several_ranks_is_refused(tmp_path, monkeypatch):
-    """Each rank would write, read and delete the trials of one folder."""
-    folder = tmp_path / "keras_tuner" / "src" / "engine"
-    folder.mkdir(parents=True)
-    (folder / "base_tuner.py").write_text(
-        "class BaseTuner:\n"
-        "    def __init__(self, overwrite=False): pass\n"
-        "    def search(self): return 'found'\n"
-    )
-    (tmp_path / "keras_tuner" / "__init__.py").write_text(
-        "from keras_tuner.src.engine.base_tuner import BaseTuner\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    job = ScriptJob(Ranks(0, []))
-    notice.refuse_tuners(job)
-    import keras_tuner
-
-    class Tuner(keras_tuner.BaseTuner):
-        pass
-
-    for search in (Tuner().search, lambda: Tuner(overwrite=True)):
-        with pytest.raises(UsageError, match="would write one folder"):
-            search()
-    job.undo()
-    assert Tuner(overwrite=True).search() == "found"
-    for name in [name for name in sys.modules if name.startswith("keras_tuner")]:
-        del sys.modules[name]
