@@ -6,6 +6,7 @@ Plain, this file trains in one process, and starts itself on two ranks, where ea
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -26,7 +27,7 @@ X = RNG.normal(size=(37, 6))
 Y = RNG.normal(size=(37, 1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def backend(backends_by_name):
     return backends_by_name(NAMES[0])
 
@@ -54,10 +55,10 @@ def fitted(model: keras.Model, **more) -> list[np.ndarray]:
     return [*map(np.array, history.history.values()), *model.get_weights()]
 
 
-def with_options(backend, model=None, words=None, **options) -> list[np.ndarray]:
+def with_options(backend, model=None, **options) -> list[np.ndarray]:
     distribution = distribute_keras(backend, output="all", **options)
     try:
-        return fitted(model or make(), **words or {})
+        return fitted(model or make())
     finally:
         distribution.undo()
 
@@ -69,6 +70,32 @@ def assert_equal(found, wanted, tolerance=1e-10):
         np.testing.assert_allclose(one, other, tolerance, 1e-12)
 
 
+class Stops(keras.callbacks.Callback):
+    """Ends a training after some steps."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = self.left == 0
+
+
+@pytest.fixture(scope="module")
+def wanted(backend) -> Callable[[int | None], list[np.ndarray] | None]:
+    """Return what stock Keras gives after a number of steps, or after all."""
+    known: dict[int | None, list[np.ndarray] | None] = {}
+
+    def get(steps: int | None = None) -> list[np.ndarray] | None:
+        if steps not in known:
+            words = {} if steps is None else {"callbacks": [Stops(steps)]}
+            known[steps] = on_rank_zero(backend, lambda: fitted(make(), **words))
+        return known[steps]
+
+    return get
+
+
 @pytest.mark.on_ranks
 @pytest.mark.parametrize(
     "options",
@@ -76,31 +103,14 @@ def assert_equal(found, wanted, tolerance=1e-10):
         {"virtual_replicas": 4},
         {"virtual_replicas": 3, "accumulate": 2},
         {"accumulate": 3},
-        {"verify": "run:4"},
-        {"terminate_on_nan": True, "check_every": 2},
-        {"steps": 7},
+        # Of 4 steps each epoch: it stops within the second.
+        {"terminate_on_nan": True, "check_every": 2, "steps": 7},
     ],
     ids=str,
 )
-def test_the_numbers_are_those_of_keras(backend, options):
-    steps = (
-        {"epochs": 2} if "steps" in options else {}
-    )  # of 4 steps each: it stops within
-
-    def stock() -> list[np.ndarray]:
-        class Stops(keras.callbacks.Callback):
-            left = options.get("steps")
-
-            def on_train_batch_end(self, batch, logs=None):
-                if self.left is not None:
-                    self.left -= 1
-                    self.model.stop_training = self.left == 0
-
-        return fitted(make(), callbacks=[Stops()], **steps)
-
-    wanted = on_rank_zero(backend, stock)
-    model = make()
-    assert_equal(with_options(backend, model, steps, **options), wanted)
+def test_the_numbers_are_those_of_keras(backend, options, wanted):
+    stock, model = wanted(options.get("steps")), make()
+    assert_equal(with_options(backend, model, **options), stock)
     assert isinstance(model.train_function, BatchFunction) or backend.size == 1
 
 
@@ -123,8 +133,8 @@ def test_a_timeline_has_every_step_and_validation(backend, tmp_path):
 
 
 @pytest.mark.on_ranks
-def test_steps_beside_keras_are_shown(backend, monkeypatch):
-    shown = []
+def test_steps_beside_keras_are_shown(backend, monkeypatch, wanted):
+    stock, shown = wanted(), []
     show = stock_run.stock_run_table.show
 
     def recording(steps, *rest, **more):
@@ -132,7 +142,7 @@ def test_steps_beside_keras_are_shown(backend, monkeypatch):
         show(steps, *rest, **more)
 
     monkeypatch.setattr(stock_run.stock_run_table, "show", recording)
-    with_options(backend, verify="run:5")
+    assert_equal(with_options(backend, verify="run:5"), stock)
     if backend.rank == 0:
         assert [step.rows for step in shown] == [8, 8, 8, 5, 8]
         assert max(step.weights for step in shown) < 1e-12
@@ -150,18 +160,18 @@ def test_a_hook_compresses(backend):
 
 
 @pytest.mark.on_ranks
-def test_each_replica_has_a_batch_of_its_own(backend):
+def test_each_replica_has_a_batch_of_its_own(backend, wanted):
+    stock = wanted()
     found = with_options(backend, per_replica=True)
-    wanted = on_rank_zero(backend, lambda: fitted(make()))
-    if wanted is not None and backend.size > 1:  # BatchNormalization of fewer rows
-        assert abs(found[-1] - wanted[-1]).max() > 1e-6
+    if stock is not None and backend.size > 1:  # BatchNormalization of fewer rows
+        assert abs(found[-1] - stock[-1]).max() > 1e-6
 
 
 @pytest.mark.on_ranks
 def test_a_model_that_runs_eagerly(backend, tmp_path):
-    wanted = on_rank_zero(backend, lambda: fitted(make(run_eagerly=True)))
+    stock = on_rank_zero(backend, lambda: fitted(make(run_eagerly=True)))
     model = make(run_eagerly=True)
-    assert_equal(with_options(backend, model, virtual_replicas=2), wanted)
+    assert_equal(with_options(backend, model, virtual_replicas=2), stock)
 
 
 @pytest.mark.on_ranks
