@@ -23,9 +23,10 @@ def common(text: str, process: int = 0) -> str:
     Args:
         process: The rank's process number, which is left out, too.
     """
+    text = _DIFFERS.sub("", text)  # first: absl's thread may have the process' number
     if process >= _LEAST_PROCESS:
         text = re.sub(rf"\b{process}\b", "", text)
-    return _DIFFERS.sub("", text)
+    return text
 
 
 def messages(lines: Iterable[str]) -> Iterator[str]:

@@ -157,6 +157,7 @@ def test_a_line_of_one_program_is_shown_as_often_as_one_rank_prints_it(given_lin
         ("2026-11-28 10:00:01,250 WARNING x", "2026-11-28 10:00:02,001 WARNING x"),
         ("2026-11-28T10:00:01Z x", "2026-11-28T10:00:02Z x"),
         ("I0000 00:00:1764.25     100 port.cc:153] x", "I0000 00:00:1764.75  101 port.cc:153] x"),
+        ("W0000 00:00:1764.25    4711 port.cc:153] x", "W0000 00:00:1764.75 4712 port.cc:153] x"),
         ("2026-11-28 10:00:01.25: I tensorflow/x.cc:1] x", "2026-11-28 10:00:01.5: I tensorflow/x.cc:1] x"),
         ("[4711] x", "[4712] x"),
         ("pid=12 x", "pid=13 x"),
