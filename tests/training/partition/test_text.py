@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from collective.training.partition.layouts import ROWS
 from tests.training.partition.operands import Operands, check, generator, raw, unit
 
 WORDS = ["", "a", "Bee", "über", "42", "two words", " three  more words ", "é\x00x"]
@@ -71,6 +72,45 @@ def test_words_of_rows(seed):
     }
     made = check(operands, functions)
     assert "RaggedTensorToTensor" not in made.fallbacks
+
+
+def characters(x: tf.Tensor) -> tf.RaggedTensor:
+    return tf.strings.unicode_decode(x, "UTF-8", "ignore")
+
+
+def test_characters_and_words_of_any_number():
+    """They are split whole; what is padded to the rows again is by rows."""
+
+    def kinds(x):
+        return tf.reduce_sum(tf.one_hot(characters(x).to_tensor() % 11, 11), 1) * 2
+
+    ragged = {
+        "words": lambda x: tf.strings.split(x),
+        "words of pairs": lambda x: tf.strings.split(tf.stack([x, x], 1)),
+        "characters": characters,
+        "characters of pairs": lambda x: characters(tf.stack([x, x], 1)),
+        "starts": lambda x: tf.strings.unicode_decode_with_offsets(x, "UTF-8")[1],
+    }
+
+    def parts(make):
+        def of(x):
+            made = make(x)
+            padded = made.to_tensor()
+            return made.flat_values, *made.nested_row_splits, padded, made.nrows()
+
+        return of
+
+    functions = {name: parts(make) for name, make in ragged.items()}
+    functions["kinds"] = kinds
+    functions["raw"] = lambda x: raw("StringSplitV2", x, " ", maxsplit=1)[:3]
+    functions["encoded"] = lambda x: tf.strings.unicode_encode(characters(x), "UTF-8")
+    for seed, blocks in enumerate([(1,), (1, 2)]):
+        made = check(Operands(generator(seed), blocks).sharded([], 0, words), functions)
+    whole = {"StringSplitV2", "UnicodeDecode", "UnicodeDecodeWithOffsets"}
+    assert set(made.fallbacks) == whole
+    counts = check(Operands(generator(0)).sharded([], 0, words), {"kinds": kinds})
+    nodes = [n for n in counts.partition.graph.nodes if n.type in ("OneHot", "Mul")]
+    assert nodes and all(n.outputs[0].layout == ROWS for n in nodes)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

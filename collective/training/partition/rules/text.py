@@ -17,7 +17,7 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.elementwise import each_element
 from collective.training.partition.shares import sliced
-from collective.training.partition.sizes import AnySize
+from collective.training.partition.sizes import AnySize, product
 from collective.training.partition.values import elementwise, shape_rule
 
 _EACH = [
@@ -63,11 +63,15 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @shape_rule("RaggedTensorToTensor")
 def _padded(node: Node) -> Shape:
-    out = node.outputs[0].static_shape()
+    out, of_rows = node.outputs[0].static_shape(), node.inputs[3]
     kinds = node.attr("row_partition_types")
-    if out is None or kinds[0] != b"FIRST_DIM_SIZE":
+    if out is None or isinstance(out[0], int):
         return out
-    return (_split_rows(node.inputs[3]) or out[0], *out[1:])
+    if kinds[0] == b"ROW_SPLITS" and of_rows.shape:
+        return (of_rows.shape[0] - 1, *out[1:])
+    if kinds[0] == b"FIRST_DIM_SIZE":
+        return (_split_rows(of_rows) or out[0], *out[1:])
+    return out
 
 
 def _split_rows(value: Value) -> AnySize | None:
@@ -83,6 +87,15 @@ def _split_rows(value: Value) -> AnySize | None:
         return None
     strings = split.inputs[0].shape
     return strings[0] if shape.index == 2 and strings else None
+
+
+@shape_rule("UnicodeDecode", "UnicodeDecodeWithOffsets")
+def _decoded(node: Node) -> list[Shape] | None:
+    """Return the length of the splits: how many characters there are is unknown."""
+    strings = node.inputs[0].shape
+    if strings is None:
+        return None
+    return [(product(strings) + 1,), *[None] * (len(node.outputs) - 1)]
 
 
 @rule("RaggedTensorToTensor", "SparseToDense")
