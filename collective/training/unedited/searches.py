@@ -17,7 +17,7 @@ from typing import Any
 
 from collective.errors import CollectiveError, UsageError
 from collective.import_hook import after_import
-from collective.training.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.unedited.script_job import SEARCH, ScriptJob
 
 _TUNER = "keras_tuner.src.engine.base_tuner"  # AutoKeras' tuners are of its class, too
