@@ -1,14 +1,15 @@
 """Measures what a rank holds of a model that is laid out over ranks, beside one process.
 
     python benchmarks/mesh_memory.py -np 4
-    python benchmarks/mesh_memory.py -np 2 --layers 8 --width 2896 model shard_weights
+    python benchmarks/mesh_memory.py -np 2 --layers 12 --width 1448 model shard_weights
 
 A script that nothing of ours is in trains three steps with Adam: by Python alone, then by
 ``collectiverun --keras`` with a layout map (``model``), or with the option ``shard_weights``
 or ``shard_optimizer``. The output has the resident memory of the largest rank beyond that
-of TensorFlow alone: what it holds after the steps, and the peak since the model was made. Memory that is freed
-goes back to the operating system at once (``MALLOC_MMAP_THRESHOLD_``), so that what is
-resident is what is held.
+of TensorFlow alone: what it holds after the steps, and the peak since the model was made,
+steps included. Memory that is freed goes back to the operating system at once, so that what
+is resident is what is held: large blocks are mapped alone (``MALLOC_MMAP_THRESHOLD_``), and
+oneDNN is off, with which TensorFlow has an allocator that keeps what it once had.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def main() -> None:
     p = workloads.parser(__doc__)
     p.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; by default all")
     p.add_argument("-np", type=int, default=4)
-    p.add_argument("--layers", type=int, default=8, help="dense layers")
-    p.add_argument("--width", type=int, default=2896, help="units of each")
+    p.add_argument("--layers", type=int, default=48, help="dense layers")
+    p.add_argument("--width", type=int, default=2048, help="units of each")
     p.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.child:
@@ -61,7 +62,8 @@ def measured(kind: str, args: argparse.Namespace) -> tuple[float, float]:
     if kind != "alone":
         launch += ["-m", "collective.launch", "-np", str(args.np), "--keras"]
         launch += [] if kind == "model" else ["--set", f"{kind}=True"]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "1000000", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    environment = {**os.environ, **allocator}
     with tempfile.TemporaryDirectory() as folder:
         sizes = ["--layers", str(args.layers), "--width", str(args.width)]
         command = [*launch, __file__, *sizes, "--child", kind, folder]

@@ -8,7 +8,8 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -44,9 +45,9 @@ from collective.training.partition.operations import (
     is_small,
 )
 from collective.training.partition.own_part import OtherRows, OwnPart
-from collective.training.partition.pending import Pending
+from collective.training.partition.pending import Pending, is_weight
 from collective.training.partition.plans import Plan, is_single
-from collective.training.partition.schedule import Queue, is_write
+from collective.training.partition.schedule import Queue, is_write, writes_pieces
 from collective.training.partition.shares import Share, sliced, tell_shape
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 from collective.training.partition.traffic import Traffic as Traffic
@@ -238,6 +239,31 @@ class Emission(OwnPart):
         found = self.get(value, WHOLE)
         return None if found is None else found[0]
 
+    def read_next(self, values: Collection[Value]) -> Iterator[Value]:
+        """Yield the weights in pieces that are read behind some values, in their order.
+
+        Args:
+            values: None of them is yielded, nor what is whole already.
+        """
+        known = {*values, *(value for value, layout in self._forms if layout == WHOLE)}
+        reads = (pair for pair in self._joined_reads if not self._made.is_made(pair[0]))
+        is_behind = False
+        for _, value in reads:
+            is_behind = is_behind or value in values
+            if is_behind and value not in known and (value, OWNED) in self._forms:
+                known.add(value)
+                yield value
+
+    @functools.cached_property
+    def _joined_reads(self) -> list[tuple[Node, Value]]:
+        """Return what reads a weight in pieces whole, and the weight, in their order."""
+        return [
+            (node, value)
+            for node in self.graph.nodes
+            for value, layout in zip(node.inputs, node.plan.inputs, strict=True)
+            if layout == WHOLE and value.layout == OWNED and is_weight(value)
+        ]
+
     def each(self) -> Iterator[int]:
         """One replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
@@ -347,7 +373,10 @@ class Emission(OwnPart):
         self._made.meet(node)
         last: list[tf.Operation] = []
         if is_write(node):
-            if not self.pending.joined.intersection(node.inputs):
+            comes_early = writes_pieces(node) or self.pending.joined.intersection(
+                node.inputs
+            )
+            if not comes_early:
                 last = self.pending.last
             self.traffic.writes = True
         if plan.joint is not None:
@@ -361,6 +390,8 @@ class Emission(OwnPart):
             self.put(value, layout, tensors[:1] if few else tensors)
             if value.is_needed_whole and is_small(value):
                 self.get(value, WHOLE)  # travels with the next exchange
+            if value.is_read_owned and value.layout == SUM:
+                self.get(value, OWNED)  # so that no whole gradient is kept
         self._made.note(node, made)
         for value, layout in zip(node.inputs, plan.inputs, strict=True):
             if layout == WHOLE != value.layout:

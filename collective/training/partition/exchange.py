@@ -234,11 +234,12 @@ class BackendExchange(OnOneDevice):
         if kind != "sum":
             gathered = (self.gather(tf.stack(own.parts)) for own in values)
             return [REDUCE[kind](whole, axis=0) for whole in gathered]
-        results = self._sums(values, gradients)
         if not scattered:
-            return results
-        with tf.control_dependencies(results):
-            return [*results, *self._scatter(scattered)]
+            return self._sums(values, gradients)
+        # Gradients first, in their order: each is in memory until its pieces are sent.
+        own = self._scatter(scattered)
+        with tf.control_dependencies(own):
+            return [*self._sums(values, gradients), *own]
 
     def _sums(self, values: Values, gradients: Gradients) -> list[tf.Tensor]:
         results: dict[int, tf.Tensor] = {}

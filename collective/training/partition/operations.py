@@ -38,6 +38,10 @@ class Made:
         """Return all that was made of a node."""
         return [op for ops in self._by_node.get(node, ()) for op in ops]
 
+    def is_made(self, node: Node) -> bool:
+        """Return whether a node has been made."""
+        return node in self._by_node
+
     def meet(self, node: Node) -> None:
         """End the turns of the replicas if the node waits for what all of them do."""
         if any(

@@ -26,12 +26,16 @@ from collective.training.partition.traffic import Traffic
 from collective.training.partition.turns import Turns
 
 #: Weights that are joined together, at most, but for one that is larger.
-JOINED_BYTES = 32 << 20
+JOINED_BYTES = 8 << 20
 
 
 def is_weight(value: Value) -> bool:
     """Whether it is what is read of a variable."""
     return value.node is not None and value.node.type == "ReadVariableOp"
+
+
+def _bytes_of(value: Value) -> int:
+    return value.dtype.size * (tf.TensorShape(value.shape).num_elements() or 0)
 
 
 class Pending:
@@ -78,7 +82,11 @@ class Pending:
     def exchange(self, emission: Any) -> None:
         """Exchanges all that wait, and gives the emission the results."""
         self._traffic.writes_early |= self._traffic.writes
-        values, self._values = self._taken()
+        values, self._values = self._taken(emission)
+        owned = [v for v, layout in values.items() if v.layout == layout == OWNED]
+        # They wait for no result of the step, and travel while it is still computed.
+        if weights := [value for value in owned if is_weight(value)]:
+            self._join(emission, weights)
         by_kind: dict[str, list[Value]] = {}
         for value, layout in values.items():
             if isinstance(layout, Partial):
@@ -101,26 +109,33 @@ class Pending:
                 self._traffic.gathers.append(value)
                 self._note([whole])
                 emission.put(value, WHOLE, [whole])
-        if owned := [v for v, layout in values.items() if v.layout == layout == OWNED]:
-            self._join(emission, owned)
+        if others := [value for value in owned if not is_weight(value)]:
+            self._join(emission, others)
 
-    def _taken(self) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
+    def _taken(self, emission: Any) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
         """Splits what waits into what is exchanged now and what waits for the next time.
 
-        Weights in pieces are joined in the order in which they are read, some at a time.
+        Weights in pieces are joined in the order in which they are read, some at a time;
+        with them those that are read next, as the bias behind a kernel.
         """
         now: dict[Value, Layout] = {}
         later: dict[Value, Layout] = {}
-        bytes_ = 0
+        bytes_, most = 0, JOINED_BYTES
         for value, layout in self._values.items():
             if value.layout == layout == OWNED and is_weight(value):
-                elements = tf.TensorShape(value.shape).num_elements() or 0
-                size = value.dtype.size * elements
-                if later or (bytes_ and bytes_ + size > JOINED_BYTES):
+                size = _bytes_of(value)
+                if later or (bytes_ and bytes_ + size > most):
                     later[value] = layout
                     continue
                 bytes_ += size
+                most = max(most, size + size // 16)
             now[value] = layout
+        if bytes_ and not later:
+            for value in emission.read_next(now):
+                bytes_ += _bytes_of(value)
+                if bytes_ > most:
+                    break
+                now[value] = OWNED
         return now, later
 
     def _reduce(
@@ -160,13 +175,13 @@ class Pending:
         return own
 
     def _join(self, emission: Any, values: list[Value]) -> None:
-        """Makes values whole of which each rank has a piece.
+        """Makes values whole of which each rank has a piece: weights, or others.
 
-        A weight is dropped when the next is joined, and joined again for the backward
-        pass. A join waits for what reads the weights of the last but one: the wire is
-        busy while the last are used, and no more are in memory.
+        A weight is dropped when it was read and the next is joined, and joined again for
+        the backward pass. A join waits for what reads the weights of the last but one:
+        the wire is busy while the last are used, and no more are in memory.
         """
-        weights = [value for value in values if is_weight(value)]
+        weights = values if is_weight(values[0]) else []
         before = self._readers_before if weights else []
         own = [emission.get(value, OWNED)[0] for value in values]
         with self._in_order(), tf.control_dependencies(before):
@@ -178,10 +193,12 @@ class Pending:
         for value, whole in zip(values, wholes, strict=True):
             emission.put(value, WHOLE, [whole])
         if weights:
-            self._readers_before = [op for ops in self._readers.values() for op in ops]
-            for value in self._readers:
+            read = {value: ops for value, ops in self._readers.items() if ops}
+            self._readers_before = [op for ops in read.values() for op in ops]
+            for value in read:
                 emission.drop(value, WHOLE)
-            self._readers = {value: [] for value in weights}
+            unread = [value for value in self._readers if value not in read]
+            self._readers = {value: [] for value in (*unread, *weights)}
 
     def read(self, value: Value, ops: Sequence[tf.Operation]) -> None:
         """Notes what reads a value: a weight that was joined is needed until then."""

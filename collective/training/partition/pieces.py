@@ -33,16 +33,19 @@ def cut(tensor: Any, part: int, parts: int) -> tf.Tensor:
 
 
 def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[int]]:
-    """Which of some tensors travel together, by their places: small ones of a dtype.
+    """Which of some tensors travel together, by their places: small ones of a dtype, last.
 
     Args:
         elements: Of each tensor, as it is whole: the same on every rank.
     """
-    found: dict[Any, list[int]] = {}
+    large: list[list[int]] = []
+    small: dict[Any, list[int]] = {}
     for place, (tensor, count) in enumerate(zip(tensors, elements, strict=True)):
-        key = tensor.dtype if count < LARGE else place
-        found.setdefault(key, []).append(place)
-    return list(found.values())
+        if count >= LARGE:
+            large.append([place])
+        else:
+            small.setdefault(tensor.dtype, []).append(place)
+    return [*large, *small.values()]
 
 
 def joined(gathered: tf.Tensor, shapes: Sequence[Any], parts: int) -> list[tf.Tensor]:

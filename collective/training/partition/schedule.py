@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.layouts import OWNED
 
 _WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
@@ -41,8 +42,19 @@ def _is_lasting(node: Node) -> bool:
     return is_write(node) or node.type.startswith(("Rng", "Stateful"))
 
 
+def writes_pieces(node: Node) -> bool:
+    """Whether a node writes a variable of which each rank has a piece, and nothing else.
+
+    A job that loses a rank has lost a piece, and makes no step again. So such a write need
+    not wait until the step is whole, and what is written is not kept until then.
+    """
+    if not node.type.startswith(_WRITES) or not node.inputs:
+        return False
+    return node.inputs[0].layout == OWNED
+
+
 class Queue:
-    """The nodes that can be made, in their order; writes of variables last."""
+    """The nodes that can be made, in their order; writes of whole variables last."""
 
     def __init__(self, graph: Graph):
         self._nodes = {node.number: node for node in graph.nodes}
@@ -61,7 +73,8 @@ class Queue:
                 self._add(node.number)
 
     def _add(self, number: int) -> None:
-        if is_write(self._nodes[number]):
+        node = self._nodes[number]
+        if is_write(node) and not writes_pieces(node):
             self._writes.append(number)
         else:
             heapq.heappush(self._ready, number)

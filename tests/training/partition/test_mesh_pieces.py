@@ -58,6 +58,9 @@ def test_zero_3(mesh: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(traffic.joins) == 2 * LAYERS - 2
     assert len(traffic.scattered) == LAYERS
     assert not traffic.gathers
+    # They leave while the backward pass goes on, and not together behind it.
+    at_once = [len({*values} & {*traffic.scattered}) for values in traffic.sums]
+    assert max(at_once) <= 2
 
 
 def test_a_join_waits_for_the_layer_before_the_last(
@@ -78,9 +81,43 @@ def test_a_join_waits_for_the_layer_before_the_last(
     assert any(_is_behind(third, op) for op in products[:2])
 
 
+def descended(given: Any, variables: Any) -> Any:
+    """A step of gradient descent."""
+    with tf.GradientTape() as tape:
+        h = given[0]
+        for kernel in variables:
+            h = tf.tanh(h @ kernel)
+        loss = tf.reduce_mean(h**2)
+    slopes = tape.gradient(loss, variables)
+    for kernel, slope in zip(variables, slopes, strict=True):
+        kernel.assign_sub(slope * 0.1)
+    return [loss]
+
+
+def test_a_piece_is_updated_before_the_backward_pass_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending, "JOINED_BYTES", 1)
+    rng = generator(1)
+    weights = [
+        Weight(rng.normal(size=(WIDTH, WIDTH)), None, 1, True) for _ in range(LAYERS)
+    ]
+    x = rng.normal(size=(5, WIDTH))
+    made = Meshed(descended, [x], [True], weights, places=1, replicas=2)
+    ranks = Ranks(made, [True], 2)
+    for _ in range(2):
+        ranks.compare([3, 2], [x])
+    operations = ranks.graph.get_operations()
+    last = [op for op in operations if op.type == "MatMul"][-1]
+    writes = [op for op in operations if op.type == "AssignSubVariableOp"]
+    behind = [_is_behind(op, last) for op in writes]
+    assert 0 < sum(behind) < len(behind)
+
+
 def _is_behind(op: tf.Operation, other: tf.Operation) -> bool:
-    """Whether the weight of a product is joined only after another product."""
-    stack, seen = [op.inputs[1].op], set()
+    """Whether an operation, or its second input, is made only after another operation."""
+    stack: list[tf.Operation] = [op.inputs[1].op, *op.control_inputs]
+    seen: set[str] = set()
     while stack:
         found = stack.pop()
         if found is other:
