@@ -1,8 +1,9 @@
 """Trainings over a mesh; stock Keras runs them on one device.
 
 ``mesh_script.py FOLDER MESH [CASE ...]`` writes what each case gives to
-``FOLDER/CASE.RANK.npz``. MESH has the ranks of the batch and of the model, as ``2x2``, or is
-``none``: then the models are laid out by an option, or not at all.
+``FOLDER/CASE.RANK.npz``. MESH has the ranks of the batch and of the model, as ``2x2``, or
+those of two axes for the model, as ``1x2x2``; or it is ``none``: then the models are laid
+out by an option, or not at all.
 """
 
 import os
@@ -48,6 +49,38 @@ def cnn():
         L.GlobalAveragePooling2D(),
         L.Dense(1),
     ]
+    return keras.Sequential(layers)
+
+
+def residual():
+    """A block of ResNet, whose channels are cut along both ways around."""
+    inputs = keras.Input((6, 6, 4))
+    h = L.Conv2D(8, 3, padding="same", use_bias=False, name="one")(inputs)
+    h = L.ReLU()(L.BatchNormalization(name="norm")(h))
+    h = L.Conv2D(4, 3, padding="same", use_bias=False, name="two")(h)
+    h = L.ReLU()(L.Add()([L.BatchNormalization()(h), inputs]))
+    return keras.Model(inputs, L.Dense(1)(L.GlobalAveragePooling2D()(h)))
+
+
+class Experts(L.Layer):
+    """A mixture: the rows of each are weighed by a gate, of which the two best count."""
+
+    def build(self, shape):
+        self.gate = self.add_weight((shape[-1], 4), name="gate")
+        self.first = self.add_weight((4, shape[-1], 8), name="first")
+        self.second = self.add_weight((4, 8, shape[-1]), name="second")
+
+    def call(self, x):
+        scores = keras.ops.softmax(x @ self.gate)
+        best = keras.ops.top_k(scores, 2)[0][:, -1:]
+        scores = keras.ops.where(scores >= best, scores, 0.0)
+        h = keras.ops.relu(keras.ops.einsum("ri,eij->erj", x, self.first))
+        found = keras.ops.einsum("erj,ejk->erk", h, self.second)
+        return keras.ops.einsum("re,erk->rk", scores, found)
+
+
+def experts():
+    layers = [keras.Input((6,)), Experts(name="experts"), L.Dense(1)]
     return keras.Sequential(layers)
 
 
@@ -157,33 +190,72 @@ LAYOUTS = {
     ".*(query|key|value)/bias": ROW,
     ".*attention_output/kernel": ("model", None, None),
     ".*words/.*": ("model", "batch"),
+    ".*experts/(first|second)": ("model", None, None),
+}
+# Of a mesh with two axes for the model: other layouts.
+BOTH = {
+    ".*up/kernel": ("other", "model"),
+    ".*down/kernel": ("model", "other"),
+    ".*experts/first": ("other", None, "model"),
+    ".*experts/second": ("other", "model", None),
+    ".*two/kernel": (None, None, "model", "other"),
+    ".*words/.*": ("model", "other"),
 }
 DRAW = np.random.default_rng(3)
+BLOCKS = DRAW.normal(size=(ROWS, 6, 6, 4)), DRAW.normal(size=(ROWS, 1))
 FLAT = DRAW.normal(size=(ROWS, 6)), DRAW.normal(size=(ROWS, 1))
 IMAGES = DRAW.normal(size=(ROWS, 6, 6, 3)), DRAW.normal(size=(ROWS, 1))
 SERIES = DRAW.normal(size=(ROWS, 4, 3)), DRAW.normal(size=(ROWS, 1))
 WORDS = DRAW.integers(0, 20, (ROWS, 5)).astype("int32")
 OPT = keras.optimizers
 ADAMW = {"learning_rate": 0.01, "global_clipnorm": 0.1}
+# The bias of an attention's keys has no gradient but its rounding, which Adafactor would
+# make as large as any other.
+OPTIMIZERS = {
+    "sgd": lambda: OPT.SGD(0.01, momentum=0.9),
+    "adamw": lambda: OPT.AdamW(**ADAMW),
+    "adafactor": lambda: OPT.Adafactor(0.01, epsilon_1=1e-18),
+}
+WORD_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+MODELS = {
+    "mlp": (mlp, FLAT),
+    "cnn": (cnn, IMAGES),
+    "residual": (residual, BLOCKS),
+    "lstm": (lstm, SERIES),
+    "transformer": (transformer, (WORDS, WORDS)),
+    "experts": (experts, FLAT),
+}
+
+
+def of_model(make, name, optimizer):
+    if name == "transformer":
+        words = ["sparse_categorical_accuracy"]
+        return compiled(make, optimizer, WORD_LOSS, metrics=words)
+    return compiled(make, optimizer)
+
+
+def gan(kind):
+    model = compiled(Gan, OPTIMIZERS[kind]())
+    if kind != "sgd":
+        model.second = OPTIMIZERS[kind]()
+    return model
+
+
 # By name: what makes the compiled model, and its data.
 CASES = {
-    "mlp_adamw": (lambda: compiled(mlp, OPT.AdamW(**ADAMW, use_ema=True)), FLAT),
-    "mlp_adafactor": (lambda: compiled(mlp, OPT.Adafactor(0.01)), FLAT),
-    "mlp_sgd": (lambda: compiled(mlp, OPT.SGD(0.01, momentum=0.9)), FLAT),
-    "cnn_sgd": (lambda: compiled(cnn, OPT.SGD(0.01, momentum=0.9)), IMAGES),
-    "cnn_adafactor": (lambda: compiled(cnn, OPT.Adafactor(0.01)), IMAGES),
-    "lstm_adamw": (lambda: compiled(lstm, OPT.AdamW(**ADAMW)), SERIES),
-    "transformer_adamw": (
-        lambda: compiled(
-            transformer,
-            OPT.AdamW(**ADAMW),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["sparse_categorical_accuracy"],
+    f"{name}_{kind}": (
+        lambda make=make, name=name, optimizer=optimizer: of_model(
+            make, name, optimizer()
         ),
-        (WORDS, WORDS),
-    ),
+        data,
+    )
+    for name, (make, data) in MODELS.items()
+    for kind, optimizer in OPTIMIZERS.items()
+}
+CASES |= {
+    "mlp_adamw": (lambda: compiled(mlp, OPT.AdamW(**ADAMW, use_ema=True)), FLAT),
     "own_adam": (lambda: compiled(Own, OPT.Adam(0.02)), FLAT),
-    "gan": (lambda: compiled(Gan, OPT.SGD(0.02)), FLAT),
+    **{f"gan_{kind}": (lambda kind=kind: gan(kind), FLAT) for kind in OPTIMIZERS},
 }
 
 
@@ -193,9 +265,10 @@ def distribution():
     if MESH == "none" or len(devices) == 1:
         return None
     shape = tuple(map(int, MESH.split("x")))
-    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)
+    names = ("batch", "model", "other")[: len(shape)]
+    mesh = keras.distribution.DeviceMesh(shape, names, devices)
     layout_map = keras.distribution.LayoutMap(mesh)
-    for pattern, axes in LAYOUTS.items():
+    for pattern, axes in (LAYOUTS | (BOTH if len(shape) > 2 else {})).items():
         layout_map[pattern] = axes
     return keras.distribution.ModelParallel(
         layout_map=layout_map, batch_dim_name="batch"
@@ -231,11 +304,11 @@ def train(name):
     found = {f"history {k}": np.array(v) for k, v in history.history.items()}
     weights = model.get_weights()
     found |= {f"trained {i}": w for i, w in enumerate(weights)}
-    optimizers = [model.optimizer, *([model.second] if name == "gan" else [])]
+    optimizers = [model.optimizer, *([model.second] if name.startswith("gan") else [])]
     state = [np.array(v) for o in optimizers for v in o.variables]
     found |= {f"state {i}": w for i, w in enumerate(state)}
     found["sampled"] = np.array(sampling.samples)
-    if name not in ("own_adam", "gan"):
+    if name != "own_adam" and not name.startswith("gan"):
         found["evaluated"] = np.array(model.evaluate(x, y, batch_size=7, verbose=0))
     found["predicted"] = model.predict(x, batch_size=9, verbose=0)
     found["on a batch"] = np.array(model.train_on_batch(x, y))

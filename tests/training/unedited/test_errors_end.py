@@ -19,6 +19,7 @@ JOBS = {
     "one": ["-np", "1"],
     "two": ["-np", "2"],
     "elastic": ["-np", "2", "--min-np", "1"],
+    "pieces": ["-np", "2", "--set", "shard_weights=True"],
 }
 pytestmark = [pytest.mark.launches, launch.NEEDS_CORE]
 

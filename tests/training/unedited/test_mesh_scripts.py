@@ -27,15 +27,23 @@ HELD = {
     "1x2": (2, "1x2", []),
     "2x1": (2, "2x1", []),
     "2x2": (4, "2x2", []),
+    "1x4": (4, "1x4", []),
+    "1x2x2": (4, "1x2x2", []),
+    "2x2, shard_optimizer": (4, "2x2", ["--set", "shard_optimizer=True"]),
     "shard_weights": (2, "none", ["--set", "shard_weights=True"]),
     "shard_optimizer": (2, "none", ["--set", "shard_optimizer=True"]),
     "shard_weights on 4": (4, "none", ["--set", "shard_weights=True"]),
 }
 FEW = ("mlp_adamw", "transformer_adamw")
 ALL = (
-    *FEW,
-    *("mlp_adafactor", "mlp_sgd", "cnn_sgd", "cnn_adafactor", "lstm_adamw"),
-    *("own_adam", "gan"),
+    *(
+        f"{model}_{optimizer}"
+        for model in (
+            *("mlp", "cnn", "residual", "lstm", "transformer", "experts", "gan"),
+        )
+        for optimizer in ("sgd", "adamw", "adafactor")
+    ),
+    "own_adam",
 )
 
 
