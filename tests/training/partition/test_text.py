@@ -100,7 +100,15 @@ def test_characters_and_words_of_any_number():
 
         return of
 
+    def cut_off(make):
+        def of(x):
+            few = tf.reduce_sum(tf.strings.length(x)) % 3 + 1
+            return make(x).to_tensor(shape=tf.stack([few, 2]))
+
+        return of
+
     functions = {name: parts(make) for name, make in ragged.items()}
+    functions |= {f"cut {n}": cut_off(ragged[n]) for n in ("words", "characters")}
     functions["kinds"] = kinds
     functions["raw"] = lambda x: raw("StringSplitV2", x, " ", maxsplit=1)[:3]
     functions["encoded"] = lambda x: tf.strings.unicode_encode(characters(x), "UTF-8")

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node, Value
+from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import (
     ROWS,
     WHOLE,
@@ -64,9 +64,12 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 @shape_rule("RaggedTensorToTensor")
 def _padded(node: Node) -> Shape:
     out, of_rows = node.outputs[0].static_shape(), node.inputs[3]
-    kinds = node.attr("row_partition_types")
-    if out is None or isinstance(out[0], int):
+    kinds, given = node.attr("row_partition_types"), sizes_in(node.inputs[0])
+    first = given[0] if isinstance(given, tuple) else given
+    if out is None or isinstance(out[0], int) or first is None:
         return out
+    if first != -1:  # the program says how many rows there are: others are cut off
+        return (first, *out[1:])
     if kinds[0] == b"ROW_SPLITS" and of_rows.shape:
         return (of_rows.shape[0] - 1, *out[1:])
     if kinds[0] == b"FIRST_DIM_SIZE":
