@@ -117,6 +117,9 @@ def _bytes(values: list[Value], partition: Partition) -> str:
 
 
 def _size(value: Value, partition: Partition) -> int:
-    """Bytes of a whole value, in a batch of the expected rows; unknown sizes count 1."""
+    """Bytes of a whole value, in a batch of the expected rows; unknown sizes count 1.
+
+    A string counts as one byte, for its length is not known.
+    """
     size = about(product(value.shape or ()), partition.rows.expected)
-    return size * value.dtype.size
+    return size * max(value.dtype.size, 1)
