@@ -12,6 +12,7 @@ are left out, too, because they depend on all the layers that a process has made
 from __future__ import annotations
 
 import argparse
+import dis
 import functools
 import hashlib
 import inspect
@@ -126,7 +127,7 @@ class _Describer:
                 parts.append(self._used(cell.cell_contents, names, depth - 1))
             except ValueError:  # empty: a name that is bound later
                 parts.append("?")
-        for used in sorted(names):
+        for used in sorted(_globals_in(function.__code__)):
             if used in function.__globals__:
                 value = function.__globals__[used]
                 parts.append(f"{used}={self._used(value, names, depth - 1)}")
@@ -167,6 +168,13 @@ class _Describer:
             ):
                 parts.append(f"{attribute}={self.of(value, depth - 1)}")
         return f"{kind.__qualname__}({';'.join(parts)})"
+
+
+def _globals_in(code: types.CodeType) -> set[str]:
+    """Return the names of global variables that code reads, without those of attributes."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    read = (i for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
+    return {i.argval for i in read}.union(*map(_globals_in, inner))
 
 
 def _is_users(value: object) -> bool:

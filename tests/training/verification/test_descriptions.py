@@ -55,3 +55,16 @@ def test_code_of_the_users_modules_counts():
         assert described(2) == described(2) != described(3)
     finally:
         del sys.modules["project_losses"]
+
+
+def test_an_attribute_is_not_the_global_variable_of_its_name():
+    def reading(layer):
+        return layer.started
+
+    before = describe(reading)
+    globals()["started"] = 5.0  # another number on each rank, as that of a clock
+    try:
+        assert describe(reading) == before
+        assert describe(lambda: started) != before  # noqa: F821
+    finally:
+        del globals()["started"]
