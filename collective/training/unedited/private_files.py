@@ -38,11 +38,8 @@ def keep_writes_private(job: ScriptJob) -> None:
     files = _PrivateFiles(job)
     for module in (builtins, io):
         job.replace(module, "open", files.replacing(module.open))
-    job.replace(
-        tf.summary,
-        "create_file_writer",
-        lambda *_, **__: tf.summary.create_noop_writer(),
-    )
+    stock = tf.summary.create_file_writer
+    job.replace(tf.summary, "create_file_writer", files.creating(stock))
     job.takes_over.append(files.publish)
 
 
@@ -56,6 +53,25 @@ class _PrivateFiles:
         self._since = time.time() - 1.0  # the clock of a file system may be behind
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._published = False
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []
+
+    def creating(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``create_file_writer`` whose writers have folders of their own.
+
+        A writer that does nothing would not do: the step of a model that writes summaries
+        would be another graph than on rank 0.
+        """
+
+        @functools.wraps(stock)
+        def created(logdir: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._published or self._job.undone:
+                return stock(logdir, *args, **kwargs)
+            self._folders.append(
+                tempfile.TemporaryDirectory("-summaries", ignore_cleanup_errors=True)
+            )
+            return stock(self._folders[-1].name, *args, **kwargs)
+
+        return created
 
     def replacing(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """Return an ``open`` that opens copies."""

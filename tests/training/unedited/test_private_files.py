@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import tensorflow as tf
 from keras.src.callbacks.callback_list import CallbackList
 
 from collective.training.unedited.private_files import keep_writes_private
@@ -20,10 +21,13 @@ class Job:
         self.made: set[str] = set()
         self.takes_over: list[Any] = []
         self.open: Any = None
+        self.writer: Any = None
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         if name == "open":
             self.open = value
+        if name == "create_file_writer":
+            self.writer = value
 
 
 def in_callback(action: Any) -> Any:
@@ -67,3 +71,25 @@ def test_what_is_appended_is_private_wherever_it_is_written(tmp_path):
     with in_callback(lambda: job.open(tmp_path / "new.txt", "x")) as file:
         file.write("1")
     assert not (tmp_path / "new.txt").exists()
+
+
+def test_summaries_are_private_and_the_step_that_writes_them_is_the_same(tmp_path):
+    job = Job()
+    keep_writes_private(job)
+
+    def types(create):
+        writer = create(str(tmp_path / "logs"))
+
+        @tf.function
+        def step(x):
+            with writer.as_default():
+                tf.summary.scalar("x", x, step=1)
+
+        made = step.get_concrete_function(tf.TensorSpec([])).graph.get_operations()
+        return [op.type for op in made]
+
+    assert types(job.writer) and not list(tmp_path.iterdir())
+    assert types(job.writer) == types(tf.summary.create_file_writer)
+    job.takes_over[0]()
+    job.writer(str(tmp_path / "later"))
+    assert (tmp_path / "later").is_dir()
