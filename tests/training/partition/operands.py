@@ -166,6 +166,7 @@ def check(
     derivatives: int = 0,
     tolerance: float = 1e-12,
     is_static: bool | None = None,
+    most: int = 4,
 ) -> Partitioned:
     """Compare functions of operands, partitioned over replicas, with one process.
 
@@ -175,11 +176,12 @@ def check(
     Args:
         derivatives: 1: derivatives of each result by each operand, too; 2: second ones, too.
         is_static: Whether it is traced for batches of one length; None: it is drawn.
+        most: Replicas, at most.
     """
     if FLOAT == "float32" and tolerance:
         tolerance = max(tolerance, 1e-3)
     rng = operands.rng
-    drawn, replicas = bool(rng.random() < 0.3), int(rng.integers(1, 5))
+    drawn, replicas = bool(rng.random() < 0.3), int(rng.integers(1, most + 1))
     is_static = drawn if is_static is None else is_static
     names: list[str] = []
 
@@ -234,10 +236,11 @@ def _with_derivatives(
             with tf.GradientTape() as inner:
                 inner.watch(by)
                 results = tf.nest.flatten(function(*inputs))
-                smooth = [tf.sin(y) for y in results if y.dtype.is_floating]
+                floats = [y for y in results if y.dtype.is_floating and order]
+                smooth = [tf.sin(y) for y in floats]
                 sums = [tf.cast(tf.reduce_sum(y), tf.float64) for y in smooth]
                 score = tf.add_n(sums) if sums else 0
-            if order and smooth:
+            if smooth:
                 slopes = _gradients(inner, score, by)
             bends = [tf.reduce_sum(tf.sin(g)) for g in slopes.values()]
             bend = tf.add_n(bends) if bends else None

@@ -210,7 +210,8 @@ def random_graph(seed: int, steps: int = 4) -> Callable[..., list[tf.Tensor]]:
         known = list(operands)
         for _ in range(steps):
             made = r.choice(_STEPS)(r, r.choice(known[-3:]), r.choice(known))
-            known.append(_tamed(made)[:40])
+            # Lengths would grow from step to step.
+            known.append(_tamed(made)[:40] if steps > 1 else _tamed(made))
         last = known[len(operands) :]
         return [last[-1], *(tf.reduce_sum(x, 0) for x in last[:-1])]
 
