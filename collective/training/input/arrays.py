@@ -80,11 +80,7 @@ class Arrays(Source):
     def read(self, rows: tf.Tensor) -> Row:
         """Copy the rows out of the arrays."""
         if self._resident is None:
-            read = numpy_rows(
-                lambda rows: [_native(_whole(array)[rows]) for array in self._leaves],
-                rows,
-                present(self.spec),
-            )
+            read = numpy_rows(self._copied, rows, present(self.spec))
         else:
             read = [
                 keras_compat.data.sparse_rows(tensor, rows)
@@ -96,6 +92,9 @@ class Arrays(Source):
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(left), self.tree
         )
+
+    def _copied(self, rows: np.ndarray) -> list[np.ndarray]:
+        return [_native(_whole(array)[rows]) for array in self._leaves]
 
     @functools.cached_property
     def _resident(self) -> list[Any] | None:

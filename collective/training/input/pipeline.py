@@ -18,7 +18,7 @@ from collective.errors import UsageError
 from collective.training.input import leaves
 from collective.training.input.conversion import as_source
 from collective.training.input.plan import RowPlan, share
-from collective.training.input.source import Row, Source
+from collective.training.input.source import Row, Source, weakly
 
 # Rows permuted per call into Python: a call for each small batch would be slow.
 _BLOCK_ROWS = 1 << 16
@@ -257,7 +257,7 @@ class Input:
             start = first_step + block * length
             stop = tf.minimum(start + length, last_step)
             numbers = tf.numpy_function(
-                self.plan.row_numbers, [start, stop], tf.int64, stateful=False
+                weakly(self.plan.row_numbers), [start, stop], tf.int64, stateful=False
             )
             numbers.set_shape([None])
             return start, stop, numbers

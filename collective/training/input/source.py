@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -102,14 +103,30 @@ class Source(abc.ABC):
         return int(checksum(self.read(tf.zeros([min(1, len(self))], tf.int64))))
 
 
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a method, and does not keep its object.
+
+    TensorFlow keeps every Python function of a data set as long as the process lives; the
+    arrays of a training must not stay with it. The data set keeps the object.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = reference()
+        assert found is not None, "the source of these rows was dropped"
+        return found(*args)
+
+    return call
+
+
 def numpy_rows(
-    function: Callable[[np.ndarray], Sequence[np.ndarray]],
+    method: Callable[[np.ndarray], Sequence[np.ndarray]],
     rows: tf.Tensor,
     specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
-    """Return what a NumPy function of row numbers returns: ``[n, *shape]`` for each spec."""
+    """Return what a method of a source returns for row numbers: ``[n, *shape]`` for each spec."""
     dtypes = [spec.dtype for spec in specs]
-    tensors = tf.numpy_function(function, [rows], dtypes, stateful=False)
+    tensors = tf.numpy_function(weakly(method), [rows], dtypes, stateful=False)
     for tensor, spec in zip(tensors, specs, strict=True):
         tensor.set_shape([rows.shape[0], *spec.shape])
     return tensors

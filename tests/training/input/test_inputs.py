@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.errors import UsageError
-from collective.training.input import pipeline
+from collective.training.input import arrays, pipeline
 from collective.training.input.pipeline import Batch, Input, share
 from collective.training.input.plan import RowPlan
 from collective.training.input.source import Source
@@ -184,6 +185,23 @@ def test_an_error_of_the_data_keeps_nothing_open():
     with pytest.raises(tf.errors.InvalidArgumentError) as kept:
         list(reads)
     assert iterator() is None and kept.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("movable", [False, True])
+def test_large_arrays_are_dropped_with_their_training(monkeypatch, movable):
+    """TensorFlow keeps the functions of data sets, so 200 trainings would keep 200 arrays."""
+    monkeypatch.setattr(arrays, "_RESIDENT_BYTES", 0)
+    inputs = Input(numbered(9), 2, shuffle=False)
+    source, plan = weakref.ref(inputs.source), weakref.ref(inputs.plan)
+    make = inputs.movable() if movable else inputs.read_ahead
+    reads = make(0, 10, range(1), 1)
+    del inputs, make
+    gc.collect()
+    rows = [row for batch in reads for row in batch.y.numpy()]
+    assert rows == 2 * [*range(9)]
+    del reads
+    gc.collect()
+    assert source() is None and plan() is None
 
 
 def test_no_steps_give_no_batches():
