@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-mpis test-faults test-gpu chaos chaos-scripts soak \
+.PHONY: help demo train core horovod check lint lint-workflows typecheck unit test test-all test-hosts test-cluster test-ray test-spark test-searches test-mpis test-faults test-gpu chaos chaos-scripts soak \
 	test-equivalence test-keras test-keras-own test-horovod test-compare docs test-versions test-keras-nightly test-random wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -247,3 +247,14 @@ test-ray: core $(CLUSTERS)/ready
 # Needs java, and is skipped without (apt-get install default-jre-headless).
 test-spark: core $(CLUSTERS)/ready
 	$(PYTEST) tests/cluster/test_spark.py
+
+# Searches of hyperparameters, in an environment of their own with what .venv has.
+SEARCHES := build/searches
+$(SEARCHES)/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(SEARCHES)
+	$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" \
+		> $$($(SEARCHES)/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	$(SEARCHES)/bin/pip install --quiet "keras-tuner>=1.4.8" autokeras
+	touch $@
+test-searches: core $(SEARCHES)/ready
+	$(SEARCHES)/bin/python -m pytest -m "" tests/training/unedited/test_searches.py
