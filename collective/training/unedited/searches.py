@@ -17,7 +17,7 @@ from typing import Any
 
 from collective.errors import CollectiveError, UsageError
 from collective.import_hook import after_import
-from collective.training.process.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.unedited.script_job import SEARCH, ScriptJob
 
 _TUNER = "keras_tuner.src.engine.base_tuner"  # AutoKeras' tuners are of its class, too
@@ -81,6 +81,8 @@ def _making(job: ScriptJob, stock: Callable[..., None]) -> Callable[..., None]:
     def make(self: Any, oracle: Any, *args: Any, **kwargs: Any) -> None:
         _check_record(job)
         stock(self, oracle, *args, **kwargs)
+        # Rank 0 must not continue a search before each rank has read its folder.
+        job.units.run(lambda: gather_few(job.backend, [1]).tolist(), SEARCH)
         propose, report = oracle.populate_space, oracle.update_trial
 
         @functools.wraps(propose)
