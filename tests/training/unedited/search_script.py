@@ -18,14 +18,17 @@ Y = X[:, :1] * 2 + np.sin(X[:, 1:2])
 
 
 def build(hp):
-    model = keras.Sequential()
-    for layer in range(hp.Int("layers", 1, 2)):
-        units = hp.Int(f"units_{layer}", 4, 8, step=4)
-        model.add(keras.layers.Dense(units, hp.Choice("activation", ["relu", "tanh"])))
-    if hp.Boolean("drops"):
-        model.add(keras.layers.Dropout(hp.Float("rate", 0.1, 0.5)))
-    model.add(keras.layers.Dense(1))
+    # It asks for all of them: KerasTuner draws without a seed what a trial did not ask for.
+    units = [hp.Int(f"units_{layer}", 4, 8, step=4) for layer in range(2)]
+    activation = hp.Choice("activation", ["relu", "tanh"])
+    drops, dropped = hp.Boolean("drops"), hp.Float("dropped", 0.1, 0.5)
     rate = hp.Float("learning_rate", 1e-3, 1e-1, sampling="log")
+    model = keras.Sequential()
+    for each in units[: hp.Int("layers", 1, 2)]:
+        model.add(keras.layers.Dense(each, activation))
+    if drops:
+        model.add(keras.layers.Dropout(dropped))
+    model.add(keras.layers.Dense(1))
     model.compile(keras.optimizers.Adam(rate), "mse")
     return model
 
