@@ -1,7 +1,8 @@
 """Tests of several files on two ranks, by one launch.
 
 A launch takes seconds, so files whose tests need the same ranks share one. More ranks and
-other backends are in the files themselves, among the tests that ``make test`` leaves out.
+other backends are in the files themselves, among the tests that ``make test`` leaves out. So
+are the cases of a test here of which another one does the same and more.
 """
 
 from __future__ import annotations
@@ -45,11 +46,26 @@ TESTS = {
 }
 
 
+#: Cases for the matrix.
+BESIDE = {
+    "test_eager.py::test_trains_what_keras_trains[Model]",
+    "test_text_inputs.py::test_trains_what_keras_trains[looked_up]",
+    "memory/test_remat.py::test_trains_what_keras_trains[1]",
+    "programs/test_own_steps.py::test_an_optimizer_sees_each_look_up[False]",
+    "verification/test_stock_run.py::test_replicas_equal_keras[arrays]",
+}
+
+
 @pytest.mark.launches
 @launch.NOT_ON_RANKS
 @launch.NEEDS_CORE
-def test_on_two_ranks(tmp_path):
-    chosen = []
+@pytest.mark.parametrize(
+    "beside",
+    [pytest.param({*()}, marks=pytest.mark.matrix), BESIDE],
+    ids=["all", "few"],
+)
+def test_on_two_ranks(beside, tmp_path):
+    chosen = [f"--deselect=tests/training/{test}" for test in beside]
     for file, (names, _) in TESTS.items():
         path = f"tests/training/{file}"
         chosen += [f"{path}::{name}" for name in names] or [path]
@@ -60,4 +76,5 @@ def test_on_two_ranks(tmp_path):
             {name: outcome for name, outcome in each.items() if name.startswith(path)}
             for each in ended.outcomes
         ]
+        count -= sum(test.startswith(f"{file}::") for test in beside)
         assert replace(ended, outcomes=own).passed(skips=True) == count, file
