@@ -29,7 +29,7 @@ _MOST_LOOKED_AT = 500  # nodes, for a line of the user's code
 
 
 def check(partition: Partition, method: str, prepared: PreparedModel) -> None:
-    """Refuses what would part the ranks of a replica; every rank finds the same.
+    """Refuse what would part the ranks of a replica; every rank finds the same.
 
     Args:
         method: Of the model, that was traced.
@@ -60,7 +60,7 @@ def check(partition: Partition, method: str, prepared: PreparedModel) -> None:
 
 
 def cut_variables(prepared: PreparedModel) -> list[tf.Variable]:
-    """The variables of a model and its optimizer that are sharded over ranks."""
+    """Return the variables of a model and its optimizer that are sharded over ranks."""
     shards, parts = shards_of(prepared.model), prepared.partition
     found = [v for v in prepared.model.variables if id(v) in shards]
     if parts is not None:
@@ -84,7 +84,7 @@ class _Spread:
     def through(
         self, graph: Graph, differs: Sequence[bool], names: Sequence[str]
     ) -> list[bool]:
-        """Whether each output of a graph differs, from whether its inputs do.
+        """Return whether each output of a graph differs, from whether its inputs do.
 
         Args:
             names: Of the variables that its inputs stand for.
@@ -109,7 +109,7 @@ class _Spread:
         return [value in marked for value in graph.outputs]
 
     def place(self, node: Node) -> str:
-        """The line of the user's code nearest before a node, on the way that differs."""
+        """Return the line of the user's code nearest before a node, on the way that differs."""
         own, ahead = place_of(node), [node]
         for before in ahead:  # which grows
             if place_of(before) != own:
@@ -122,7 +122,7 @@ class _Spread:
     def _through_bodies(
         self, node: Node, inputs: list[bool], names: list[str]
     ) -> list[bool]:
-        """Returns what differs between ranks at the end of a branch or loop."""
+        """Return what differs between ranks at the end of a branch or loop."""
         if "While" not in node.type:
             ends = [self.through(b, inputs[1:], names[1:]) for b in node.bodies]
             return [inputs[0] or any(of) for of in zip(*ends, strict=True)]

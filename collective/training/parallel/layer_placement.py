@@ -118,7 +118,7 @@ class Placement:
 
 
 def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
-    """Cuts a sequence into runs so that the largest sum of a run is smallest.
+    """Cut a sequence into runs so that the largest sum of a run is smallest.
 
     Dynamic programming over (number of runs, number of elements).
 
@@ -133,7 +133,7 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
 
     @functools.cache
     def best(run: int, end: int) -> tuple[float, int]:
-        """Returns the largest sum for the elements before ``end``, and the last run's start."""
+        """Return the largest sum for the elements before ``end``, and the last run's start."""
         if run == 1:
             return sums[end], 0
         return min(
@@ -149,7 +149,7 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
 
 
 def _device_of_tensor(tensor: tf.Tensor) -> str:
-    """Returns where a tensor is made; for a variable that was read, where that is."""
+    """Return where a tensor is made; for a variable that was read, where that is."""
     if tensor.op.device or tensor.op.type != "ReadVariableOp":
         return str(tensor.op.device)
     handle = tensor.op.inputs[0]
@@ -160,5 +160,5 @@ def _device_of_tensor(tensor: tf.Tensor) -> str:
 
 
 def _variables(layer: Any) -> list[keras.Variable]:
-    """Returns the variables of a layer; a Keras operation has none."""
+    """Return the variables of a layer; a Keras operation has none."""
     return getattr(layer, "variables", [])

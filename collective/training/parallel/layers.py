@@ -44,7 +44,7 @@ class TensorParallelLayer(keras.layers.Layer):
     shards: dict[int, AxisShard] = {}  # noqa: RUF012 - replaced, never changed
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the weights, of those in ``axes`` this rank's shard."""
+        """Make the weights, of those in ``axes`` this rank's shard."""
         self.group = tensor_group.current()
         if self.group is not None and (self.lora_rank or self.quantization_mode):
             self._refuse("is made with LoRA or quantization", "leave it out")
@@ -136,7 +136,7 @@ class ColumnParallelDense(TensorParallelLayer, keras.layers.Dense):
         self.gather_output = gather_output
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes this rank's shards of kernel and bias."""
+        """Make this rank's shards of kernel and bias."""
         super().build(input_shape)
         if self.group is None:
             return
@@ -163,7 +163,7 @@ class ColumnParallelDense(TensorParallelLayer, keras.layers.Dense):
         return x if self.activation is None else self.activation(x)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Returns the shape with all units, or with this rank's."""
+        """Return the shape with all units, or with this rank's."""
         parts = 1 if self.group is None or self.gather_output else self.group.parts
         return (*input_shape[:-1], self.units // parts)
 
@@ -196,7 +196,7 @@ class RowParallelDense(TensorParallelLayer, keras.layers.Dense):
         self.input_is_parallel = input_is_parallel
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes this rank's shard of the kernel, and the whole bias."""
+        """Make this rank's shard of the kernel, and the whole bias."""
         group = tensor_group.current()
         own = input_shape[-1]
         if group is not None and self.input_is_parallel:

@@ -66,7 +66,7 @@ def check(model: keras.Model, partitioned_before: bool) -> None:
 
 
 def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:
-    """The layers of a model, or of a layer, that are split over a group."""
+    """Return the layers of a model, or of a layer, that are split over a group."""
     return [
         found
         for found in keras_compat.model.layers_of(layer)
@@ -75,13 +75,13 @@ def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:
 
 
 def parts_of(layer: keras.layers.Layer) -> int | None:
-    """Returns the number of ranks that its layers are split over, or None if they are not split."""
+    """Return the number of ranks that its layers are split over, or None."""
     groups = [found.group for found in split_layers(layer)]
     return groups[0].parts if groups and groups[0] is not None else None
 
 
 def shards_of(layer: keras.layers.Layer) -> dict[int, Shard]:
-    """How its variables are cut, by ``id``; empty where every rank has them whole."""
+    """Return how its variables are cut, by ``id``; empty where every rank has them whole."""
     shards: dict[int, Shard] = {}
     for found in split_layers(layer):
         shards |= found.shards
@@ -169,14 +169,14 @@ class TensorParallelVariables(ShardedVariables):
             yield found
 
     def broadcast_shards(self) -> None:
-        """Gives each rank the shards of the first replica; every rank calls it."""
+        """Give each rank the shards of the first replica; every rank calls it."""
         for variable in self._sharded:
             variable.assign(self.group.follow(np.asarray(variable)))
 
     def _summed_squares(
         self, squares: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> list[tf.Tensor]:
-        """Computes the sums of squares of whole gradients from those of this rank's parts."""
+        """Compute the sums of squares of whole gradients from those of this rank's parts."""
         is_cut = [self.shape_of(v) is not None for v in variables]
         shards = [s for s, cut in zip(squares, is_cut, strict=True) if cut]
         if not shards:
@@ -189,6 +189,6 @@ class TensorParallelVariables(ShardedVariables):
         ]
 
     def _is_finite_everywhere(self, finite: tf.Tensor) -> tf.Tensor:
-        """Whether the gradients of all ranks are, for all skip an update or none."""
+        """Return whether the gradients of all ranks are, for all skip an update or none."""
         bad = tf.cast(tf.logical_not(finite), tf.float32)
         return tf.equal(self.group.all_reduce(bad), 0)

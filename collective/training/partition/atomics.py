@@ -73,12 +73,12 @@ _HOST = "/device:CPU:0"
 
 
 def parts_ranks(node: Node, exchange: Exchange) -> bool:
-    """Whether a node that every rank makes may have other bits on each."""
+    """Return whether a node that every rank makes may have other bits on each."""
     return node.type in _CHEAP and _is_any_order(node, exchange)
 
 
 def is_of_rank_zero(node: Node, exchange: Exchange) -> bool:
-    """Whether all take what rank 0 makes of a node, on its first device."""
+    """Return whether all take what rank 0 makes of a node, on its first device."""
     return node.type in _DEAR and _is_any_order(node, exchange)
 
 
@@ -92,7 +92,7 @@ def _is_any_order(node: Node, exchange: Exchange) -> bool:
 
 
 def on_host(node: Node, inputs: list[Any]) -> tf.Operation:
-    """The operation of a node, in which the sums are made on the host."""
+    """Return the operation of a node, in which the sums are made on the host."""
     if node.type not in _INTO_A_VARIABLE:
         with tf.device(_HOST):
             return copy_operation(node.op, inputs)

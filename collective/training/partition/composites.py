@@ -16,7 +16,7 @@ from collective.training.partition.exchange import Exchange
 def gathered(
     tensor: Any, first: tf.Tensor, total: tf.Tensor, exchange: Exchange
 ) -> Any:
-    """The rows of all ranks.
+    """Return the rows of all ranks.
 
     Args:
         tensor: The rows of this rank, a ``RaggedTensor`` or ``SparseTensor``.
@@ -34,7 +34,7 @@ def gathered(
 
 
 def rows_of(leaf: Any, first: tf.Tensor, count: tf.Tensor) -> Any:
-    """The rows of this rank of a whole ragged or sparse tensor; others as they are."""
+    """Return the rows of this rank of a whole ragged or sparse tensor; others as they are."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf[first : first + count]
     if isinstance(leaf, tf.SparseTensor):

@@ -68,13 +68,13 @@ def _cast(node: Node) -> Any:
 
 
 def _table(value: Value) -> Any:
-    """Returns the sizes that a value holds as an array of objects, or None if unknown."""
+    """Return the sizes that a value holds as an array of objects, or None if unknown."""
     sizes = sizes_in(value)
     return None if sizes is None else np.array(sizes, object)
 
 
 def _untabled(sizes: Any) -> Any:
-    """Converts an array of sizes to an int, a tuple, or a tuple of tuples."""
+    """Convert an array of sizes to an int, a tuple, or a tuple of tuples."""
     if not isinstance(sizes, np.ndarray) or sizes.ndim == 0:
         return sizes.item() if isinstance(sizes, np.ndarray) else sizes
     if sizes.ndim == 1:

@@ -27,7 +27,7 @@ def reduced(
     gradients: Gradients = NONE,
     scattered: Values = (),
 ) -> list[list[tf.Tensor]]:
-    """The sums (maxima, ...) of partial values: of each one for all, or for each device.
+    """Return the sums (maxima, ...) of partial values: of each one for all, or for each device.
 
     Args:
         values, gradients, scattered: As of ``Exchange.reduce``.
@@ -55,14 +55,14 @@ def reduced(
 def of_device(
     parts: Sequence[tf.Tensor], device: int, devices: int
 ) -> Sequence[tf.Tensor]:
-    """The parts of the replicas on one device."""
+    """Return the parts of the replicas on one device."""
     return parts[
         _first(device, len(parts), devices) : _first(device + 1, len(parts), devices)
     ]
 
 
 def first_replicas(replicas: int, times: int) -> set[int]:
-    """Returns the first replica of each of ``times`` devices."""
+    """Return the first replica of each of ``times`` devices."""
     return {_first(device, replicas, times) for device in range(times)}
 
 
@@ -72,7 +72,7 @@ def _first(device: int, replicas: int, devices: int) -> int:
 
 
 def times_made(node: Node, inputs: Inputs) -> int:
-    """How often a whole node is made: once, or on each device.
+    """Return how often a whole node is made: once, or on each device.
 
     What differs each time is made once; a variable is written where it has a copy.
     """
@@ -97,7 +97,7 @@ def placed_by_tensorflow(
 
 
 def _widths_of_variables(node: Node, inputs: Inputs) -> list[int]:
-    """Returns the number of copies of each variable that a node uses."""
+    """Return the number of copies of each variable that a node uses."""
     return [
         len(part)
         for value, part in zip(node.inputs, inputs, strict=True)

@@ -46,7 +46,7 @@ def on_first(model: keras.Model, backend: Backend) -> Any:
 
 
 def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
-    """The number of its first replica, int64 scalar, and all rows of this process."""
+    """Return the number of its first replica, int64 scalar, and all rows of this process."""
     if not isinstance(backend, LocalDevices):
         replica = tf.cast(backend.replica(), tf.int64)
         return replica, replica_rows(backend, batch, replica)
@@ -58,7 +58,7 @@ def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaR
 def rows_of_replicas(
     backend: Backend, batch: Batch
 ) -> Iterator[tuple[tf.Tensor, ReplicaRows]]:
-    """Yields the number and the rows of each replica of this process, on its device."""
+    """Yield the number and the rows of each replica of this process, on its device."""
     if not isinstance(backend, LocalDevices):
         yield rows_of_process(backend, batch)
         return
@@ -103,7 +103,7 @@ class DeviceExchange(TimedExchange):
         self.tree = getattr(self._processes, "tree", None)
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
-        """The handles of a variable on each device, or the one of all."""
+        """Return the handles of a variable on each device, or the one of all."""
         return [copy.handle for copy in keras_compat.one_copy.copies(variable)]
 
     def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
@@ -124,7 +124,7 @@ class DeviceExchange(TimedExchange):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """Reduces over the processes."""
+        """Reduce over the processes."""
         return self._processes.reduce(kind, values, gradients, scattered)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -213,7 +213,7 @@ class DeviceExchange(TimedExchange):
         return [totals[place] for place in range(len(rows))]
 
     def _again(self, total: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the tensors with control dependencies on what they must wait for."""
+        """Return the tensors with control dependencies on what they must wait for."""
         if len(total) == 1:
             return [tf.identity(total[0])]
         found = []

@@ -124,26 +124,26 @@ class Emission(OwnPart):
     # --- values ---------------------------------------------------------------------
 
     def put(self, value: Value, layout: Layout, tensors: list[tf.Tensor]) -> None:
-        """Keeps a value in a layout: a tensor for each replica, or one for all."""
+        """Keep a value in a layout: a tensor for each replica, or one for all."""
         if value.shape is not None and not value.is_handle and layout != MOMENTS:
             for replica, tensor in enumerate(tensors):
                 tell_shape(tensor, value, layout, self.of(layout).rows_of(replica))
         self._forms[value, layout] = tensors
 
     def made_of(self, value: Value) -> tf.Tensor | None:
-        """Returns the first replica's tensor of a value, whole if it was made whole."""
+        """Return the first replica's tensor of a value, whole if it was made whole."""
         for layout in (WHOLE, value.layout):
             if tensors := self._forms.get((value, layout)):
                 return tensors[0]
         return None
 
     def drop(self, value: Value, layout: Layout) -> None:
-        """Forgets a form of a value, which is made again when it is read next."""
+        """Forget a form of a value, which is made again when it is read next."""
         if value not in self.graph.outputs:
             self._forms.pop((value, layout), None)
 
     def get(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
-        """Returns a value in a layout, or None if it waits for an exchange."""
+        """Return a value in a layout, or None if it waits for an exchange."""
         key = value, layout
         if key not in self._forms:
             found = self._converted(value, layout)
@@ -190,7 +190,7 @@ class Emission(OwnPart):
         ]
 
     def _is_known(self, value: Value) -> bool:
-        """Whether a value is a constant or a size, which is made when it is read."""
+        """Return whether a value is a constant or a size, which is made when it is read."""
         node = value.node
         if node is None or value.layout != WHOLE or node.bodies or node.is_stateful:
             return False
@@ -213,7 +213,7 @@ class Emission(OwnPart):
         return tf.reshape(self.vector(flat, value.dtype), value.shape)
 
     def _remade(self, node: Node, value: Value) -> list[tf.Tensor] | None:
-        """Computes all outputs of a node whole, without an exchange."""
+        """Compute all outputs of a node whole, without an exchange."""
         inputs = [self.get(v, WHOLE) for v in node.inputs]
         if any(part is None for part in inputs):
             return None
@@ -233,7 +233,7 @@ class Emission(OwnPart):
         return sliced(self.of(layout), whole, layout)
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
-        """The whole value, where it is at hand."""
+        """Return the whole value, where it is at hand."""
         if (value, WHOLE) not in self._forms and not self._is_known(value):
             return None
         found = self.get(value, WHOLE)
@@ -279,7 +279,7 @@ class Emission(OwnPart):
         return self.known.on(self._of_replica(self.exchange.devices))
 
     def _of_replica(self, parts: Sequence[Any]) -> Any:
-        """What the replica that is made now has of one thing for all, or of several.
+        """Return what the replica that is made now has of one thing for all, or of several.
 
         Args:
             parts: For each replica, or for each device; or one for all.
@@ -287,13 +287,13 @@ class Emission(OwnPart):
         return parts[self.replica * len(parts) // len(self.share.own)]
 
     def width(self, layout: Layout) -> int:
-        """How many tensors a value has that goes into a loop or branch."""
+        """Return how many tensors a value has that goes into a loop or branch."""
         if is_whole(layout):
             return len(self.exchange.devices) if self.exchange.copies_variables else 1
         return len(self.share.own)
 
     def of_rank_zero(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns rank 0's tensor of a value that each rank has made whole.
+        """Return rank 0's tensor of a value that each rank has made whole.
 
         A handle stands for what is in the memory of one process, and is not sent.
         """
@@ -305,7 +305,7 @@ class Emission(OwnPart):
     # --- nodes ----------------------------------------------------------------------
 
     def run(self, wanted: Sequence[Layout | None]) -> list[list[tf.Tensor]]:
-        """Makes everything; returns the outputs of the graph.
+        """Make everything; return the outputs of the graph.
 
         Args:
             wanted: The layout of each output. If None, the one it is computed in.
@@ -346,7 +346,7 @@ class Emission(OwnPart):
         return list(dict.fromkeys([*made, *self.pending.last]))
 
     def _ask_for(self, layouts: Sequence[Layout]) -> None:
-        """Has outputs that are made travel with everything else that waits."""
+        """Have outputs that are made travel with everything else that waits."""
         for value, layout in zip(self.graph.outputs, layouts, strict=True):
             if (value, value.layout) in self._forms or self._is_known(value):
                 self.get(value, layout)
@@ -357,7 +357,7 @@ class Emission(OwnPart):
                 self.get(value, layout)
 
     def _make(self, node: Node) -> bool:
-        """Makes a node; False if it has to wait for an exchange."""
+        """Make a node; False if it has to wait for an exchange."""
         plan: Plan = node.plan
         if node.outputs and all(map(self._is_known, node.outputs)):
             return True  # made when it is read
@@ -446,7 +446,7 @@ class Emission(OwnPart):
     def _make_jointly(
         self, node: Node, plan: Plan, inputs: list[Any], before: list[tf.Operation]
     ) -> None:
-        """Makes a loop or branch: all replicas together, for they exchange within."""
+        """Make a loop or branch: all replicas together, for they exchange within."""
         assert plan.joint is not None
         count = self.traffic.exchanges
         with tf.control_dependencies([*before, *self.pending.last]):

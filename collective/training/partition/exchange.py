@@ -55,7 +55,7 @@ class Exchange(Protocol):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which piece of an ``Owned`` tensor this process has, of how many."""
+        """Return which piece of an ``Owned`` tensor this process has, of how many."""
         ...
 
     def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
@@ -74,7 +74,7 @@ class Exchange(Protocol):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """The sum (maximum, ...) of each value over all replicas of all ranks.
+        """Return the sum (maximum, ...) of each value over all replicas of all ranks.
 
         Args:
             kind: sum, max, min, prod, any or all.
@@ -88,11 +88,11 @@ class Exchange(Protocol):
         ...
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensors of all ranks along the first axis, in the order of the ranks."""
+        """Return the tensors of all ranks along the first axis, in the order of the ranks."""
         ...
 
     def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
-        """The tensors of these shapes of which each rank has its piece."""
+        """Return the tensors of these shapes of which each rank has its piece."""
         ...
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -102,7 +102,7 @@ class Exchange(Protocol):
     def of_marker(
         self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """What an exchange along another axis of the mesh makes of tensors.
+        """Return what an exchange along another axis of the mesh makes of tensors.
 
         Args:
             marker: Which exchange it is.
@@ -111,7 +111,7 @@ class Exchange(Protocol):
         ...
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
-        """The handles of a variable on each device, or the one of all."""
+        """Return the handles of a variable on each device, or the one of all."""
         ...
 
     def reduce_devices(
@@ -137,7 +137,7 @@ class OnOneDevice:
     tree: Tree | None = None
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
-        """The handle of the variable."""
+        """Return the handle of the variable."""
         return [variable.handle]
 
     def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
@@ -172,20 +172,20 @@ class OneProcess(OnOneDevice):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """Reduces over the replicas of this process."""
+        """Reduce over the replicas of this process."""
         sums = [own.parts[0] for own in values]
         return [*sums, *(tf.reshape(own.parts[0], [-1]) for own in scattered)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return tensor
 
     def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
-        """The pieces, which are whole."""
+        """Return the pieces, which are whole."""
         return [tf.reshape(t, shape) for t, shape in zip(own, shapes, strict=True)]
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return tensor
 
 
@@ -331,7 +331,7 @@ class BackendExchange(OnOneDevice):
         return found if group is None else group.of_first(found)
 
     def _broadcast_any_shape(self, tensor: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:
-        """Gathers a shape and elements, of which every other rank has none."""
+        """Gather a shape and elements, of which every other rank has none."""
         sent = tf.cast(is_root, tf.int64)
         own = tf.shape(tensor, tf.int64)
         shape = self.gather(own[: sent * tf.size(own, tf.int64)])
@@ -344,7 +344,7 @@ class BackendExchange(OnOneDevice):
 def exchanged(
     along: Exchange, marker: Marker, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Makes the exchange that a marker stands for, of tensors of this process."""
+    """Make the exchange that a marker stands for, of tensors of this process."""
     if marker.kind == GATHER:
         return [along.gather(tensors[0])]
     if marker.kind == FIRST:
@@ -443,7 +443,7 @@ class TimedExchange(BackendExchange):
         return finite.at_replica(place, self._backend.of_all)
 
     def finish(self) -> None:
-        """Writes what it keeps for the next step, once the step can be applied."""
+        """Write what it keeps for the next step, once the step can be applied."""
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
         """When the first began and the last ended: float64, seconds since 1970."""
@@ -465,9 +465,9 @@ class OneOrderedProcess(BackendExchange):
         return tensors
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return tensor
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return tensor

@@ -36,7 +36,7 @@ def report(partition: Partition, traffic: Traffic, name: str) -> None:
 
 
 def explained(partition: Partition, traffic: Traffic) -> list[str]:
-    """A line for each thing that is gathered, and for each sum.
+    """Return a line for each thing that is gathered, and for each sum.
 
     Args:
         traffic: Of the partition, once it was emitted.
@@ -78,7 +78,7 @@ def is_of_gradient(value: Value) -> bool:
 
 
 def place_of(node: Node) -> str:
-    """The file and line of the user's code that made an operation."""
+    """Return the file and line of the user's code that made an operation."""
     for frame in reversed(list(node.op.traceback or [])):
         if not any(part in frame.filename for part in _LIBRARIES):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"

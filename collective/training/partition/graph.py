@@ -103,7 +103,7 @@ class Value:
         self.shape = self.static_shape()
 
     def static_shape(self) -> Shape:
-        """What TensorFlow knows, with symbols for the rest."""
+        """Return what TensorFlow knows, with symbols for the rest."""
         shape = self.source.shape
         if shape.rank is None:
             return None
@@ -113,7 +113,7 @@ class Value:
         )
 
     def symbol(self, axis: int) -> AnySize:
-        """The unknown size of an axis: always the same symbol."""
+        """Return the unknown size of an axis: always the same symbol."""
         if axis not in self._symbols:
             name = f"{self.source.name}[{axis}]"
             self._symbols[axis] = Symbol(name, (self, axis))
@@ -121,12 +121,12 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        """The number of its axes, or None if unknown."""
+        """Return the number of its axes, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
     def is_static(self) -> bool:
-        """Whether every size is a number."""
+        """Return whether every size is a number."""
         return self.shape is not None and all(isinstance(s, int) for s in self.shape)
 
     def __repr__(self) -> str:
@@ -134,13 +134,13 @@ class Value:
 
 
 def variables_of(values: Sequence[Value]) -> dict[int, Any]:
-    """Returns the variable of each value that is a gradient, by the value's index."""
+    """Return the variable of each value that is a gradient, by the value's index."""
     pairs = ((i, value.variable) for i, value in enumerate(values))
     return {i: variable for i, variable in pairs if variable is not None}
 
 
 def sizes_in(value: Value) -> Any:
-    """The sizes that an integer value holds (see ``Value.sizes``), or None if unknown."""
+    """Return the sizes that an integer value holds (see ``Value.sizes``), or None."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:
         const = np.asarray(value.const)
         if const.ndim == 0:
@@ -185,18 +185,18 @@ class Node:
 
     @property
     def type(self) -> str:
-        """The type of the operation, or of what it stands for."""
+        """Return the type of the operation, or of what it stands for."""
         if self.marker is not None:
             return MARKED.get(self.marker.kind, "MarkedReduction")
         return str(self.op.type) if self.mean is None else "Variance"
 
     @property
     def is_stateful(self) -> bool:
-        """Whether it does more than compute its outputs, or computes others each time."""
+        """Return whether it does more than compute outputs, or computes others each time."""
         return self.marker is not None or bool(self.op.op_def.is_stateful)
 
     def attr(self, name: str) -> Any:
-        """An attribute of the operation."""
+        """Return an attribute of the operation."""
         return self.op.get_attr(name)
 
     def __repr__(self) -> str:
@@ -218,7 +218,7 @@ class Graph:
         self.outputs: list[Value] = []
 
     def values(self) -> Iterator[Value]:
-        """All values, those of nested graphs included."""
+        """Return all values, those of nested graphs included."""
         yield from self.inputs
         for node in self.nodes:
             yield from node.outputs
@@ -227,7 +227,7 @@ class Graph:
 
 
 def read(func_graph: Any, gradients: Mapping[str, Any] | None = None) -> Graph:
-    """The nodes that outputs and effects of a ``FuncGraph`` need.
+    """Return the nodes that outputs and effects of a ``FuncGraph`` need.
 
     Args:
         gradients: By the name of a tensor: the variable whose gradient it is.
@@ -252,7 +252,7 @@ class _Reader:
         self.nodes: dict[str, list[Node]] = {}  # what runs for an operation
 
     def read(self, inputs: Sequence[Value]) -> list[Value]:
-        """The values that the function returns when it is called with ``inputs``."""
+        """Return the values that the function returns when it is called with ``inputs``."""
         for tensor, value in zip(self.func_graph.inputs, inputs, strict=True):
             self.values[tensor.name] = value
             self.nodes[tensor.op.name] = []
@@ -295,7 +295,7 @@ class _Reader:
 
 
 def _in_order(func_graph: Any) -> Iterator[tf.Operation]:
-    """The operations that outputs and effects need, each behind what it needs."""
+    """Return the operations that outputs and effects need, each behind what it needs."""
     done: set[str] = set()
     roots = [t.op for t in func_graph.outputs] + list(func_graph.control_outputs)
     wanted = _needed(roots)

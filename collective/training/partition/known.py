@@ -50,7 +50,7 @@ class Known:
             self._device = before
 
     def constant(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
-        """A constant; equal ones are one."""
+        """Return a constant; equal ones are one."""
         value = np.asarray(value)
         if value.nbytes > _COMPARED:
             return tf.constant(value, dtype)
@@ -64,7 +64,7 @@ class Known:
         return self.once(size, lambda: self._sum(size), is_size=True)
 
     def vector(self, sizes: Sequence[AnySize], dtype: tf.DType) -> tf.Tensor:
-        """What several sizes are in this step.
+        """Return what several sizes are in this step.
 
         Args:
             dtype: int32 or int64.
@@ -78,7 +78,7 @@ class Known:
         return self.once((dtype, *sizes), stacked, is_size=True)
 
     def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
-        """What a size is in this step, of any dtype."""
+        """Return what a size is in this step, of any dtype."""
         if isinstance(size, int):
             return self.constant(np.array(size, dtype.as_numpy_dtype), dtype)
         return self.once(
@@ -105,7 +105,7 @@ class Known:
     def once(
         self, key: Hashable, make: Callable[[], tf.Tensor], is_size: bool = False
     ) -> tf.Tensor:
-        """Returns what was made under a key, and makes it in this object's graph the first time.
+        """Return what was made under a key, and make it in this object's graph the first time.
 
         Args:
             is_size: Whether it belongs on the host.

@@ -77,11 +77,11 @@ class Sharded:
 
     @property
     def per_row(self) -> AnySize:
-        """Places of the axis that belong to a row."""
+        """Return the places of the axis that belong to a row."""
         return total(self.blocks)
 
     def moved(self, axis: int) -> Sharded:
-        """Returns this layout along another axis."""
+        """Return this layout along another axis."""
         return Sharded(axis, self.blocks, self.of)
 
     def places(self, rows: AnySize) -> AnySize:
@@ -121,7 +121,7 @@ class Listed:
     is_optional: bool = False  # whether it is no list, but one tensor or none
 
     def met(self, other: Listed) -> Listed:
-        """What is true of the elements of both, which lie as those of this one."""
+        """Return what is true of the elements of both, which lie as those of this one."""
         return replace(
             self,
             shape=shared_shape([self.shape, other.shape]),
@@ -154,21 +154,21 @@ ROWS = Sharded(0)
 
 
 def is_whole(layout: Layout) -> bool:
-    """Whether the value is the same on every replica."""
+    """Return whether the value is the same on every replica."""
     if isinstance(layout, Listed):
         return layout.element is None or is_whole(layout.element)
     return isinstance(layout, Replicated)
 
 
 def lie_alike(a: Layout | None, b: Layout | None) -> bool:
-    """Returns whether two layouts say the same of replicas, whatever a list holds."""
+    """Return whether two layouts say the same of replicas, whatever a list holds."""
     if isinstance(a, Listed) and isinstance(b, Listed):
         return lie_alike(a.element, b.element)
     return a == b
 
 
 def shared_shape(shapes: Sequence[OpenShape]) -> OpenShape:
-    """Returns what tensors of these shapes share, or None if not even their rank."""
+    """Return what tensors of these shapes share, or None if not even their rank."""
     first = shapes[0]
     if first is None or any(s is None or len(s) != len(first) for s in shapes):
         return None
@@ -177,7 +177,7 @@ def shared_shape(shapes: Sequence[OpenShape]) -> OpenShape:
 
 
 def is_convertible(have: Layout, want: Layout, shape: Shape, rows: AnySize) -> bool:
-    """Returns whether a value is proved to be one that has the other layout, too.
+    """Return whether a value is proved to be one that has the other layout, too.
 
     This is the precondition of every conversion. A tensor is cut into shares only where
     its axis is known to have as many places as the layout shares out; a length that is
@@ -218,7 +218,7 @@ def _is_list_convertible(have: Layout, want: Layout, rows: AnySize) -> bool:
 def reshaped(
     shape: Sequence[AnySize], layout: Sharded, new: Sequence[AnySize], rows: AnySize
 ) -> Sharded | None:
-    """Returns the layout after a reshape, or None if there is none.
+    """Return the layout after a reshape, or None if there is none.
 
     Places keep their row-major order, so a sharded axis stays one where what lies before
     it and behind it in memory can be split off evenly.
@@ -249,7 +249,7 @@ def reshaped(
 def _spread(
     runs: list[AnySize], outer: AnySize, before: AnySize
 ) -> list[AnySize] | None:
-    """The runs of an axis with ``before`` places in front of it, where ``outer`` were."""
+    """Return the runs of an axis with ``before`` places before it, where ``outer`` were."""
     times = quotient(outer, before)
     if isinstance(times, int):
         return runs * times if 0 < times * len(runs) <= MOST_BLOCKS else None

@@ -19,7 +19,7 @@ from collective.training.partition.shares import sliced
 def list_as(
     emission: Any, tensors: list[tf.Tensor], have: Listed, layout: Layout
 ) -> list[tf.Tensor]:
-    """Converts a list to one whose elements lie otherwise (see ``is_convertible``)."""
+    """Convert a list to one whose elements lie otherwise (see ``is_convertible``)."""
     if is_whole(layout) or lie_alike(have, layout):
         return tensors
     assert isinstance(layout, Listed)
@@ -55,7 +55,7 @@ def list_as(
 def _share_of(
     emission: Any, optional: tf.Tensor, have: Listed, element: Sharded
 ) -> tf.Tensor:
-    """A replica's part of what a branch has left for its gradient, if it was taken."""
+    """Return a replica's part of what a branch has left for its gradient, if it was taken."""
 
     def part() -> tf.Tensor:
         (whole,) = tf.raw_ops.OptionalGetValue(

@@ -36,13 +36,13 @@ class Marker(NamedTuple):
 
 
 def mark(op: tf.Operation, marker: Marker) -> None:
-    """Has an operation stand for an exchange."""
+    """Have an operation stand for an exchange."""
     tensorflow_names.set_text_attribute(op, _AXIS, marker.axis)
     tensorflow_names.set_text_attribute(op, _KIND, marker.kind)
 
 
 def marker_of(op: tf.Operation) -> Marker | None:
-    """Returns what an operation stands for, or None if it stands for itself."""
+    """Return what an operation stands for, or None if it stands for itself."""
     if op.type not in _CARRIERS:
         return None
     axis = tensorflow_names.text_attribute(op, _AXIS)

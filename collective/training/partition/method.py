@@ -90,7 +90,7 @@ class PartitionedMethod:
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:
-        """Logs what is gathered and computed whole; after the first call.
+        """Log what is gathered and computed whole; after the first call.
 
         Args:
             name: What the method is, for the lines.
@@ -103,12 +103,12 @@ class PartitionedMethod:
 
     @property
     def graph(self) -> tf.Graph:
-        """The graph for a whole batch, as it was traced."""
+        """Return the graph for a whole batch, as it was traced."""
         return self.source.graph
 
     @property
     def structure(self) -> Any:
-        """What the function returned when it was traced."""
+        """Return what the function returned when it was traced."""
         return self.source.graph.structured_outputs
 
     def __call__(
@@ -179,7 +179,7 @@ class PartitionedMethod:
         )
 
     def _dense_outputs(self) -> set[str]:
-        """The names of the tensors that are not part of a ragged or sparse one."""
+        """Return the names of the tensors that are not part of a ragged or sparse one."""
         leaves = tf.nest.flatten(self.structure)
         return {leaf.name for leaf in leaves if isinstance(leaf, tf.Tensor)}
 
@@ -199,7 +199,7 @@ class PartitionedMethod:
         replica: tf.Tensor,
         exchange: BackendExchange,
     ) -> tuple[list[list[tf.Tensor]], Share]:
-        """The arguments for each micro-batch, and which rows they have."""
+        """Return the arguments for each micro-batch, and which rows they have."""
         leaves = tf.nest.flatten(tuple(own.rows))
         cuts = self._cuts(own, total, exchange)
         arguments: list[list[tf.Tensor]] = []
@@ -223,7 +223,7 @@ class PartitionedMethod:
     def _cuts(
         self, own: ReplicaRows, total: tf.Tensor, exchange: BackendExchange
     ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Where each micro-batch begins and ends among the rows of this process."""
+        """Return where each micro-batch begins and ends among the rows of this process."""
         pieces = [(tf.zeros([], tf.int64), tf.cast(own.count, tf.int64))]
         if exchange.tree is not None:
             pieces = [
@@ -248,7 +248,7 @@ def names_of_first_sum(traffic: Traffic) -> list[str]:
 
 
 def _name_of(value: Value, depth: int = 6) -> str:
-    """Returns the path of the variable whose gradient a value becomes; empty if there is none."""
+    """Return the path of the variable whose gradient a value becomes, or nothing."""
     ahead = [value]
     for _ in range(depth):
         for found in ahead:
@@ -261,7 +261,7 @@ def _name_of(value: Value, depth: int = 6) -> str:
 def _own_rows(
     tensor: tf.Tensor, begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor
 ) -> tf.Tensor:
-    """The rows of this process; all of a tensor that has not one for each row."""
+    """Return the rows of this process; all of a tensor that has not one for each row."""
     if tensor.shape.rank == 0:
         return tensor
     has_rows = tf.equal(tf.shape(tensor, tf.int64)[0], total)
@@ -271,7 +271,7 @@ def _own_rows(
 
 
 def supports(backend: Backend) -> bool:
-    """Whether a backend has what a partitioned method exchanges."""
+    """Return whether a backend has what a partitioned method exchanges."""
     if isinstance(backend, LocalDevices):
         return True
     if len(backend.local_replicas) != 1 or not backend.synchronous:
@@ -289,7 +289,7 @@ def _is_dense(spec: Any) -> bool:
 
 
 def _with_rows(spec: Any, rows: int) -> Any:
-    """The spec of so many rows, where it is that of a dense tensor."""
+    """Return the spec of so many rows, where it is that of a dense tensor."""
     if not _is_dense(spec):
         return spec
     return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)

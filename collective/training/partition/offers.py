@@ -86,7 +86,7 @@ def planned_for_rows(
 
 
 def _of(layout: Layout, of: SomeRows | None) -> Layout:
-    """The layout, if it is not of other rows than these: as rules know it."""
+    """Return the layout, if it is not of other rows than these: as rules know it."""
     if not isinstance(layout, Sharded):
         return layout
     return dataclasses.replace(layout, of=None) if layout.of == of else WHOLE
@@ -112,7 +112,7 @@ def _laid_out(node: Node, layouts: Mapping[Value, Layout]) -> Iterator[None]:
 def _for_rows(
     node: Node, layouts: list[Layout], rows: Rows, of: SomeRows | None, ask: Ask
 ) -> Plan | None:
-    """Asks a rule as if ``of`` were the number of rows of the batch."""
+    """Ask a rule as if ``of`` were the number of rows of the batch."""
     if of is None:
         return ask(node, layouts, rows)
     expected = about(of.count, rows.expected)
@@ -168,7 +168,7 @@ def shared_out(node: Node, rows: Rows, ask: Ask) -> Plan | None:
 
 
 def _with_offers(node: Node, rows: Rows, ask: Ask) -> Plan | None:
-    """The plan of a node whose inputs are all whole, if they were had as offered."""
+    """Return the plan of a node whose inputs are all whole, if they were had as offered."""
     offered = [value.offer for value in node.inputs if value.offer is not None]
     if not offered or not all(is_whole(value.layout) for value in node.inputs):
         return None
@@ -183,13 +183,13 @@ def _with_offers(node: Node, rows: Rows, ask: Ask) -> Plan | None:
 
 
 def _is_worth_it(node: Node) -> bool:
-    """Whether a node multiplies one offered value with weights, and not with another."""
+    """Return whether a node multiplies one offered value with weights, and not with another."""
     others = [value for value in node.inputs if value.offer is None]
     return len(others) == len(node.inputs) - 1 and _multiplies(node, others)
 
 
 def _multiplies(node: Node, others: Sequence[Value]) -> bool:
-    """Whether a node multiplies with other operands that are large."""
+    """Return whether a node multiplies with other operands that are large."""
     if node.type not in PRODUCTS:
         return False
     sizes = [about(product(value.shape or ()), None) for value in others]
@@ -197,7 +197,7 @@ def _multiplies(node: Node, others: Sequence[Value]) -> bool:
 
 
 def leads_to_weights(value: Value, some: SomeRows | None = None) -> bool:
-    """Whether a product with weights reads what is computed of this value alone.
+    """Return whether a product with weights reads what is computed of this value alone.
 
     Rows that are cut out stay where they are, then: nothing is gathered for them. Where
     they meet other rows first, they would be gathered all the same.
@@ -235,7 +235,7 @@ def _has_places(value: Value, offer: Sharded, rows: Rows) -> bool:
 
 
 def _cut(node: Node, value: Value, rows: Rows) -> Sharded | None:
-    """What can be offered of rows that a node has cut out, joined, or put in order."""
+    """Return what can be offered of rows that a node has cut out, joined, or put in order."""
     if node.type not in CUTS or value.shape is None:
         return None
     axis = _axis_of_rows(node)
@@ -251,7 +251,7 @@ def _cut(node: Node, value: Value, rows: Rows) -> Sharded | None:
 
 
 def _axis_of_rows(node: Node) -> int | None:
-    """The axis of a node's outputs that has rows of the first input that has any."""
+    """Return the axis of a node's outputs that has rows of the first input that has any."""
     layouts = summed([value.layout for value in node.inputs])
     found = [
         (place, layout if isinstance(layout, Sharded) else value.offer)

@@ -108,7 +108,7 @@ def all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
 
 
 def is_small(value: Value) -> bool:
-    """Whether it costs no time to send it; gradients leave together, at the end."""
+    """Return whether it costs no time to send it; gradients leave together, at the end."""
     if value.variable is not None or not value.is_static or value.shape is None:
         return False
     return math.prod(s for s in value.shape if isinstance(s, int)) <= _SMALL

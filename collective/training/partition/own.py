@@ -40,7 +40,7 @@ class Own(NamedTuple):
 
 
 def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum (maximum, ...) of the tensors of several replicas."""
+    """Return the sum (maximum, ...) of the tensors of several replicas."""
     if len(parts) == 1:
         return parts[0]
     if kind == "sum":  # ``tf.add_n`` would wait for all parts
@@ -49,7 +49,7 @@ def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def first_not_finite(values: Sequence[Own]) -> tf.Tensor:
-    """Which of some values is the first that is not finite, from 1; 0 for none."""
+    """Return which of some values is the first that is not finite, from 1; 0 for none."""
     numbers = [
         tf.add_n([tf.reduce_sum(t) for t in own.parts])
         if own.dtype.is_floating
@@ -60,7 +60,7 @@ def first_not_finite(values: Sequence[Own]) -> tf.Tensor:
 
 
 def carrier_of(dtype: tf.DType) -> tf.DType:
-    """The dtype in which values of another travel exactly."""
+    """Return the dtype in which values of another travel exactly."""
     if dtype in _NARROW:
         return tf.float32
     if dtype.is_integer or dtype.is_bool:

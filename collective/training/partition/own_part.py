@@ -61,7 +61,7 @@ class OwnPart:
 
     @property
     def replica(self) -> int:
-        """The number of the replica, among those of this process."""
+        """Return the number of the replica, among those of this process."""
         return self._replica
 
     @property
@@ -71,12 +71,12 @@ class OwnPart:
 
     @property
     def own_rows(self) -> AnySize:
-        """The number of rows as a size, to compute other sizes with."""
+        """Return the number of rows as a size, to compute other sizes with."""
         return self.rows_of(self.replica)
 
     @property
     def first_row(self) -> AnySize:
-        """The index of its first row in the batch."""
+        """Return the index of its first row in the batch."""
         if self.share.places is not None:
             return self.share.places[self.replica][0]
         return symbolic(self._first[self.replica])
@@ -92,19 +92,19 @@ class OwnPart:
         return self.known.number(size)
 
     def vector(self, sizes: Sequence[AnySize], dtype: tf.DType = tf.int64) -> tf.Tensor:
-        """What several sizes are in this step."""
+        """Return what several sizes are in this step."""
         return self.known.vector(sizes, dtype)
 
     def scalar(self, size: AnySize, dtype: tf.DType) -> tf.Tensor:
-        """What a size is in this step, of any dtype."""
+        """Return what a size is in this step, of any dtype."""
         return self.known.scalar(size, dtype)
 
     def once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns what was made for this replica under this key, and makes it the first time."""
+        """Return what was made for this replica under this key, and make it the first time."""
         return self.known.once((self.replica, self.some, key), make)
 
     def knows(self, sizes: Any) -> bool:
-        """Whether a size, or each of several, follows from the rows alone."""
+        """Return whether a size, or each of several, follows from the rows alone."""
         if isinstance(sizes, (tuple, list)):
             return all(map(self.knows, sizes))
         return isinstance(sizes, int) or (isinstance(sizes, Size) and sizes.is_of_rows)
@@ -124,7 +124,7 @@ class OwnPart:
     def local_shape(
         self, sizes: tf.Tensor, layout: Layout, shape: Shape = None
     ) -> tf.Tensor:
-        """The shape of this replica's part of a tensor whose whole shape is ``sizes``.
+        """Return the shape of this replica's part of a tensor whose whole shape is ``sizes``.
 
         Args:
             shape: The same, as far as it is known beforehand.
@@ -144,7 +144,7 @@ class OwnPart:
     def copy(
         self, node: Node, inputs: Sequence[tf.Tensor], **attributes: Any
     ) -> list[tf.Tensor]:
-        """The outputs of the node's operation on other inputs."""
+        """Return the outputs of the node's operation on other inputs."""
         return list(copy_operation(node.op, inputs, attributes).outputs)
 
 
@@ -168,7 +168,7 @@ class OtherRows(OwnPart):
 
     @property
     def replica(self) -> int:
-        """The number of the replica, among those of this process."""
+        """Return the number of the replica, among those of this process."""
         return int(self._emission.replica)
 
 
@@ -179,7 +179,7 @@ def _shared(
     count = number(some.count)
 
     def before(row: tf.Tensor) -> tf.Tensor:
-        """How many of them are before a row of the batch."""
+        """Return how many of them are before a row of the batch."""
         if some.begin is None:
             return row * count // of_batch.total
         places = row * number(some.per_row) - number(some.begin)

@@ -33,7 +33,7 @@ from collective.training.partition.shares import Share
 
 @contextmanager
 def _many_objects() -> Iterator[None]:
-    """Looks for no garbage meanwhile: what is made here stays, and is much."""
+    """Look for no garbage meanwhile: what is made here stays, and is much."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -57,7 +57,7 @@ class Placed:
 
 
 def _share_rows(values: Sequence[Value], rows: Rows) -> Rows:
-    """Gives values whose first axis is as long one symbol for its size."""
+    """Give values whose first axis is as long one symbol for its size."""
     open_ = [v for v in values if v.shape and not isinstance(v.shape[0], int)]
     for value in open_:
         assert value.shape is not None
@@ -116,7 +116,7 @@ class Partition:
         wanted: Sequence[Layout] | None = None,
         attached: Sequence[tf.Tensor] = (),
     ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
-        """Makes the graph of this process, inside of a graph that is being made.
+        """Make the graph of this process, inside of a graph that is being made.
 
         Args:
             arguments: For each argument of the function, this process' part of it for each
@@ -145,7 +145,7 @@ class Partition:
         exchange: Exchange,
         traffic: Traffic,
     ) -> Emission:
-        """Returns an emission that has the inputs of the graph, and nothing else so far.
+        """Return an emission that has the inputs of the graph, and nothing else so far.
 
         Args:
             arguments, share, exchange, traffic: As of ``emit``.
@@ -161,7 +161,7 @@ class Partition:
         return emission
 
     def emit_without_rows(self, exchange: Exchange) -> tf.Tensor:
-        """Makes the writes that do not depend on rows; returns an empty vector."""
+        """Make the writes that do not depend on rows; return an empty vector."""
         none = [tf.zeros([], tf.int64)] * 2
         share = Share.of(none[0], [(*none, none[0])] * max(len(exchange.devices), 1))
         graph = without_rows(self.graph, self.graph.inputs[: self._arguments])
@@ -175,7 +175,7 @@ class Partition:
     def _captured(
         self, exchange: Exchange
     ) -> Iterator[tuple[Value, Layout, list[tf.Tensor]]]:
-        """What the function captures, in this process."""
+        """Return what the function captures, in this process."""
         variables = {id(v.handle): v for v in self.function.graph.variables}
         first = self._arguments
         for value, layout, (outer, _) in zip(
@@ -193,7 +193,7 @@ class Partition:
 
     @property
     def fallbacks(self) -> list[Any]:
-        """The nodes that no rule applied to, though rows have a part in them."""
+        """Return the nodes that no rule applied to, though rows have a part in them."""
         return [
             node
             for node in self.graph.nodes

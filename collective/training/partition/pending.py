@@ -30,7 +30,7 @@ JOINED_BYTES = 8 << 20
 
 
 def is_weight(value: Value) -> bool:
-    """Whether it is what is read of a variable."""
+    """Return whether it is what is read of a variable."""
     return value.node is not None and value.node.type == "ReadVariableOp"
 
 
@@ -63,7 +63,7 @@ class Pending:
         self._readers_before: list[tf.Operation] = []
 
     def add(self, value: Value, layout: Layout) -> None:
-        """A value is to be exchanged.
+        """Note that a value is to be exchanged.
 
         Args:
             layout: The layout that it has; OWNED for a sum of which each rank needs only
@@ -72,7 +72,7 @@ class Pending:
         self._values[value] = layout
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Return whether anything waits."""
         return bool(self._values or self._unsent)
 
     @property
@@ -80,7 +80,7 @@ class Pending:
         return [] if self._is_attached_sent else self.attached
 
     def exchange(self, emission: Any) -> None:
-        """Exchanges all that wait, and gives the emission the results."""
+        """Exchange all that wait, and give the emission the results."""
         self._traffic.writes_early |= self._traffic.writes
         values, self._values = self._taken(emission)
         owned = [v for v, layout in values.items() if v.layout == layout == OWNED]
@@ -113,7 +113,7 @@ class Pending:
             self._join(emission, others)
 
     def _taken(self, emission: Any) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
-        """Splits what waits into what is exchanged now and what waits for the next time.
+        """Split what waits into what is exchanged now and what waits for the next time.
 
         Weights in pieces are joined in the order in which they are read, some at a time;
         with them those that are read next, as the bias behind a kernel.
@@ -141,7 +141,7 @@ class Pending:
     def _reduce(
         self, emission: Any, kind: str, values: list[Value], scattered: list[Value]
     ) -> None:
-        """Sums values of one kind over all replicas, and ``scattered`` piece by piece."""
+        """Sum values of one kind over all replicas, and ``scattered`` piece by piece."""
         # Scalars behind gradients, of which the first that is not finite is named.
         values.sort(key=lambda value: value.rank == 0)
         parts = [emission.get(value, value.layout) for value in values]
@@ -169,13 +169,13 @@ class Pending:
             emission.put(value, OWNED, next(totals))
 
     def _added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
-        """Adds up the parts of the replicas of this process, each in its piece's turn."""
+        """Add up the parts of the replicas of this process, each in its piece's turn."""
         own = self._exchange.added(kind, parts)
         self.turns.adds(parts, own.parts)
         return own
 
     def _join(self, emission: Any, values: list[Value]) -> None:
-        """Makes values whole of which each rank has a piece: weights, or others.
+        """Make values whole of which each rank has a piece: weights, or others.
 
         A weight is dropped when it was read and the next is joined, and joined again for
         the backward pass. A join waits for what reads the weights of the last but one:
@@ -201,14 +201,14 @@ class Pending:
             self._readers = {value: [] for value in (*unread, *weights)}
 
     def read(self, value: Value, ops: Sequence[tf.Operation]) -> None:
-        """Notes what reads a value: a weight that was joined is needed until then."""
+        """Note what reads a value: a weight that was joined is needed until then."""
         if value in self._readers:
             self._readers[value] += ops
 
     def at_once(
         self, kind: str, values: Sequence[Sequence[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Reduces values in the middle of an operation that is made of several.
+        """Reduce values in the middle of an operation that is made of several.
 
         Args:
             values: Of each, the parts of the replicas of this process.
@@ -233,7 +233,7 @@ class Pending:
     def gathered_at_once(
         self, emission: Any, parts: Sequence[tf.Tensor], layout: Sharded
     ) -> tf.Tensor:
-        """Gathers the parts of an operation's tensor that is none of the graph's."""
+        """Gather the parts of an operation's tensor that is none of the graph's."""
         self._traffic.writes_early |= self._traffic.writes
         with self._in_order():
             whole = gathered(emission, parts, layout)
@@ -244,7 +244,7 @@ class Pending:
     def of_marker(
         self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """What an exchange along another axis of the mesh makes of tensors, in order."""
+        """Return what an exchange along another axis of the mesh makes of tensors, in order."""
         self._traffic.writes_early |= self._traffic.writes
         with self._in_order():
             made = self._exchange.of_marker(marker, op, tensors)
@@ -262,7 +262,7 @@ class Pending:
         return first
 
     def _in_order(self) -> AbstractContextManager[None]:
-        """Exchanges run one after the other: in the same order on every rank."""
+        """Run exchanges one after the other: in the same order on every rank."""
         return tf.control_dependencies(self.last)
 
     def _note(self, tensors: Sequence[tf.Tensor]) -> None:

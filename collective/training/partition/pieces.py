@@ -20,20 +20,20 @@ LARGE = 1 << 16
 
 
 def lengths(shape: Sequence[Any], parts: int) -> list[int]:
-    """How many elements each rank has of a tensor."""
+    """Return how many elements each rank has of a tensor."""
     bounds = [share(math.prod(shape), part, parts) for part in range(parts)]
     return [stop - start for start, stop in bounds]
 
 
 def cut(tensor: Any, part: int, parts: int) -> tf.Tensor:
-    """A rank's piece of a whole tensor."""
+    """Return a rank's piece of a whole tensor."""
     tensor = tf.convert_to_tensor(tensor)
     start, stop = share(tensor.shape.num_elements(), part, parts)
     return tf.reshape(tensor, [-1])[start:stop]
 
 
 def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[int]]:
-    """Which of some tensors travel together, by their places: small ones of a dtype, last.
+    """Return which of some tensors travel together, by places: small ones of a dtype, last.
 
     Args:
         elements: Of each tensor, as it is whole: the same on every rank.
@@ -49,7 +49,7 @@ def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[i
 
 
 def joined(gathered: tf.Tensor, shapes: Sequence[Any], parts: int) -> list[tf.Tensor]:
-    """The whole tensors, of which all ranks sent their pieces one behind the other.
+    """Return the whole tensors, of which all ranks sent their pieces one behind the other.
 
     Args:
         gathered: What rank 0 has sent, then what rank 1 has, ...
@@ -67,7 +67,7 @@ def joined(gathered: tf.Tensor, shapes: Sequence[Any], parts: int) -> list[tf.Te
 
 
 def as_rows(tensor: tf.Tensor, parts: int) -> tf.Tensor:
-    """The pieces of all ranks below one another; the shorter ones end in a zero."""
+    """Return the pieces of all ranks below one another; the shorter ones end in a zero."""
     sizes = lengths(tensor.shape, parts)
     flat = tf.reshape(tensor, [-1])
     if len(set(sizes)) == 1:

@@ -68,12 +68,12 @@ class Plan:
 
     @property
     def is_single(self) -> bool:
-        """Whether nothing in it differs between the replicas of a process."""
+        """Return whether nothing in it differs between the replicas of a process."""
         return all(is_single(lay) for lay in (*self.inputs, *self.outputs) if lay)
 
 
 def is_single(layout: Layout) -> bool:
-    """Whether all replicas of a process have one tensor."""
+    """Return whether all replicas of a process have one tensor."""
     return layout == OWNED or is_whole(layout)
 
 
@@ -97,18 +97,18 @@ class Rows:
 
     @property
     def lasting(self) -> set[Symbol]:
-        """The symbols that stand for one number in all of a step."""
+        """Return the symbols that stand for one number in all of a step."""
         sizes = (self.rows, self.batch)
         return {s for size in sizes if isinstance(size, Size) for s in size.symbols}
 
     @classmethod
     def unknown(cls, expected: int | None = None) -> Rows:
-        """Returns the rows of batches of any length."""
+        """Return the rows of batches of any length."""
         return cls(symbolic(Symbol("rows")), expected)
 
     @classmethod
     def places(cls, count: int) -> Rows:
-        """Returns the places of a model axis of so many ranks, of which each has one."""
+        """Return the places of a model axis of so many ranks, of which each has one."""
         return cls(count, count, of_batch=False)
 
 
@@ -135,7 +135,7 @@ AXIS_RULES: dict[str, Rule] = {}
 
 
 def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
-    """Declares the rule of some types of operations."""
+    """Declare the rule of some types of operations."""
 
     def add(function: Rule) -> Rule:
         for name in types:
@@ -146,10 +146,10 @@ def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
 
 
 def whole(node: Node) -> Plan:
-    """Returns the plan that runs a node whole on every replica."""
+    """Return the plan that runs a node whole on every replica."""
     return Plan([WHOLE] * len(node.inputs), [WHOLE] * len(node.outputs))
 
 
 def summed(layouts: Sequence[Layout]) -> list[Layout]:
-    """The layouts, once partial values have been made whole."""
+    """Return the layouts, once partial values have been made whole."""
     return [WHOLE if isinstance(lay, Partial) else lay for lay in layouts]

@@ -78,7 +78,7 @@ _UNREAD = {"Shape", "ZerosLike", "OnesLike"}  # read the shape alone
 
 
 def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
-    """Finds shapes, constants, layouts and plans of all that is in a graph.
+    """Find shapes, constants, layouts and plans of all that is in a graph.
 
     Args:
         inputs: The layout of each input of the graph. The shape of an input that is
@@ -122,7 +122,7 @@ def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
 
 
 def _exchanges_before(node: Node) -> int:
-    """How many exchanges must come before a node, one behind the other."""
+    """Return how many exchanges must come before a node, one behind the other."""
     return max(
         (
             value.exchanges + (layout == WHOLE != value.layout)
@@ -134,7 +134,7 @@ def _exchanges_before(node: Node) -> int:
 
 
 def seen(value: Value) -> Layout:
-    """The layout that a rule sees: sums that someone needs whole are whole.
+    """Return the layout that a rule sees: sums that someone needs whole are whole.
 
     A partial sum with several readers is made whole at once; each of them would else
     hand on a sum of its own.
@@ -153,7 +153,7 @@ def seen(value: Value) -> Layout:
 
 
 def pull_back(graph: Graph, rows: Rows) -> None:
-    """Has a rank compute its piece alone of what is read in pieces alone.
+    """Have a rank compute its piece alone of what is read in pieces alone.
 
     Such are the gradient's square of an optimizer with sharded slots, and the gradient
     itself, whose sum is then scattered. Where its norm is read, too, the norm is a sum over
@@ -185,7 +185,7 @@ def pull_back(graph: Graph, rows: Rows) -> None:
 
 
 def _of_sums(graph: Graph) -> set[Value]:
-    """Returns the partial sums, and what is computed of them element by element."""
+    """Return the partial sums, and what is computed of them element by element."""
     found: set[Value] = set()
     for node in graph.nodes:
         passes = node.type in OWNED_RULES or node.type == "IdentityN"
@@ -199,7 +199,7 @@ def _of_sums(graph: Graph) -> set[Value]:
 
 
 def _on_pieces(node: Node, rows: Rows) -> Plan | None:
-    """Returns the plan of a whole node that works on pieces, or None."""
+    """Return the plan of a whole node that works on pieces, or None."""
     found = OWNED_RULES.get(node.type)
     if node.is_stateful or len(node.outputs) != 1 or found is None:
         return None
@@ -209,7 +209,7 @@ def _on_pieces(node: Node, rows: Rows) -> Plan | None:
 
 
 def _take_pieces(node: Node, could: dict[Node, Plan]) -> None:
-    """Has a node work on pieces, and those behind it up to a sum."""
+    """Have a node work on pieces, and those behind it up to a sum."""
     plan = could.pop(node, None)
     if plan is None:
         return
@@ -226,7 +226,7 @@ _REDUCTIONS = {"Sum", "L2Loss", "Max", "Min", "All", "Any"}
 
 
 def _reduce_pieces(graph: Graph) -> bool:
-    """Has a norm of what ranks read in pieces be a sum over the pieces.
+    """Have a norm of what ranks read in pieces be a sum over the pieces.
 
     The norm of a gradient would else be all that keeps the gradient whole.
 
@@ -246,7 +246,7 @@ def _reduce_pieces(graph: Graph) -> bool:
 
 
 def _is_made_for(reader: Node, value: Value) -> bool:
-    """Whether a value that one node reads whole is made of what others read in pieces."""
+    """Return whether what one node reads whole is made of what others read in pieces."""
     while True:
         others = [node for node in value.users if node is not reader]
         if any(_takes_pieces(node, value) for node in others):
@@ -266,7 +266,7 @@ def _takes_pieces(node: Node, value: Value) -> bool:
 
 
 def _pull_through(node: Node, returned: set[Value]) -> None:
-    """Hands on as pieces those tensors of which only pieces, or nothing, is read."""
+    """Hand on as pieces those tensors of which only pieces, or nothing, is read."""
     layouts = list(node.plan.outputs)
     for place, value in enumerate(node.outputs):
         is_unread = not value.users and value not in returned
@@ -277,7 +277,7 @@ def _pull_through(node: Node, returned: set[Value]) -> None:
 
 
 def _is_read_owned(value: Value, could: dict[Node, Plan]) -> bool:
-    """Whether all that read a value take the piece of their rank.
+    """Return whether all that read a value take the piece of their rank.
 
     Args:
         could: Nodes that take it, too, where another one does.
@@ -340,7 +340,7 @@ def _by_rule(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
-    """Whether a node's inputs can be taken as its rule wants them.
+    """Return whether a node's inputs can be taken as its rule wants them.
 
     A rule may ask for shares of whatever has as many axes. Here, and nowhere else, what
     is not proved to have the places of its layout is left whole.
@@ -353,7 +353,7 @@ def _is_possible(plan: Plan, node: Node, rows: Rows) -> bool:
 
 
 def _may_lie(value: Value, layout: Layout, rows: Rows) -> bool:
-    """Whether nothing that is known of an output contradicts its layout."""
+    """Return whether nothing that is known of an output contradicts its layout."""
     if not isinstance(layout, Sharded) or value.is_handle:
         return True
     if value.shape is None:
@@ -373,7 +373,7 @@ def _is_cut_handle(value: Value) -> bool:
 
 
 def _of_handle(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
-    """The plan of what reads or writes a variable that is cut along an axis."""
+    """Return the plan of what reads or writes a variable that is cut along an axis."""
     found = HANDLE_RULES.get(node.type)
     plan = None if found is None else found(node, layouts, rows)
     if plan is None:
@@ -387,7 +387,7 @@ def _of_handle(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
 
 
 def _apply_layout(value: Value, rows: Rows) -> None:
-    """The size of a sharded axis follows from the layout."""
+    """Return the size of a sharded axis follows from the layout."""
     layout = value.layout
     if value.is_handle:  # the layout is that of the variable
         return

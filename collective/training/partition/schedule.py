@@ -12,13 +12,13 @@ _WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 def is_write(node: Node) -> bool:
-    """Whether a node writes a variable, also within a loop or branch."""
+    """Return whether a node writes a variable, also within a loop or branch."""
     inner = (n for body in node.bodies for n in body.nodes)
     return node.type.startswith(_WRITES) or any(map(is_write, inner))
 
 
 def without_rows(graph: Graph, rows: Sequence[Value]) -> Graph:
-    """The writes of a graph that do not depend on some of its inputs, and what they need."""
+    """Return the writes that do not depend on some inputs, and what they need."""
     behind = set(rows)
     late: set[Node] = set()
     for node in graph.nodes:
@@ -38,12 +38,12 @@ def without_rows(graph: Graph, rows: Sequence[Value]) -> Graph:
 
 
 def _is_lasting(node: Node) -> bool:
-    """Whether a node changes a variable: it writes one, or draws from a generator."""
+    """Return whether a node changes a variable: it writes one, or draws from a generator."""
     return is_write(node) or node.type.startswith(("Rng", "Stateful"))
 
 
 def writes_pieces(node: Node) -> bool:
-    """Whether a node writes a variable of which each rank has a piece, and nothing else.
+    """Return whether a node writes a variable of which each rank has a piece, and nothing else.
 
     A job that loses a rank has lost a piece, and makes no step again. So such a write need
     not wait until the step is whole, and what is written is not kept until then.
@@ -85,28 +85,28 @@ class Queue:
 
     @property
     def writes(self) -> list[Node]:
-        """The writes that can be made once nothing waits any more."""
+        """Return the writes that can be made once nothing waits any more."""
         return [self._nodes[number] for number in self._writes]
 
     def waits(self, node: Node) -> None:
-        """The node needs an exchange."""
+        """Note that the node needs an exchange."""
         self._waiting.append(node.number)
 
     def done(self, node: Node) -> None:
-        """The node is made."""
+        """Note that the node is made."""
         for number in self._behind.get(node.number, ()):
             self._left[number] -= 1
             if not self._left[number]:
                 self._add(number)
 
     def resume(self) -> None:
-        """What waited is there."""
+        """Continue with what has waited and is there now."""
         for number in self._waiting:
             heapq.heappush(self._ready, number)
         self._waiting = []
 
     def release_writes(self) -> bool:
-        """Lets writes be made; False if there are none."""
+        """Let writes be made; False if there are none."""
         for number in self._writes:
             heapq.heappush(self._ready, number)
         found, self._writes = bool(self._writes), []

@@ -45,7 +45,7 @@ class Share:
         total: tf.Tensor,
         replicas: Sequence[tuple[tf.Tensor, tf.Tensor, tf.Tensor]],
     ) -> Share:
-        """Makes a share from the rows of the batch and the fields of each replica."""
+        """Make a share from the rows of the batch and the fields of each replica."""
         fields = [total, *(field for replica in replicas for field in replica)]
         with on_host():
             vector = tf.stack([tf.cast(field, tf.int64) for field in fields])
@@ -53,19 +53,19 @@ class Share:
 
     @classmethod
     def of_places(cls, total: int, places: Sequence[int]) -> Share:
-        """Makes a share of the places of a model axis: each replica has one of them."""
+        """Make a share of the places of a model axis: each replica has one of them."""
         fields = [total, *(field for i in places for field in (i, 1, int(not i)))]
         with on_host():
             vector = tf.constant(fields, tf.int64)
         return cls(vector, len(places), [(i, 1) for i in places])
 
     def within(self, vector: tf.Tensor) -> Share:
-        """Returns this share in another graph, to which the vector was passed."""
+        """Return this share in another graph, to which the vector was passed."""
         return Share(vector, len(self.own), self.places)
 
 
 def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
-    """Returns for each block where this replica's part begins, and its length."""
+    """Return for each block where this replica's part begins, and its length."""
     before: AnySize = 0
     found = []
     for block in layout.blocks:
@@ -88,7 +88,7 @@ def sliced(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
 
 
 def gathered(emission: Any, parts: Sequence[tf.Tensor], layout: Sharded) -> tf.Tensor:
-    """The whole tensor, of which each replica of this process has a part."""
+    """Return the whole tensor, of which each replica of this process has a part."""
     axis, blocks = layout.axis, layout.blocks
     parts = [_to_front(part, axis) for part in parts]
     if len(blocks) == 1:
@@ -153,7 +153,7 @@ def _from_front(tensor: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def tell_shape(tensor: tf.Tensor, value: Value, layout: Layout, own: AnySize) -> None:
-    """Tells TensorFlow the sizes that are numbers.
+    """Tell TensorFlow the sizes that are numbers.
 
     Args:
         own: Rows of the replica whose tensor it is.

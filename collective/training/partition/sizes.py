@@ -48,7 +48,7 @@ class Symbol:
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is not zero: a batch has a row. Other axes may have no element."""
+        """Return whether it is not zero: a batch has a row. Other axes may have no element."""
         return self.origin is None and self.made_of is None
 
     @property
@@ -58,25 +58,25 @@ class Symbol:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it follows from the rows of the batch alone."""
+        """Return whether it follows from the rows of the batch alone."""
         if self.made_of is not None:
             return self.made_of.is_of_rows
         return self.origin is None
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it is the same in all rounds of loops, and known in every graph."""
+        """Return whether it is the same in all rounds of loops, and known in every graph."""
         return not any(value.is_nested for value in self.origins)
 
     @property
     def origins(self) -> set[Any]:
-        """The values of the graph whose axes must be known before it is."""
+        """Return the values of the graph whose axes must be known before it is."""
         if self.made_of is not None:
             return self.made_of.origins
         return set() if self.origin is None else {self.origin[0]}
 
     def above_zero(self, excess: Size) -> Symbol:
-        """The symbol of the part above zero of a size in which this symbol is."""
+        """Return the symbol of the part above zero of a size in which this symbol is."""
         if excess not in self._above_zero:
             self._above_zero[excess] = Symbol(f"max({excess}, 0)", None, excess)
         return self._above_zero[excess]
@@ -152,22 +152,22 @@ class Size:
 
     @property
     def symbols(self) -> set[Symbol]:
-        """The symbols in it."""
+        """Return the symbols in it."""
         return {symbol for monomial in self.terms for symbol in monomial}
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it follows from the rows of the batch alone."""
+        """Return whether it follows from the rows of the batch alone."""
         return all(symbol.is_of_rows for symbol in self.symbols)
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it is the same wherever it is read."""
+        """Return whether it is the same wherever it is read."""
         return all(symbol.is_lasting for symbol in self.symbols)
 
     @property
     def origins(self) -> set[Any]:
-        """The values of the graph whose axes must be known before it is."""
+        """Return the values of the graph whose axes must be known before it is."""
         return {value for symbol in self.symbols for value in symbol.origins}
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ AnySize = int | Size
 
 
 def size_of(terms: Mapping[Monomial, int]) -> AnySize:
-    """The size with these terms: an int where it has no symbol."""
+    """Return the size with these terms: an int where it has no symbol."""
     kept = {monomial: factor for monomial, factor in terms.items() if factor}
     for monomial, factor in kept.items():
         for symbol in monomial:
@@ -209,7 +209,7 @@ def _put_together(
 
 
 def symbolic(symbol: Symbol) -> Size:
-    """The size that a symbol stands for."""
+    """Return the size that a symbol stands for."""
     return Size({(symbol,): 1})
 
 
@@ -218,7 +218,7 @@ def _terms(size: AnySize) -> Mapping[Monomial, int]:
 
 
 def is_natural(size: AnySize) -> bool:
-    """Whether it is known to be no negative number."""
+    """Return whether it is known to be no negative number."""
     if isinstance(size, int):
         return size >= 0
     for monomial, factor in size.terms.items():
@@ -238,7 +238,7 @@ def is_natural(size: AnySize) -> bool:
 
 
 def above_zero(size: AnySize) -> AnySize:
-    """Returns ``max(size, 0)``: the length of what lies between two bounds."""
+    """Return ``max(size, 0)``: the length of what lies between two bounds."""
     if is_natural(size):
         return size
     if isinstance(size, int) or is_natural(-size):
@@ -305,7 +305,7 @@ def total(sizes: Iterable[AnySize]) -> AnySize:
 def agreed(
     sizes: Iterable[AnySize | None], *, broadcasts: bool = False
 ) -> AnySize | None:
-    """Returns the size of an axis that operands share, or None if it is not known.
+    """Return the size of an axis that operands share, or None if it is not known.
 
     Here alone it is decided when a number says more than a symbol. Sizes that must be
     equal are, in every program that runs, so a number is the value of all symbols beside
@@ -332,7 +332,7 @@ def _only(sizes: Sequence[Any]) -> Any:
 
 
 def quotient(a: AnySize, b: AnySize) -> AnySize | None:
-    """Returns ``a / b`` if that is a size for all values of the symbols, or None."""
+    """Return ``a / b`` if that is a size for all values of the symbols, or None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
     if a == 0:
@@ -353,7 +353,7 @@ def quotient(a: AnySize, b: AnySize) -> AnySize | None:
 
 
 def _ratio(a: AnySize, b: AnySize) -> AnySize | None:
-    """The quotient by a sum, where it is a monomial."""
+    """Return the quotient by a sum, where it is a monomial."""
     first, other = next(iter(_terms(b).items())), next(iter(_terms(a).items()), None)
     if other is None:
         return None

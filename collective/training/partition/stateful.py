@@ -51,7 +51,7 @@ _OWN_COLLECTIVES = ("Collective", "Horovod")
 
 
 def may_differ(node: Node) -> bool:
-    """Whether ranks may get different results from the same operands."""
+    """Return whether ranks may get different results from the same operands."""
     if node.type in SEEDED:
         return not (node.attr("seed") or node.attr("seed2"))
     if not node.is_stateful or node.type in EQUAL or node.type in SHOWN:

@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(node: Node) -> list[Entry] | None:
-    """Returns the entries of a ``StridedSlice``, or None if too little is known."""
+    """Return the entries of a ``StridedSlice``, or None if too little is known."""
     x = node.inputs[0]
     if x.shape is None:
         return None
@@ -36,7 +36,7 @@ def entries_of(node: Node) -> list[Entry] | None:
 def entries(
     node: Node, shape: Sequence[AnySize], bounds: Sequence[Any]
 ) -> list[Entry] | None:
-    """The entries of an index into a tensor of this shape.
+    """Return the entries of an index into a tensor of this shape.
 
     Args:
         bounds: The values begin, end and strides.
@@ -88,7 +88,7 @@ def entries(
 
 
 def _place(place: AnySize | None, size: AnySize) -> AnySize | None:
-    """A place counted from the front."""
+    """Return a place counted from the front."""
     if isinstance(place, int) and place < 0:
         return size + place
     return place
@@ -128,7 +128,7 @@ def _range(
 
 
 def _is_counted(bound: AnySize | None, is_open: bool) -> bool:
-    """Whether a bound is known, and from which end it is counted."""
+    """Return whether a bound is known, and from which end it is counted."""
     return (
         is_open or isinstance(bound, int) or (bound is not None and is_natural(bound))
     )

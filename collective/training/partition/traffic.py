@@ -23,6 +23,6 @@ class Traffic:
 
     @property
     def exchanges(self) -> int:
-        """How often something is exchanged."""
+        """Return how often something is exchanged."""
         of_values = len(self.gathers) + len(self.joins) + len(self.broadcasts)
         return len(self.sums) + of_values + self.in_groups

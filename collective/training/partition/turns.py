@@ -88,6 +88,6 @@ class Turns:
 
 
 def _last(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The operations that no other of them reads."""
+    """Return the operations that no other of them reads."""
     read = {tensor.op for op in ops for tensor in op.inputs}
     return [op for op in dict.fromkeys(ops) if op not in read]

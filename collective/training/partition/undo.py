@@ -14,7 +14,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def whole_or_absent(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Puts the variables back where the block raises.
+    """Put the variables back where the block raises.
 
     Their values share memory with them until they are written: the copies that this
     costs are those of the variables that the step writes.

@@ -45,7 +45,7 @@ _SIZES: dict[str, Callable[[Node], Any]] = {}
 
 
 def learn(node: Node) -> None:
-    """Finds out about a node's outputs from its inputs."""
+    """Find out about a node's outputs from its inputs."""
     if node.type == "Const":
         if node.outputs[0].dtype != tf.string:
             tensor = node.op.node_def.attr["value"].tensor
@@ -66,25 +66,25 @@ def learn(node: Node) -> None:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether all that a node makes is known."""
+    """Return whether all that a node makes is known."""
     return bool(node.outputs) and all(v.const is not None for v in node.outputs)
 
 
 def axes_in(value: Value, rank: int | None) -> list[int] | None:
-    """Returns the axes that a constant names, counted from the front, or None if unknown."""
+    """Return the axes that a constant names, counted from the front, or None if unknown."""
     if value.const is None or rank is None:
         return None
     return [int(a) % rank if rank else 0 for a in np.reshape(value.const, -1)]
 
 
 def axis_in(value: Value, rank: int | None) -> int | None:
-    """The one axis that a constant names."""
+    """Return the one axis that a constant names."""
     axes = axes_in(value, rank)
     return axes[0] if axes else None
 
 
 def magnitude(value: Value) -> tuple[float, float]:
-    """Returns bounds of the absolute values in a value.
+    """Return bounds of the absolute values in a value.
 
     They are those of constants and of sizes, and of what is computed of these: the number
     of rows by which a loss is divided. Of all else nothing is known: (0, inf).
@@ -113,7 +113,7 @@ def _magnitude(value: Value, steps: int) -> tuple[float, float] | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[AnySize | None] | None:
-    """Returns the broadcast sizes of operands of these shapes, or None if unknown."""
+    """Return the broadcast sizes of operands of these shapes, or None if unknown."""
     if any(shape is None for shape in shapes):
         return None
     rank = max((len(s) for s in shapes if s is not None), default=0)
@@ -173,7 +173,7 @@ def _learn_shapes(node: Node) -> None:
 
 
 def of_rows(*types: str, behind: int = 0) -> None:
-    """Declares operations whose outputs have as many rows as their first input.
+    """Declare operations whose outputs have as many rows as their first input.
 
     Args:
         behind: How many axes the operation itself uses: the rows are in front of them.
@@ -182,7 +182,7 @@ def of_rows(*types: str, behind: int = 0) -> None:
 
 
 def _inferred(node: Node) -> list[Shape] | None:
-    """What TensorFlow finds out, where more is known here than when it was traced.
+    """Return what TensorFlow finds out, where more is known here than when it was traced.
 
     As in the body of a loop, of whose variables TensorFlow knows no shape.
     """
@@ -220,7 +220,7 @@ _OF_ROWS: dict[str, int] = {}
 
 
 def shape_rule(*types: str) -> Callable[[Any], Any]:
-    """Declares what finds the whole shapes of what some types of operations make."""
+    """Declare what finds the whole shapes of what some types of operations make."""
 
     def add(rule: Any) -> Any:
         for name in types:
@@ -231,13 +231,13 @@ def shape_rule(*types: str) -> Callable[[Any], Any]:
 
 
 def elementwise(*types: str) -> None:
-    """Declares operations whose output has the shape that its inputs broadcast to."""
+    """Declare operations whose output has the shape that its inputs broadcast to."""
     for name in types:
         _SHAPES[name] = _broadcast_shape
 
 
 def alike(*types: str) -> None:
-    """Declares operations whose outputs have the shape of the first input."""
+    """Declare operations whose outputs have the shape of the first input."""
     for name in types:
         _SHAPES[name] = lambda node: [node.inputs[0].shape] * len(node.outputs)
 
@@ -272,7 +272,7 @@ def _learn_sizes(node: Node) -> None:
 
 
 def size_rule(*types: str) -> Callable[[Any], Any]:
-    """Declares what finds the sizes that some types of operations compute."""
+    """Declare what finds the sizes that some types of operations compute."""
 
     def add(rule: Any) -> Any:
         for name in types:

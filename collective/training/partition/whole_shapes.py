@@ -371,7 +371,7 @@ def _sparse_matmul(node: Node) -> Any:
 
 
 def labels_of(node: Node) -> tuple[list[str], str] | None:
-    """A letter for each axis of the operands of an ``Einsum``, and of what it makes."""
+    """Return a letter for each axis of the operands of an ``Einsum``, and of what it makes."""
     equation = node.attr("equation").decode().replace(" ", "")
     left, out = equation.split("->")
     labels = left.split(",")

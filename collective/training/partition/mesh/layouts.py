@@ -32,7 +32,7 @@ class Mesh:
 
     @classmethod
     def of(cls, devices: Any, batch: str | None = None) -> Mesh:
-        """Returns the axes of a ``keras.distribution.DeviceMesh``.
+        """Return the axes of a ``keras.distribution.DeviceMesh``.
 
         Args:
             batch: ``batch_dim_name`` of the distribution; by default the first axis.
@@ -42,7 +42,7 @@ class Mesh:
 
     @property
     def model_axes(self) -> list[str]:
-        """The axes over which weights are cut, and batches are not, of several ranks."""
+        """Return the axes over which weights are cut, and batches are not, of several ranks."""
         return [n for n, size in self.sizes.items() if n != self.batch and size > 1]
 
 
@@ -60,7 +60,7 @@ class VariableLayout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each rank has all of it."""
+        """Return whether each rank has all of it."""
         return not self.cut and not self.in_pieces
 
 
@@ -79,12 +79,12 @@ class Layouts:
     unmatched: list[str] = field(default_factory=list)
 
     def of(self, variable: Any) -> VariableLayout:
-        """Returns the layout of a variable of the model."""
+        """Return the layout of a variable of the model."""
         return self.by_path.get(keras_compat.model.path_of(variable), VariableLayout())
 
 
 def resolve(model: keras.Model, layout_map: Mapping[str, Any], mesh: Mesh) -> Layouts:
-    """Finds how each variable of a built model lies.
+    """Find how each variable of a built model lies.
 
     Args:
         layout_map: A ``keras.distribution.LayoutMap``, or what gives a tuple of names, a
@@ -204,7 +204,7 @@ def gates_of(layer: Any) -> int:
 def with_slots(
     layouts: Layouts, slots: Iterable[tuple[Any, Any]]
 ) -> list[tuple[Any, VariableLayout]]:
-    """Pairs slots of an optimizer with the layouts of their weights.
+    """Pair slots of an optimizer with the layouts of their weights.
 
     Args:
         slots: Each slot and the variable of the model whose shape it has.

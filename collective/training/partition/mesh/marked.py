@@ -33,7 +33,7 @@ class MarkedExchange(OnOneDevice):
     def of_marker(
         self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Leaves a marker of another axis for the passes behind this one."""
+        """Leave a marker of another axis for the passes behind this one."""
         return list(tensorflow_names.copy_operation(op, tensors).outputs)
 
     def reduce(
@@ -43,12 +43,12 @@ class MarkedExchange(OnOneDevice):
         gradients: Gradients = NONE,
         scattered: Values = (),
     ) -> list[tf.Tensor]:
-        """Marks the reduction of tensors, of which this rank has one each."""
+        """Mark the reduction of tensors, of which this rank has one each."""
         assert not scattered
         return self._identities(kind, [own.parts[0] for own in values])
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Marks the gathering of a tensor along its first axis."""
+        """Mark the gathering of a tensor along its first axis."""
         made = tf.concat([tensor] * self.place[1], 0)
         mark(made.op, Marker(self._axis, GATHER))
         return made
@@ -60,7 +60,7 @@ class MarkedExchange(OnOneDevice):
         raise NotImplementedError
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Marks the tensor of the axis' first rank."""
+        """Mark the tensor of the axis' first rank."""
         return self._identities(FIRST, [tensor])[0]
 
     def _identities(self, kind: str, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -11,7 +11,7 @@ from collective.errors import UsageError
 
 
 def groups_along(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
-    """Returns the groups of ranks that differ in their place along one axis alone.
+    """Return the groups of ranks that differ in their place along one axis alone.
 
     Args:
         sizes: Ranks along each axis, by name.
@@ -23,7 +23,7 @@ def groups_along(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
 
 
 def place_of(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Returns the place of a rank along each axis.
+    """Return the place of a rank along each axis.
 
     Raises:
         UsageError: The mesh has no such rank.

@@ -37,7 +37,7 @@ _JOINS = 3  # how often ZeRO-3 sends a weight in a step
 def suggest(
     model: keras.Model, mesh: Mesh, *, x: Any = None, rows: int = 32
 ) -> dict[str, Axes]:
-    """Returns a layout for each variable of a model that is worth being cut.
+    """Return a layout for each variable of a model that is worth being cut.
 
     Args:
         model: Built.
@@ -62,7 +62,7 @@ def suggest(
 
 
 def _traced(model: keras.Model, x: Any) -> Any:
-    """The forward and the backward pass, for batches of any length."""
+    """Return the forward and the backward pass, for batches of any length."""
     given = model.inputs if x is None and hasattr(model, "inputs") else x
     if given is None:
         raise UsageError(
@@ -94,7 +94,7 @@ def _traced(model: keras.Model, x: Any) -> Any:
 
 
 def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    """Variables that are cut alike: equal ones of equal blocks; matrices first."""
+    """Return variables that are cut alike: equal ones of equal blocks; matrices first."""
     matrices = [v for v in variables if len(v.shape) > 1]
     vectors = [v for v in variables if len(v.shape) == 1]
     for found in (matrices, vectors):
@@ -123,7 +123,7 @@ class _Search:
         self._traced, self._rows = traced, rows
 
     def settle(self, group: Sequence[Any]) -> None:
-        """Cuts the variables of a group along the axis that exchanges least."""
+        """Cut the variables of a group along the axis that exchanges least."""
         shape = group[0].shape
         handles = (keras_compat.model.tf_variable(v).handle for v in group)
         self._open -= set(map(id, handles))
@@ -146,7 +146,7 @@ class _Search:
             self.chosen = without
 
     def _cost(self, layouts: Mapping[str, Axes]) -> float | None:
-        """Bytes that a step exchanges over the axis; None where an axis is not divided."""
+        """Return the bytes of a step over the axis; None if an axis is not divided."""
         found: Layouts = resolve(self._model, _Exact(layouts), self._mesh)
         if found.kept_whole:
             return None
@@ -185,7 +185,7 @@ class _Exact(dict[str, Axes]):
 
 
 def exchanged_bytes(graph: Graph, rows: int, open_: Collection[Value] = ()) -> float:
-    """Bytes that the plans of a graph exchange, with so many rows in a batch.
+    """Return bytes that the plans of a graph exchange, with so many rows in a batch.
 
     Args:
         open_: Handles of variables whose writes cost nothing.
@@ -206,7 +206,7 @@ def exchanged_bytes(graph: Graph, rows: int, open_: Collection[Value] = ()) -> f
 
 
 def _sent(value: Value, rows: int) -> float:
-    """Bytes of a value that is summed, which travels twice, or gathered."""
+    """Return the bytes of a value that is summed, which travels twice, or gathered."""
     size = product(value.shape or ())
     if not isinstance(size, int):
         size = sum(f * rows ** len(term) for term, f in size.terms.items())

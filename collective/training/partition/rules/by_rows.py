@@ -17,7 +17,7 @@ from collective.training.partition.values import alike, of_rows, shape_rule
 
 
 def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
-    """The rule of an operation that works on each row alone.
+    """Return the rule of an operation that works on each row alone.
 
     Args:
         inputs: The indices of the inputs that have rows, or None for all of them.
@@ -120,7 +120,7 @@ alike("MaxPoolGradWithArgmax", "DrawBoundingBoxesV2")
 
 @rule("MatrixTriangularSolve", "BandedTriangularSolve")
 def triangular_solve(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Solves for each column alone; matrices and right sides broadcast."""
+    """Solve for each column alone; matrices and right sides broadcast."""
     layouts = summed(layouts)
     of_matrix, of_right = (value.rank for value in node.inputs)
     if of_matrix is None or of_right is None or max(of_matrix, of_right) > 10:
@@ -153,7 +153,7 @@ def projective(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Normalizes with given statistics; the batch's own are computed from sums elsewhere."""
+    """Normalize with given statistics; the batch's own are computed from sums elsewhere."""
     layouts = summed(layouts)
     layout = layouts[0]
     if not isinstance(layout, Sharded):
@@ -165,7 +165,7 @@ def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _with_shape(place: int, grads: Sequence[int]) -> Rule:
-    """The gradient of an input, whose shape is one of the operands."""
+    """Return the gradient of an input, whose shape is one of the operands."""
 
     def backward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         layouts = summed(layouts)
@@ -204,7 +204,7 @@ of_rows("MaxPoolWithArgmax")
 
 @rule("FractionalMaxPool", "FractionalAvgPool")
 def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Pools each image by the same regions, which a seed gives on every replica."""
+    """Pool each image by the same regions, which a seed gives on every replica."""
     if not may_differ(node):
         plan = _images(node, layouts, rows)
         if plan is None or not isinstance(plan.outputs[0], Sharded):
@@ -283,7 +283,7 @@ def bias_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     "FakeQuantWithMinMaxVarsPerChannelGradient",
 )
 def fake_quant_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Works on each number alone; the gradients of the bounds are sums."""
+    """Work on each number alone; the gradients of the bounds are sums."""
     layouts = summed(layouts)
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
     if not found:
@@ -301,7 +301,7 @@ alike(*_ROUNDED)
 
 @rule(*_ROUNDED)
 def rounded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rounds each number to one of a given range; else the range is that of all rows."""
+    """Round each number to one of a given range; else the range is that of all rows."""
     layouts = summed(layouts)
     if not isinstance(layouts[0], Sharded):
         return whole(node) if all(lay == WHOLE for lay in layouts) else None

@@ -27,14 +27,14 @@ _PLACES = "xyz"
 
 
 def _image(node: Node, rank: int, channel: str, places: str) -> str:
-    """Letters of an image's axes; those of channels come first or last."""
+    """Return the letters of an image's axes; those of channels come first or last."""
     behind = node.attr("data_format").startswith(b"NC")
     inner = places[: rank - 2]
     return "n" + (channel + inner if behind else inner + channel)
 
 
 def _letters(node: Node, rank: int) -> tuple[str, str, str]:
-    """The letters of a convolution's image, kernel and result."""
+    """Return the letters of a convolution's image, kernel and result."""
     kernel = "abc"[: rank - 2] + "io"
     return (
         _image(node, rank, "i", _PLACES),
@@ -44,7 +44,7 @@ def _letters(node: Node, rank: int) -> tuple[str, str, str]:
 
 
 def _convolution(operands: str, result: str, shape: int | None = None) -> Rule:
-    """The rule of a convolution or of one of its gradients.
+    """Return the rule of a convolution or of one of its gradients.
 
     Args:
         operands: Which of I(mage), K(ernel) and O(utput) are its operands, in order.
@@ -76,7 +76,7 @@ def _convolution(operands: str, result: str, shape: int | None = None) -> Rule:
 
 
 def _is_grouped(node: Node, labels: dict[str, str], operands: str) -> bool:
-    """Whether each output channel sees some of the input channels alone."""
+    """Return whether each output channel sees some of the input channels alone."""
     operand = dict(zip(operands, [v for v in node.inputs if v.rank != 1], strict=True))
     made = {name: v.shape for name, v in operand.items()}
     made.setdefault(next(n for n in "IKO" if n not in operand), node.outputs[0].shape)
@@ -87,7 +87,7 @@ def _is_grouped(node: Node, labels: dict[str, str], operands: str) -> bool:
 
 
 def _with_shape(node: Node, made: Plan, shape: int) -> Plan:
-    """Adds the operand that is the shape of the result, of which a replica has a part."""
+    """Add the operand that is the shape of the result, of which a replica has a part."""
     wanted, (layout,) = list(made.inputs), made.outputs
     wanted.insert(shape, WHOLE)
 
@@ -157,7 +157,7 @@ def depthwise(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _each_channel(images: Sequence[int], shape: int | None = None) -> Rule:
-    """The rule of what treats each channel alone.
+    """Return the rule of what treats each channel alone.
 
     Args:
         images: Operands that have the channels; others are whole.
@@ -212,7 +212,7 @@ def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _is_vector(value: Any) -> bool:
-    """Whether it has a number for each channel; statistics may be empty."""
+    """Return whether it has a number for each channel; statistics may be empty."""
     return value.shape is None or value.shape != (0,)
 
 
@@ -228,7 +228,7 @@ def bias_add(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _of_channels(
     node: Node, layouts: Sequence[Layout], image: int, vector: int | None = None
 ) -> tuple[Sharded | None, int]:
-    """How channels are cut of an image, or of a vector beside it; and their axis."""
+    """Return how channels are cut of an image, or of a vector beside it; and their axis."""
     rank = node.inputs[image].rank
     if rank is None:
         return None, 0

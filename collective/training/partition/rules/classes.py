@@ -25,7 +25,7 @@ Make = Callable[[Any, Parts, Sequence[Parts]], list[list[tf.Tensor]]]
 
 
 def _of_last(node: Node, layouts: Sequence[Layout], place: int = 0) -> Sharded | None:
-    """How the last axis of an operand is cut, in one block; None if it is not."""
+    """Return how the last axis of an operand is cut, in one block; None if it is not."""
     layout, rank = summed(layouts)[place], node.inputs[place].rank
     if not isinstance(layout, Sharded) or rank is None or layout.axis != rank - 1:
         return None
@@ -35,7 +35,7 @@ def _of_last(node: Node, layouts: Sequence[Layout], place: int = 0) -> Sharded |
 def jointly(
     wanted: Sequence[Layout | None], outputs: Sequence[Layout], make: Make
 ) -> Plan:
-    """The plan of an operation with exchanges in its middle.
+    """Return the plan of an operation with exchanges in its middle.
 
     Args:
         make: From the parts of operand 0 of each replica of this process, and those of
@@ -53,7 +53,7 @@ def jointly(
 
 
 def _shifted(emission: Any, parts: Parts) -> tuple[Parts, tf.Tensor]:
-    """Numbers less the maximum over the last axis, not in 16 bits; and the maximum."""
+    """Return numbers less the maximum over the last axis, not in 16 bits; and the maximum."""
     wide = [tf.cast(t, tf.float32) if t.dtype.size < 4 else t for t in parts]
     own = [tf.reduce_max(t, -1, keepdims=True) for t in wide]
     (peak,) = emission.pending.at_once("max", [own])
@@ -211,7 +211,7 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("InTopK", "InTopKV2", table=AXIS_RULES)
 def in_top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Whether fewer than so many numbers are larger than that of the own label."""
+    """Return whether fewer than so many numbers are larger than that of the own label."""
     layout = _of_last(node, layouts)
     most = node.attr("k") if node.type == "InTopK" else node.inputs[2].const
     if layout is None or most is None:

@@ -80,7 +80,7 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _fixpoint(node: Node, layouts: list[Layout], rows: Rows) -> list[Layout] | None:
-    """The layouts in which the variables of a loop begin and come back, or None."""
+    """Return the layouts in which the variables of a loop begin and come back, or None."""
     body = node.bodies[1]
     first = [_startable(layout) for layout in layouts]
     now = list(first)
@@ -158,7 +158,7 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _branch_taken(node: Node) -> int | None:
-    """The number of the branch that is taken in every step, or None if it depends."""
+    """Return the number of the branch that is taken in every step, or None if it depends."""
     which = node.inputs[0].const
     if which is None or which.ndim or which.dtype.kind not in "biuf":
         return None
@@ -169,19 +169,19 @@ def _branch_taken(node: Node) -> int | None:
 
 
 def _truth(value: tf.Tensor) -> tf.Tensor:
-    """What ``If`` takes a scalar for."""
+    """Return what ``If`` takes a scalar for."""
     return value if value.dtype == tf.bool else tf.not_equal(value, 0)
 
 
 def _startable(layout: Layout) -> Layout:
-    """The layout in which a variable of this one enters."""
+    """Return the layout in which a variable of this one enters."""
     return WHOLE if isinstance(layout, Partial) and layout != SUM else layout
 
 
 def _joined(
     now: Layout, first: Layout, begin: Value, after: Value, rows: Rows
 ) -> Layout:
-    """The layout of a variable that is tried as ``now`` and comes back as ``after``.
+    """Return the layout of a variable that is tried as ``now`` and comes back as ``after``.
 
     Args:
         first: The layout in which it begins.
@@ -204,7 +204,7 @@ def _joined(
 
 
 def _met(values: Sequence[Value], rows: Rows) -> Layout:
-    """The layout of a value that comes from several branches."""
+    """Return the layout of a value that comes from several branches."""
     layouts = [value.layout for value in values]
     if any(isinstance(layout, Listed) for layout in layouts):
         return _met_lists(layouts)
@@ -221,7 +221,7 @@ def _met(values: Sequence[Value], rows: Rows) -> Layout:
 
 
 def _met_lists(layouts: Sequence[Layout]) -> Layout:
-    """A list that comes from several places: as the one whose elements are shared out."""
+    """Return a list from several places: as the one whose elements are shared out."""
     found = Listed()
     for layout in layouts:
         if not isinstance(layout, Listed):
@@ -236,7 +236,7 @@ def _met_lists(layouts: Sequence[Layout]) -> Layout:
 
 
 def _all_convertible(body: Graph, wanted: Sequence[Layout], rows: Rows) -> bool:
-    """Whether what a function returns can be had in these layouts.
+    """Return whether what a function returns can be had in these layouts.
 
     Raises:
         NeedsWholeLists: It returns a list that cannot.
@@ -256,7 +256,7 @@ def _all_convertible(body: Graph, wanted: Sequence[Layout], rows: Rows) -> bool:
 def _describe(
     body: Graph, outer: Sequence[Value], loop_body: Graph | None = None
 ) -> None:
-    """Gives the inputs of a function what is known of the values it is called with.
+    """Give the inputs of a function what is known of the values it is called with.
 
     Args:
         loop_body: Of the condition of a loop: the body, whose inputs it has.
@@ -276,7 +276,7 @@ def _describe(
 
 
 def _settle_shapes(body: Graph, layouts: Sequence[Layout]) -> bool:
-    """Whether every variable of a loop keeps its shape; those that do not become open.
+    """Return whether every variable of a loop keeps its shape; those that do not become open.
 
     Args:
         layouts: Of the variables: a sharded axis has its places before and after.
@@ -300,7 +300,7 @@ def _settle_shapes(body: Graph, layouts: Sequence[Layout]) -> bool:
 
 
 def _outside(shape: OpenShape, out: Value) -> Shape:
-    """The shape of an output of a loop or branch: without symbols of the inside."""
+    """Return the shape of an output of a loop or branch: without symbols of the inside."""
     if shape is None:
         return out.static_shape()
     known = out.static_shape() or (None,) * len(shape)
@@ -315,14 +315,14 @@ def _outside(shape: OpenShape, out: Value) -> Shape:
 
 
 def _sizes_outside(sizes: Any, out: Value) -> Any:
-    """The sizes that an output holds, or None if one is known inside alone."""
+    """Return the sizes that an output holds, or None if one is known inside alone."""
     table = np.array(sizes, object)
     inside = [isinstance(size, Size) and _is_inside(size, out) for size in table.flat]
     return None if any(inside) else sizes
 
 
 def _is_inside(size: Size, out: Value) -> bool:
-    """Whether a size is one of a function of the loop or branch that makes ``out``."""
+    """Return whether a size is one of a function of the loop or branch that makes ``out``."""
     if size.is_lasting:
         return False
     assert out.node is not None
@@ -342,7 +342,7 @@ def _function(
     wanted: Sequence[Layout],
     kind: Any,
 ) -> Any:
-    """A ``FuncGraph`` of a body, whose first input is the vector of the share.
+    """Return a ``FuncGraph`` of a body, whose first input is the vector of the share.
 
     Args:
         layouts, widths: Of its inputs, and how many tensors each has.
@@ -400,7 +400,7 @@ def _placeholder(value: Value, layout: Layout, outer: tf.Tensor) -> tf.Tensor:
 
 
 def _share_captures(functions: Sequence[Any]) -> list[tf.Tensor]:
-    """Gives all functions the tensors that any of them took from around it.
+    """Give all functions the tensors that any of them took from around it.
 
     Returns:
         Those tensors, which are passed behind the other inputs.
@@ -429,7 +429,7 @@ def _flat(lists: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
 def _unflat(
     tensors: Sequence[tf.Tensor], widths: Sequence[int]
 ) -> list[list[tf.Tensor]]:
-    """Splits tensors into lists of these lengths."""
+    """Split tensors into lists of these lengths."""
     rest, found = list(tensors), []
     for width in widths:
         found.append(rest[:width])
@@ -443,7 +443,7 @@ def _widened(
     layouts: Sequence[Layout],
     given: Sequence[Any],
 ) -> tuple[list[list[tf.Tensor]], list[int]]:
-    """The tensors of each value, as many as in every round; and how many.
+    """Return the tensors of each value, as many as in every round; and how many.
 
     Of a variable there are as many handles as it has copies.
     """

@@ -16,7 +16,7 @@ from collective.training.partition.values import shape_rule
 
 
 def _counts_rows(value: Value, rows: Rows) -> bool:
-    """Whether a value is known to be 0, 1, 2, ... up to the last row."""
+    """Return whether a value is known to be 0, 1, 2, ... up to the last row."""
     node = value.node
     while node is not None and node.type in ("Cast", "Identity"):
         node = node.inputs[0].node
@@ -26,7 +26,7 @@ def _counts_rows(value: Value, rows: Rows) -> bool:
 
 
 def _has_a_row_each(images: Value, boxes: Value, numbers: Value, rows: Rows) -> bool:
-    """Whether there is a box for each image of the batch, in order."""
+    """Return whether there is a box for each image of the batch, in order."""
     return _counts_rows(numbers, rows) and all(
         value.shape is not None and value.shape[0] == rows.rows
         for value in (images, boxes)
@@ -34,7 +34,7 @@ def _has_a_row_each(images: Value, boxes: Value, numbers: Value, rows: Rows) -> 
 
 
 def _own_numbers(emission: Any, numbers: tf.Tensor) -> tf.Tensor:
-    """The numbers of images, among those of the replica."""
+    """Return the numbers of images, among those of the replica."""
     return numbers - emission.scalar(emission.first_row, numbers.dtype)
 
 

@@ -27,7 +27,7 @@ Compute = Callable[[Any, list[Any], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def _is_main(node: Node, place: int) -> bool:
-    """Whether it is the main diagonal; the first version of an operation has no other."""
+    """Return whether it is the main diagonal; an operation's first version has no other."""
     if node.type in ("MatrixDiag", "MatrixDiagPart", "MatrixSetDiag"):
         return True
     number = node.inputs[place].const
@@ -40,7 +40,7 @@ def _is_square(value: Value) -> bool:
 
 
 def _makes_square(node: Node) -> bool:
-    """Whether a matrix is made that has no place but those beside its diagonal."""
+    """Return whether a matrix is made that has no place but those beside its diagonal."""
     if node.type == "MatrixDiag":
         return True
     shape = node.inputs[0].shape
@@ -89,7 +89,7 @@ alike("MatrixBandPart", *_SET)
 def _numbers(
     emission: Any, layout: Sharded, size: Any, rank: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The row and the column of each place of a replica's part of a square matrix.
+    """Return the row and the column of each place of a replica's part of a square matrix.
 
     Args:
         size: Of the matrix.
@@ -109,7 +109,7 @@ def _numbers(
 
 
 def _beside(diagonal: tf.Tensor, by_rows: bool) -> tf.Tensor:
-    """A diagonal along the rows of matrices, or along their columns."""
+    """Return a diagonal along the rows of matrices, or along their columns."""
     return diagonal[..., None] if by_rows else diagonal[..., None, :]
 
 
@@ -121,7 +121,7 @@ def _across(
     of_matrix: Sharded,
     compute: Compute,
 ) -> Plan | None:
-    """The plan of an operation on a square matrix that lies as ``of_matrix``."""
+    """Return the plan of an operation on a square matrix that lies as ``of_matrix``."""
     shape = value.shape
     assert shape is not None
     size, rank = shape[-1], len(shape)

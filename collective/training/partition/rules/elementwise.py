@@ -181,7 +181,7 @@ EACH_ELEMENT = (*_ONE, *_MORE)
 
 @shape_rule("AddN")
 def _of_one_shape(node: Node) -> Any:
-    """Returns what is known of any operand, which is true of all."""
+    """Return what is known of any operand, which is true of all."""
     shapes = [v.shape for v in node.inputs if v.shape is not None]
     if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes):
         return None
@@ -189,7 +189,7 @@ def _of_one_shape(node: Node) -> Any:
 
 
 def _unknown(size: AnySize) -> int:
-    """How little is known of a size: an argument's is better than an operation's."""
+    """Return how little is known of a size: an argument's is better than an operation's."""
     if isinstance(size, int):
         return 0
     return 1 if all(symbol.is_positive for symbol in size.symbols) else 2
@@ -224,7 +224,7 @@ def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def operand(value: Value, made: Sharded, rank: int, size: AnySize) -> Layout | None:
-    """How an operand is taken whose result of ``rank`` axes is ``made``.
+    """Return how an operand is taken whose result of ``rank`` axes is ``made``.
 
     Args:
         size: Of the sharded axis, as it is whole.
@@ -245,7 +245,7 @@ def operand(value: Value, made: Sharded, rank: int, size: AnySize) -> Layout | N
 
 
 def _largest(node: Node, layouts: Sequence[Layout]) -> tuple[int, Sharded] | None:
-    """The sharded operand with most axes, by its place; the first of several."""
+    """Return the sharded operand with most axes, by its place; the first of several."""
     found: tuple[int, Sharded] | None = None
     for place, layout in enumerate(layouts):
         if isinstance(layout, Sharded) and (
@@ -257,7 +257,7 @@ def _largest(node: Node, layouts: Sequence[Layout]) -> tuple[int, Sharded] | Non
 
 
 def _lists(layouts: Sequence[Layout]) -> Plan:
-    """Sums and zeros of lists: all lie as the one whose elements are shared out."""
+    """Return sums and zeros of lists: all lie as the one whose elements are shared out."""
     found: Layout = layouts[0]
     for layout in layouts:
         if isinstance(layout, Listed) and layout.element is not None:
@@ -273,7 +273,7 @@ def _shape_alone(node: Node, layouts: list[Layout]) -> Plan | None:
 
 
 def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
-    """Carries a partial sum through an operation that is linear in it; None if it is not.
+    """Carry a partial sum through an operation that is linear in it; None if it is not.
 
     What replicas have of a sum may be far from it: a factor that is large, infinite or
     no number would make of 1e20 and -1e20 what their sum 0 is not. So only those factors

@@ -18,7 +18,7 @@ from collective.training.partition.plans import Plan, Rule
 def with_a_row(
     plan: Plan | None, node: Node, filled: Mapping[int, int] = MappingProxyType({})
 ) -> Plan | None:
-    """The plan of a plain operation, which is made on a row of zeros where there is none.
+    """Return the plan of a plain operation, made on a row of zeros if there is none.
 
     What it makes of that row is cut off, or adds nothing to a sum.
 
@@ -54,14 +54,14 @@ def with_a_row(
 
 
 def rows_wanted(of: Rule) -> Rule:
-    """The rule of operations whose kernels want a row."""
+    """Return the rule of operations whose kernels want a row."""
     return lambda node, layouts, rows: with_a_row(of(node, layouts, rows), node)
 
 
 def _padded(
     emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded, filled: int
 ) -> tf.Tensor:
-    """Appends a row if there are none; otherwise copies nothing."""
+    """Append a row if there are none; otherwise copies nothing."""
     rank, axis = tensor.shape.rank, layout.axis
 
     def pads() -> tf.Tensor:
@@ -81,7 +81,7 @@ def _padded(
 
 
 def _cut(emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
-    """Removes the row. Another operation that needs one gets the padded tensor again.
+    """Remove the row. Another operation that needs one gets the padded tensor again.
 
     So oneDNN finds a pooling whose gradient it makes, and hands on what it knows of it.
     """

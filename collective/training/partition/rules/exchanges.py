@@ -39,14 +39,14 @@ def marked_sum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("MarkedReduction", "MarkedFirst")
 def marked_reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Works on each element alone."""
+    """Work on each element alone."""
     taken = summed(layouts)
     return _exchanged(node, taken, taken)
 
 
 @rule("MarkedGather")
 def marked_gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Joins along the first axis, where no rows may be."""
+    """Join along the first axis, where no rows may be."""
     *parts, axis = summed(layouts)
     if isinstance(parts[0], Sharded) and not parts[0].axis:
         return None

@@ -20,7 +20,7 @@ from collective.training.partition.shares import pieces_of
 
 @rule("ReadVariableOp", "Identity", table=HANDLE_RULES)
 def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reads this replica's part."""
+    """Read this replica's part."""
     return Plan(layouts, layouts)
 
 
@@ -68,7 +68,7 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def looked_up(node: Node, table: Sharded, wanted: list[Layout | None]) -> Plan | None:
-    """The plan of a look-up, by operand 1, in a table that is cut by its rows."""
+    """Return the plan of a look-up, by operand 1, in a table that is cut by its rows."""
     if len(table.blocks) > 1 or not is_number(node.outputs[0].dtype):
         return None
 
@@ -86,7 +86,7 @@ def looked_up(node: Node, table: Sharded, wanted: list[Layout | None]) -> Plan |
 def own_numbers(
     emission: Any, table: Sharded, numbers: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of a table by their number in a replica's part, and whether it has them.
+    """Return the rows of a table by their number in a replica's part, and whether it has them.
 
     Returns:
         The number is 0 of a row that it does not have, and -1 of one that nobody has,
@@ -101,7 +101,7 @@ def own_numbers(
 
 
 def is_number(dtype: tf.DType) -> bool:
-    """Whether values of a dtype can be added to zeros."""
+    """Return whether values of a dtype can be added to zeros."""
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex)
 
 

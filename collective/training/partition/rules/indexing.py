@@ -152,7 +152,7 @@ def tensor_scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None
 
 
 def _as_written(node: Node, updates: Layout, behind: int, rows: Rows) -> Layout:
-    """The layout of a whole table of which rows are written; whole if it has none.
+    """Return the layout of a whole table of which rows are written; whole if it has none.
 
     Args:
         behind: How many axes further behind the same axis of the table is.

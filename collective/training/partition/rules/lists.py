@@ -25,7 +25,7 @@ EMPTY = Listed()
 
 
 def _any_shape(node: Node, inputs: list[Any]) -> list[Any]:
-    """Operands whose first, the shape of elements, is left open: shares differ."""
+    """Return operands whose first, the shape of elements, is left open: shares differ."""
     return [tf.constant(-1, node.inputs[0].dtype), *inputs[1:]]
 
 
@@ -40,7 +40,7 @@ def empty(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _filled(have: Layout, value: Value, layout: Layout, rows: Rows) -> Listed:
-    """The layout of a list into which a value was put.
+    """Return the layout of a list into which a value was put.
 
     Elements are shares, sums or whole: a partial value of another kind is made whole.
     """
@@ -57,7 +57,7 @@ def _filled(have: Layout, value: Value, layout: Layout, rows: Rows) -> Listed:
 
 
 def _lasting(shape: Shape) -> OpenShape:
-    """The sizes that all elements of a list have, and that are known where it is read."""
+    """Return the sizes that all elements of a list have, known where it is read."""
     if shape is None:
         return None
     return tuple(s if isinstance(s, int) or s.is_lasting else None for s in shape)
@@ -77,13 +77,13 @@ def _with_item(
 
 @rule("TensorListPushBack")
 def push(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Appends an element."""
+    """Append an element."""
     return _with_item(node, layouts, 1, rows)
 
 
 @rule("TensorListSetItem")
 def set_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Replaces an element."""
+    """Replace an element."""
     return _with_item(node, layouts, 2, rows)
 
 
@@ -102,7 +102,7 @@ def _learn_shape(value: Value, shape: OpenShape) -> None:
 def _item_shape(
     emission: Any, node: Node, have: Listed, place: int, inputs: list[Any]
 ) -> Any:
-    """The shape of an element, which makes zeros of one that was not set."""
+    """Return the shape of an element, which makes zeros of one that was not set."""
     x = list(inputs)
     dtype = node.inputs[place].dtype
     if have.shape is not None and not isinstance(have.element, Sharded):
@@ -127,7 +127,7 @@ def _item_shape(
 
 
 def _reads(node: Node, layouts: list[Layout], at: int, more: int) -> Plan | None:
-    """An element of a list, whose shape is operand ``at``."""
+    """Return an element of a list, whose shape is operand ``at``."""
     have = layouts[0]
     if not isinstance(have, Listed):
         return None
@@ -151,7 +151,7 @@ def pop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListGetItem")
 def get_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reads an element."""
+    """Read an element."""
     return _reads(node, layouts, 2, 0)
 
 
@@ -201,7 +201,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _of_places(node: Node, layouts: list[Layout], rows: Rows, at: int) -> Plan:
-    """The places of the first axis as elements, whose shape is operand ``at``."""
+    """Return the places of the first axis as elements, whose shape is operand ``at``."""
     x = node.inputs[0]
     element: Layout = WHOLE
     if isinstance(layouts[0], Sharded) and layouts[0].axis and not rows.whole_lists:
@@ -261,7 +261,7 @@ def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _is_rows(size: Any, rows: Rows) -> bool:
-    """Whether a size is known in every graph of the step."""
+    """Return whether a size is known in every graph of the step."""
     return isinstance(size, Size) and size.symbols <= rows.lasting
 
 

@@ -48,7 +48,7 @@ def added(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _own(
     emission: Any, layout: Sharded, numbers: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Numbers within a replica's part, which are -1 where they are of another; its size.
+    """Return numbers within a replica's part, which are -1 where they are of another; its size.
 
     A number that is too large for the whole is too large for the part.
     """

@@ -26,7 +26,7 @@ from collective.training.partition.values import axes_in
 
 
 def find(graph: Graph) -> None:
-    """Has each variance of a graph read what it is the variance of, and name its mean."""
+    """Have each variance of a graph read what it is the variance of, and name its mean."""
     for node in graph.nodes:
         for body in node.bodies:
             find(body)
@@ -41,7 +41,7 @@ def find(graph: Graph) -> None:
 
 
 def _mean_of(node: Node) -> tuple[Value, Value] | None:
-    """What a node is the variance of, and its mean; None of other nodes."""
+    """Return what a node is the variance of, and its mean; None of other nodes."""
     squares = node.inputs[0].node if node.type == "Mean" else None
     if squares is None or squares.type != "SquaredDifference":
         return None
@@ -92,7 +92,7 @@ def variance(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
 
 
 def _finished(totals: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
-    """The mean and the variance, one for each device, of what was summed."""
+    """Return the mean and the variance, one for each device, of what was summed."""
     found = []
     for total in totals:
         with tf.device(total.device):

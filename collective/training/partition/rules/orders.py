@@ -30,7 +30,7 @@ alike(
 
 
 def _along_others(node: Node, layouts: list[Layout], place: int) -> Plan | None:
-    """The plan of an operation along axes that are not sharded."""
+    """Return the plan of an operation along axes that are not sharded."""
     axes = axes_in(node.inputs[place], node.inputs[0].rank)
     if not isinstance(layouts[0], Sharded):
         return whole(node) if all(lay == WHOLE for lay in layouts) else None
@@ -41,7 +41,7 @@ def _along_others(node: Node, layouts: list[Layout], place: int) -> Plan | None:
 
 
 def _is_alone(node: Node, layout: Layout, place: int, rows: Rows) -> bool:
-    """Whether an operation works along the sharded axis alone, and rows are large."""
+    """Return whether an operation works along the sharded axis alone, and rows are large."""
     x = node.inputs[0]
     axes = axes_in(node.inputs[place], x.rank)
     if not isinstance(layout, Sharded) or len(layout.blocks) > 1 or x.shape is None:
@@ -139,7 +139,7 @@ def roll(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ReverseSequence")
 def reverse_sequence(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reverses in each row as many elements as its length says."""
+    """Reverse in each row as many elements as its length says."""
     layouts = summed(layouts)
     layout = layouts[0]
     if not isinstance(layout, Sharded):

@@ -37,7 +37,7 @@ from collective.training.partition.values import axes_in
 
 @rule("ReadVariableOp", table=OWNED_RULES)
 def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reads the piece of a variable that this process owns."""
+    """Read the piece of a variable that this process owns."""
     return Plan([OWNED], [OWNED])
 
 
@@ -126,7 +126,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule(*EACH_ELEMENT, "Select", table=OWNED_RULES)
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Works on the pieces; a scalar is one, and what is smaller is broadcast before."""
+    """Work on the pieces; a scalar is one, and what is smaller is broadcast before."""
     out = node.outputs[0]
     if not out.is_static or out.is_handle or not out.shape:
         return None
@@ -183,7 +183,7 @@ _KINDS = {
 
 @rule(*_KINDS, "L2Loss", table=OWNED_RULES)
 def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reduces over all elements; each rank has a partial result."""
+    """Reduce over all elements; each rank has a partial result."""
     x, out = node.inputs[0], node.outputs[0]
     if not x.is_static or not out.is_static or product(out.shape or ()) != 1:
         return None

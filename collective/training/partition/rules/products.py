@@ -20,7 +20,7 @@ def contraction(
     *,
     repeated: str = "",
 ) -> Plan | None:
-    """The plan of a sum over products.
+    """Return the plan of a sum over products.
 
     Args:
         labels: Of each input, a letter for each axis.
@@ -39,7 +39,7 @@ def contracted(
     *,
     repeated: str = "",
 ) -> Plan | None:
-    """The plan of a sum over products of values; see ``contraction``."""
+    """Return the plan of a sum over products of values; see ``contraction``."""
     layouts = summed(layouts)
     found = [
         (labels[i][lay.axis], lay, len(labels[i]), _elements(values[i]))

@@ -96,7 +96,7 @@ def _numbers(
     rest: list[Any],
     counts: int,
 ) -> tf.Tensor:
-    """The numbers from ``first`` on of a draw, in this shape."""
+    """Return the numbers from ``first`` on of a draw, in this shape."""
     group = 4 if node.outputs[0].dtype.size <= 4 else 2  # numbers of one count
     with on_host():
         skipped = first // group * (counts * group // 4 if counts > 1 else 1)
@@ -110,7 +110,7 @@ def _numbers(
 
 
 def advanced(counter: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """A Philox counter after so many counts: uint64 ``[2]``, the low word first."""
+    """Return a Philox counter after so many counts: uint64 ``[2]``, the low word first."""
     low, high = tf.unstack(tf.bitcast(counter, tf.int64), num=2)
     after = low + counts
     lowest = tf.constant(tf.int64.min, tf.int64)  # of unsigned order

@@ -19,7 +19,7 @@ _INPUT, _PARAMS, _LENGTHS = 0, 3, 4  # of the operands
 
 
 def _layout(node: Node, layouts: list[Layout], rows: Rows) -> Sharded | None:
-    """Returns the layout of the sequences if everything else has as many rows."""
+    """Return the layout of the sequences if everything else has as many rows."""
     layout = layouts[_INPUT]
     if not isinstance(layout, Sharded) or node.attr("dropout"):
         return None

@@ -34,7 +34,7 @@ _NARROW = (tf.float16, tf.bfloat16)
 
 @rule(*_KINDS)
 def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Reduces over all rows; each replica has a partial result."""
+    """Reduce over all rows; each replica has a partial result."""
     x, layout = node.inputs[0], layouts[0]
     is_linear = node.type in ("Sum", "Mean") and x.dtype.is_floating
     if is_linear and layouts == [SUM, WHOLE]:
@@ -132,7 +132,7 @@ def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _is_fewer(node: Node, rows: Rows) -> bool:
-    """Whether the rows that are added are fewer than those that they are added to."""
+    """Return whether the rows that are added are fewer than those that they are added to."""
     read, made = node.inputs[0].shape, node.outputs[0].shape
     if read is None or made is None or rows.expected is None:
         return False

@@ -36,7 +36,7 @@ def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     is_mean = node.type == "SegmentMean"
 
     def sums(part: tf.Tensor, own: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-        """The sums of a replica, with zeros for the segments behind its last one."""
+        """Return the sums of a replica, with zeros for the segments behind its last one."""
         found = tf.math.segment_sum(part, own)
         missing = tf.cast(most, tf.int64) + 1 - tf.shape(found, tf.int64)[0]
         pads = tf.scatter_nd([[0, 1]], missing[None], [part.shape.rank, 2])

@@ -27,7 +27,7 @@ from collective.training.partition.values import axis_in
 
 @rule("Reshape", "ExpandDims", "Squeeze")
 def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Keeps the elements and their order."""
+    """Keep the elements and their order."""
     x, out, layout = node.inputs[0], node.outputs[0], layouts[0]
     if layout == SUM and all(lay == WHOLE for lay in layouts[1:]):
         return Plan(layouts, [SUM])
@@ -51,7 +51,7 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
-    """The shape of a replica's part."""
+    """Return the shape of a replica's part."""
     given = inputs[1]
     local = list(sizes)
     local[made.axis] = emission.own_rows * made.per_row
@@ -233,7 +233,7 @@ def unpack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _as_it_is(value: Value) -> Layout:
-    """The layout in which only the shape of a value is read, also of what is partial."""
+    """Return the layout in which only the shape of a value is read, also of what is partial."""
     return WHOLE if value.layout == MOMENTS else value.layout
 
 

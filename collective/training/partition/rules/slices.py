@@ -29,7 +29,7 @@ _MOST_LIKE_IT = 16  # blocks of zeros beside a slice
 def blocks_within(
     layout: Sharded, begin: AnySize | None, length: AnySize | None, rows: Rows
 ) -> tuple[int, int] | None:
-    """Returns the half-open range of blocks that a slice covers, or None if it cuts one."""
+    """Return the half-open range of blocks that a slice covers, or None if it cuts one."""
     if begin is None or length is None:
         return None
     bounds = [
@@ -42,7 +42,7 @@ def blocks_within(
 
 
 def _own_range(emission: Any, layout: Sharded, blocks: tuple[int, int]) -> Any:
-    """Where the blocks begin in a replica's part, and their places: int64 scalars."""
+    """Return where the blocks begin in a replica's part, and their places: int64 scalars."""
     first, last = blocks
     begin, count = total(layout.blocks[:first]), total(layout.blocks[first:last])
     own = emission.own_rows
@@ -165,7 +165,7 @@ def _picked(
 def _one_place(
     node: Node, layout: Sharded, found: list[Entry], entry: Entry, rows: Rows
 ) -> Plan | None:
-    """The first or last place: of the replica that has it, with zeros of all others.
+    """Return the first or last place: of the replica that has it, with zeros of all others.
 
     Another one may not be there, which is an error.
     """
@@ -198,7 +198,7 @@ def _one_place(
 
 
 def _spec_of(node: Node, axis: int, rank: int, count: int) -> int | None:
-    """Returns the index into begin, end and strides for an axis, or None.
+    """Return the index into begin, end and strides for an axis, or None.
 
     Args:
         rank: Axes of what is sliced.
@@ -220,7 +220,7 @@ def _spec_of(node: Node, axis: int, rank: int, count: int) -> int | None:
 
 
 def _keeps_masks(node: Node, axis: int) -> bool:
-    """Whether the operation takes all places of an axis, however many there are."""
+    """Return whether the operation takes all places of an axis, however many there are."""
     count = len(sizes_in(node.inputs[3]))
     place = _spec_of(node, axis, node.inputs[0].rank or 0, count)
     if place is None:
@@ -241,7 +241,7 @@ def _index(
     end: Any,
     step: int = 1,
 ) -> tuple[Any, ...]:
-    """The index, with other bounds along one axis."""
+    """Return the index, with other bounds along one axis."""
     index: list[Any] = []
     masks = {n: node.attr(f"{n}_mask") for n in ("begin", "end")}
     for entry in found:
@@ -264,7 +264,7 @@ def _index(
 
 
 def _place_of(node: Node, entry: Entry, found: list[Entry]) -> int:
-    """The place in begin, end and strides of an entry that has one."""
+    """Return the place in begin, end and strides of an entry that has one."""
     assert entry.axis is not None
     rank = sum(e.axis is not None for e in found)
     # The strides are the fourth operand of a slice and of its gradient.
@@ -437,7 +437,7 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _split_rows(node: Node, at: int, layout: Sharded, rows: Rows) -> Plan | None:
-    """Parts of the rows: each replica keeps those of its own part."""
+    """Return the parts of the rows: each replica keeps those of its own part."""
     begin: AnySize = 0
     made: list[Layout] = []
     is_read = any(offers.leads_to_weights(value) for value in node.outputs)

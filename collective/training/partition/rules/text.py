@@ -78,7 +78,7 @@ def _padded(node: Node) -> Shape:
 
 
 def _split_rows(value: Value) -> AnySize | None:
-    """Derives the number of strings from the number of rows after a split."""
+    """Derive the number of strings from the number of rows after a split."""
     while value.node is not None and value.node.type in ("Cast", "Identity"):
         value = value.node.inputs[0]
     node = value.node
