@@ -54,7 +54,8 @@ def search(kind, **more):
     found = tuner(kind, **more)
     found.search(X, Y, epochs=2, batch_size=8, validation_split=0.3, verbose=1)
     found.results_summary(2)
-    trials = found.oracle.trials.values()
+    # Those of a folder come in the order of its entries.
+    trials = sorted(found.oracle.trials.values(), key=lambda trial: trial.trial_id)
     print(json.dumps([[t.score, t.status, t.hyperparameters.values] for t in trials]))
     return found
 
