@@ -23,7 +23,7 @@ from collective.log import log
 from collective.replacements import replacing
 from collective.training.partition.method import supports
 from collective.training.process.failure import ends_the_job
-from collective.training.process.object_collectives import broadcast_object
+from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.sharding.placing import Placing
 from collective.training.unedited.resume import StateFolder
 from collective.training.unedited.units import Removal, Units
@@ -237,9 +237,18 @@ class ScriptJob:
 
     def _pass_removal(self) -> Exception | None:
         """Wait until rank 0 has removed a file; return what that has raised."""
+        self._wait_for_all()
         failure: Exception | None = broadcast_object(self.backend, None)
         self.units.passed_removal()
         return failure
+
+    def _wait_for_all(self) -> None:
+        """Wait until every rank is here, and may read no more of what rank 0 changes.
+
+        A broadcast need not wait: rank 0 ends that of MPI before others have begun it.
+        """
+        if self.is_shared:
+            gather_few(self.backend, [1])
 
     def _made(self, call: np.ndarray) -> bool:
         """Return whether rank 0 removes what this rank has made."""
@@ -263,6 +272,7 @@ class ScriptJob:
     def _write(self, path: str, write: Callable[[], Any], call: str) -> Any:
         result, failure = None, None
         with self.calling(call, path) as same, contextlib.ExitStack() as around:
+            self._wait_for_all()
             for context in self.around_writes if call == SAVE else ():
                 around.enter_context(context())
             if self.backend.rank and same:

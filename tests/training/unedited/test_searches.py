@@ -73,13 +73,6 @@ def keras_tuner(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-class Two(Ranks):
-    """Two ranks of which the second one sends nothing of interest."""
-
-    def broadcast_array(self, array, root=0):
-        return super().broadcast_array(array) if root == 0 else np.array(array)
-
-
 class Oracle:
     """Proposes and keeps what a rank would by itself."""
 
@@ -95,7 +88,7 @@ class Oracle:
 
 def of(rank, sent, tuner, measured):
     """Search on one rank; return what its oracle has kept."""
-    job = ScriptJob(Two(rank, sent))
+    job = ScriptJob(Ranks(rank, sent))
     vars(job)["by_strategy"] = False
     share_searches(job)
     kind = type("Tuner", (tuner(),), {"run_trial": lambda self, trial: measured})
@@ -119,7 +112,7 @@ def test_an_error_of_the_job_is_not_the_failure_of_a_trial(keras_tuner):
             raise ValueError("a failure of this trial")
         raise CollectiveError("rank 1 died", hint="none")
 
-    job = ScriptJob(Two(0, []))
+    job = ScriptJob(Ranks(0, []))
     vars(job)["by_strategy"] = False
     share_searches(job)
     tuner = type("Tuner", (keras_tuner(),), {"run_trial": run_trial})(Oracle(0))
@@ -130,7 +123,7 @@ def test_an_error_of_the_job_is_not_the_failure_of_a_trial(keras_tuner):
 
 
 def test_what_cannot_search_is_refused_by_name(keras_tuner):
-    job = ScriptJob(Two(0, []))
+    job = ScriptJob(Ranks(0, []))
     vars(job)["by_strategy"] = True
     share_searches(job)
     with pytest.raises(UsageError, match="'two' cannot search with KerasTuner"):
