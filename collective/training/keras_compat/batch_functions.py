@@ -16,6 +16,7 @@ FUNCTIONS = {
     "test_function": "test_step",
     "predict_function": "predict_step",
 }
+_own = 0  # how many contexts ask for Keras' own functions
 Make = Callable[[keras.Model, str], Any]
 Step = Callable[[Any], Any]
 
@@ -42,6 +43,20 @@ def made_by(make: Make) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def keras_own(model: keras.Model) -> Iterator[None]:
+    """Inside, models get Keras' own functions, and this one has none so far."""
+    global _own
+    with contextlib.ExitStack() as stack:
+        for attribute in FUNCTIONS:
+            stack.enter_context(replacing(model, attribute, None))
+        _own += 1
+        try:
+            yield
+        finally:
+            _own -= 1
+
+
 def _made_by(
     make: Make, attribute: str, method: str
 ) -> contextlib.AbstractContextManager[None]:
@@ -52,7 +67,7 @@ def _made_by(
     def made(self: keras.Model, force: bool = False) -> Any:
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        function = make(self, method)
+        function = None if _own else make(self, method)
         if function is None:
             return stock(self, force)
         if isinstance(function, Eager):

@@ -18,6 +18,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.sharding.held import is_held
+from collective.training.unedited.tracking import records
 from collective.training.verification.same_calls import share_weights
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
@@ -47,11 +48,12 @@ def agreeing(
     """Yield the callbacks of a call with one more, by which the ranks agree.
 
     Args:
-        callbacks: Those of the user, each by itself, of the same kinds on every rank.
+        callbacks: Those of the user, each by itself, of the same kinds on every rank, but
+            for those that record.
         unit: Runs what all ranks do together, again where one of them has died.
     """
-    deciding = [c for c in callbacks if _may_decide_otherwise(c)]
-    used = [m for m in METHODS if any(_overrides(c, m) for c in deciding)]
+    deciding = [c for c in callbacks if not records(c) and _may_decide_otherwise(c)]
+    used = [m for m in METHODS if any(overrides(c, m) for c in deciding)]
     if not used:
         yield list(callbacks)
         return
@@ -117,7 +119,8 @@ def _may_decide_otherwise(callback: keras.callbacks.Callback) -> bool:
     return not of_keras or is_lambda or isinstance(callback, _READS_FILES)
 
 
-def _overrides(callback: keras.callbacks.Callback, method: str) -> bool:
+def overrides(callback: keras.callbacks.Callback, method: str) -> bool:
+    """Return whether a callback has a method of its own."""
     for name in {method, _ALIASES.get(method, method)}:
         base: Callable[..., Any] = getattr(keras.callbacks.Callback, name)
         if getattr(getattr(callback, name), "__func__", None) is not base:

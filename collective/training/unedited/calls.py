@@ -19,6 +19,7 @@ import keras
 import collective
 from collective.distribute.scoped_models import strategy_of
 from collective.errors import UsageError
+from collective.replacements import replacing
 from collective.training import keras_compat
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
@@ -27,13 +28,13 @@ from collective.training.process.failure import guarded
 from collective.training.sharding.held import check_whole
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
-from collective.training.unedited.agreement import agreeing
+from collective.training.unedited.agreement import METHODS, agreeing, overrides
 from collective.training.unedited.dry_run import DryRun
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 from collective.training.unedited.seeds import fit_seed, is_unseeded
 from collective.training.unedited.set_options import SetOptions
-from collective.training.unedited.tracking import records
+from collective.training.unedited.tracking import records, without_records
 from collective.training.verification.ranks import compare
 from collective.training.verification.same_calls import SameCalls
 from collective.training.verification.settings import describe_settings
@@ -241,12 +242,36 @@ def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
         return
     callbacks = keras.tree.flatten(given)
     if job.backend.rank:
-        callbacks = [c for c in callbacks if not records(c)]
+        callbacks = without_records(callbacks)
     with (
+        _recording(job, callbacks),
         job.units.keeping(callbacks),
         agreeing(callbacks, job.backend, job.units.run) as followed,
     ):
         arguments["callbacks"] = followed
+        yield
+
+
+@contextlib.contextmanager
+def _recording(
+    job: ScriptJob, callbacks: Sequence[keras.callbacks.Callback]
+) -> Iterator[None]:
+    """Inside, hooks of callbacks that only rank 0 has wait for no other rank."""
+
+    def made(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            with job.alone(hook.__self__.model):  # type: ignore[attr-defined]
+                return hook(*args, **kwargs)
+
+        return alone
+
+    with contextlib.ExitStack() as inside:
+        for callback in callbacks if job.backend.rank == 0 else ():
+            for name in METHODS if records(callback) else ():
+                if overrides(callback, name):
+                    hook = made(getattr(callback, name))
+                    inside.enter_context(replacing(callback, name, hook, new=True))
         yield
 
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.log import log
 from collective.replacements import replacing
+from collective.training.keras_compat import batch_functions
 from collective.training.partition.method import supports
 from collective.training.process.failure import ends_the_job
 from collective.training.process.object_collectives import broadcast_object, gather_few
@@ -127,6 +129,16 @@ class ScriptJob:
         So are calls from callbacks, which run on rank 0 only.
         """
         return self._depth > 0
+
+    @contextlib.contextmanager
+    def alone(self, model: keras.Model) -> Iterator[None]:
+        """Inside, this rank makes calls of Keras that no other rank makes."""
+        self._depth += 1
+        try:
+            with batch_functions.keras_own(model):
+                yield
+        finally:
+            self._depth -= 1
 
     def meet(self, call: str) -> None:
         """Begin one of ``CALLS``, which every rank makes, and which may make others.

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
@@ -61,6 +61,25 @@ _PACKAGES = {
     *("swanlab", "tensorboardX"),
 }
 _KERAS_OWN = (keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
+
+
+def without_records(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> list[keras.callbacks.Callback]:
+    """Return the callbacks of a rank other than 0: those that do more than record.
+
+    Summaries that a model writes in each step are part of its graph, while a TensorBoard
+    that has asked for them lasts. So another one lasts on these ranks: it writes what
+    ``private_files`` keeps from the disk.
+    """
+    found = []
+    for callback in callbacks:
+        if not records(callback):
+            found.append(callback)
+        elif getattr(callback, "update_freq", "epoch") != "epoch":
+            of_steps = {"update_freq": callback.update_freq, "write_graph": False}
+            found.append(keras.callbacks.TensorBoard(**of_steps))
+    return found
 
 
 def records(callback: keras.callbacks.Callback) -> bool:
