@@ -100,7 +100,7 @@ def fit(
         validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, or a data set;
             evaluated after each epoch, exactly.
         shuffle: Whether epochs mix the rows of arrays and the items of a ``PyDataset``:
-            in Keras' own order where the script has set a seed, as by
+            in Keras' own order if the script has set a seed, as by
             ``keras.utils.set_random_seed``; else in one that depends on ``seed`` alone.
             ``batch`` mixes rows within batches.
         class_weight: The weight of the rows of each class of y.

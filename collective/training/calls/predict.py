@@ -190,7 +190,7 @@ class _Prediction:
         """Return the outputs of all ranks for successive batches, in the order of rows.
 
         Args:
-            parts: This rank's outputs for each batch, or None where it has no rows.
+            parts: This rank's outputs for each batch, or None if it has no rows.
             sizes: Rows of each batch, over all ranks.
         """
         found = [part for part in parts if part is not None]

@@ -35,7 +35,7 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class FitData:
-    """The data of a training; ``batch_size`` is without meaning where they are batches."""
+    """The data of a training; ``batch_size`` is without meaning if they are batches."""
 
     train: Data
     batch_size: int
@@ -159,7 +159,7 @@ def plan_shuffle(
 ) -> tuple[bool | str, int]:
     """``RowPlan.shuffle`` and its seed, for ``fit``'s arguments; every rank calls it.
 
-    Keras' own order follows from the seed of the script, where it has set one: rank 0's.
+    Keras' own order follows from the seed of the script, if it has set one: rank 0's.
     """
     of_script = keras_compat.data.tensorflow_seed()
     if backend.size > 1 and not backend.elastic:  # whatever the arguments of this rank

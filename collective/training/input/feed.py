@@ -58,7 +58,7 @@ class Feed(abc.ABC):
     def bounds(self, epoch: int, step: int) -> tuple[int, int]:
         """First and last step of an epoch, half-open, counted over all epochs.
 
-        The last is ``ENDLESS`` where the epoch ends with the data. ``step`` is where
+        The last is ``ENDLESS`` if the epoch ends with the data. ``step`` is where
         the training is, in this epoch.
         """
 
@@ -77,7 +77,7 @@ class PlannedFeed(Feed):
     """Batches whose rows follow from the number of the step.
 
     With ``steps_per_epoch``, epochs continue in the same pass over the rows, as in Keras;
-    the last epoch of a pass is shorter where the number does not divide.
+    the last epoch of a pass is shorter if the number does not divide.
 
     Args:
         backend: Whose ranks compare batches that have checksums. With an elastic one,
@@ -168,7 +168,7 @@ class Agreement:
 
         Args:
             rows: Of the whole batch; -1 where the data have ended.
-            checksum: Of the whole batch, less than 2**53.
+            checksum: The checksum of the whole batch, less than 2**53.
 
         Raises:
             UsageError: On every rank: the ranks have different batches.

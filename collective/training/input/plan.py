@@ -19,7 +19,7 @@ def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
     """Return which rows of a global batch a replica gets.
 
     Shares are contiguous, in the order of replicas, and their sizes differ by one at
-    most. Some are empty where there are fewer rows than replicas. Works on integers and
+    most. Some are empty if there are fewer rows than replicas. Works on integers and
     on tensors; the result is half-open.
     """
     return replica * rows // replicas, (replica + 1) * rows // replicas

@@ -1,6 +1,6 @@
 """Methods of callbacks see whole variables, also of a model of which each rank has shards.
 
-A method runs on rank 0. Where it reads or writes such a variable, rank 0 asks the other
+A method runs on rank 0. When it reads or writes such a variable, rank 0 asks the other
 ranks, which wait for the end of the method, to gather all of them; what it has written is
 sent to every rank, which takes its shards. A method that touches none costs nothing.
 """

@@ -197,7 +197,7 @@ class CallbackMethods:
     def _run(self, method: str, args: tuple[Any, ...]) -> Exception | None:
         """Call the method; return the exception of a callback, for all ranks to raise.
 
-        Raises at once where a callback used a collective, which the others do not.
+        Raises at once if a callback used a collective, which the others do not.
         """
         what = f"a callback's {method}"
         with (
@@ -241,7 +241,7 @@ class CallbackMethods:
     def share_memory(self) -> None:
         """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
-        It then continues behind the last method. Every rank calls it.
+        It then continues after the last method. Every rank calls it.
         """
         if self.backend.size == 1 or not self.used:
             return

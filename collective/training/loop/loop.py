@@ -63,7 +63,7 @@ class Loop:
     step: TrainingStep
     feed: Feed
     epochs: int  # epochs of the whole training; ``ENDLESS`` where steps decide
-    # Steps of the whole training, over all epochs; ``ENDLESS`` where the number of
+    # Steps of the whole training, over all epochs; ``ENDLESS`` if the number of
     # epochs decides.
     last_step: int
     observers: Sequence[Observer] = ()  # called at fixed points, innermost first

@@ -22,8 +22,8 @@ class Timing:
     Attributes:
         input: Waiting for the next batch.
         step: In the step.
-        all_reduce: Of that, from the last local sum to the last global one.
-        update: Of that, from the last global sum to the end of the step.
+        all_reduce: The part of it from the last local sum to the last global one.
+        update: The part of it from the last global sum to the end of the step.
         wait: Of ``all_reduce``, until the slowest process had its local sums, too. Zero
             for replicas within one process, and before the last ``LAST`` steps.
         started: When, by this host's clock, the local sums were ready.

@@ -32,7 +32,7 @@ def check(partition: Partition, method: str, prepared: PreparedModel) -> None:
     """Refuse what would part the ranks of a replica; every rank finds the same.
 
     Args:
-        method: Of the model, that was traced.
+        method: The model's method that was traced.
 
     Raises:
         UsageError: Naming what is written or returned, and the line that computes it.
@@ -87,7 +87,7 @@ class _Spread:
         """Return whether each output of a graph differs, from whether its inputs do.
 
         Args:
-            names: Of the variables that its inputs stand for.
+            names: The names of the variables that its inputs stand for.
         """
         marked = self._differing
         named = dict(zip(graph.inputs, names, strict=True))

@@ -149,7 +149,7 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
 
 
 def _device_of_tensor(tensor: tf.Tensor) -> str:
-    """Return where a tensor is made; for a variable that was read, where that is."""
+    """Return the device of a tensor; for a variable that was read, the variable's."""
     if tensor.op.device or tensor.op.type != "ReadVariableOp":
         return str(tensor.op.device)
     handle = tensor.op.inputs[0]

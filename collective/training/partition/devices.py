@@ -107,7 +107,7 @@ class DeviceExchange(TimedExchange):
         return [copy.handle for copy in keras_compat.one_copy.copies(variable)]
 
     def added(self, kind: str, parts: Sequence[tf.Tensor]) -> Own:
-        """See ``Exchange``. Of each device there is one part; all where a tree adds them."""
+        """See ``Exchange``. Each device has one part; all parts if a tree adds them."""
         count, dtype = len(self.devices), parts[0].dtype
         if self.tree is not None or len(parts) == 1:
             return Own(parts, dtype)

@@ -62,7 +62,7 @@ class Emission(OwnPart):
         share: The rows of the batch, and of each replica that this process plays.
         rows: The size that stands for the rows of the batch.
         exchange: The sums over ranks.
-        traffic: Where it notes what is exchanged.
+        traffic: Notes what is exchanged.
         parent: The emission of the graph around this one.
     """
 
@@ -233,7 +233,7 @@ class Emission(OwnPart):
         return sliced(self.of(layout), whole, layout)
 
     def whole_of(self, value: Value) -> tf.Tensor | None:
-        """Return the whole value, where it is at hand."""
+        """Return the whole value, if it is at hand."""
         if (value, WHOLE) not in self._forms and not self._is_known(value):
             return None
         found = self.get(value, WHOLE)

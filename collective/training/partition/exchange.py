@@ -123,7 +123,7 @@ class Exchange(Protocol):
         """Like ``reduce``; returns for each tensor a list of one, or of one for each device.
 
         Args:
-            columns: Of each device what it has of each value.
+            columns: For each device, what it has of each value.
             more: Tensors of this process.
         """
         ...

@@ -39,7 +39,7 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
     """Return a line for each thing that is gathered, and for each sum.
 
     Args:
-        traffic: Of the partition, once it was emitted.
+        traffic: The traffic of the partition, once it was emitted.
     """
     sums = [value for values in traffic.sums for value in values]
     lines = [

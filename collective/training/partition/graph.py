@@ -44,7 +44,7 @@ class Value:
         source: TensorFlow's tensor.
         is_handle: Whether it stands for a variable, a list or the like, and has no numbers.
         shape: Its whole shape.
-        const: Its value, where that is known.
+        const: Its value, if it is known.
         sizes: Where it holds sizes: of a scalar an int or ``Size``, of a vector a tuple, of
             a matrix a tuple of tuples.
         users: The nodes that read it.
@@ -53,9 +53,9 @@ class Value:
         layout: How it lies over the replicas.
         offer: Of a whole value that was computed of rows: how it can be shared out again,
             which costs nothing; see ``offers``.
-        is_needed_whole: Of a partial value: whether a node needs it in another layout.
+        is_needed_whole: Whether a node needs a partial value in another layout.
         is_read_owned: Whether all that read it take the piece of their rank.
-        exchanges: How many exchanges must come before it, one behind the other.
+        exchanges: How many exchanges must come before it, one after the other.
         is_nested: Whether it is in a loop or branch, so that it is another tensor in each
             round, and there is none outside.
     """

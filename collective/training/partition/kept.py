@@ -175,7 +175,7 @@ class Kept:
             yield _Held(self.size(value, WHOLE), place + 1, end)
 
     def _overwrite(self, held: dict[Value, _Held]) -> None:
-        """Have outputs take the place of inputs that nothing reads behind them."""
+        """Have outputs take the place of inputs that nothing reads after them."""
         for node, place in self._place.items():
             made = held.get(node.outputs[0]) if node.type in _IN_PLACE else None
             for value in node.inputs if made is not None else ():

@@ -88,7 +88,7 @@ class Sharded:
         """Return the size of the axis, as it is whole.
 
         Args:
-            rows: Of the global batch.
+            rows: The rows of the global batch.
         """
         return self.per_row * (rows if self.of is None else self.of.count)
 
@@ -186,7 +186,7 @@ def is_convertible(have: Layout, want: Layout, shape: Shape, rows: AnySize) -> b
     Args:
         have: The layout that it is computed in.
         shape: Its whole shape.
-        rows: Of the global batch.
+        rows: The rows of the global batch.
     """
     if isinstance(have, Listed) or isinstance(want, Listed):
         return _is_list_convertible(have, want, rows)
@@ -225,7 +225,7 @@ def reshaped(
 
     Args:
         shape, new: The whole shapes before and after.
-        rows: Of the global batch.
+        rows: The rows of the global batch.
     """
     outer, inner = product(shape[: layout.axis]), product(shape[layout.axis + 1 :])
     for axis, size in enumerate(new):

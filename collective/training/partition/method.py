@@ -44,7 +44,7 @@ class PartitionedMethod:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         expected_rows: How many rows a batch mostly has.
         micro_batches: Into how many pieces a process cuts its rows, to save memory.
-        fixed_rows: The rows of every batch, where the model takes no other number.
+        fixed_rows: The rows of every batch, if the model takes no other number.
         whole_gradients: Whether gradients of variables are summed as such, and not what
             is computed of them.
         slots: Variables of which each rank stores a piece.
@@ -289,7 +289,7 @@ def _is_dense(spec: Any) -> bool:
 
 
 def _with_rows(spec: Any, rows: int) -> Any:
-    """Return the spec of so many rows, where it is that of a dense tensor."""
+    """Return the spec of so many rows, if it is the spec of a dense tensor."""
     if not _is_dense(spec):
         return spec
     return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)

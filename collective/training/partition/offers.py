@@ -148,7 +148,7 @@ def shared_out(node: Node, rows: Rows, ask: Ask) -> Plan | None:
     """Return the plan of a node that takes an offer, or None; note what it offers itself.
 
     Args:
-        node: Of which a plan has been made.
+        node: A node with a plan.
     """
     if not rows.of_batch or node.bodies or not node.outputs:
         return None

@@ -20,7 +20,7 @@ class Made:
     """The operations that were made of each node, and what others have to wait for.
 
     Args:
-        turns: Of the replicas of the graph.
+        turns: The turns of the replicas of the graph.
     """
 
     def __init__(self, turns: Turns):

@@ -33,7 +33,7 @@ class OwnPart:
         share: The rows, and those of each replica that this process plays.
         rows: The size that stands for all rows.
         known: Makes constants and sizes.
-        some: The rows, where they are not those of the batch.
+        some: The rows, if they are not the rows of the batch.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 ``Partition`` reads the graph of a function that was traced for a whole global batch, and
 makes it again for the rows of one process: the same operations on the same variables, with
-sums over the replicas where the rows of several meet. ``docs/explanation/partitioned-step.md``
+sums over the replicas if the rows of several meet. ``docs/explanation/partitioned-step.md``
 has a picture of a small one.
 """
 
@@ -49,7 +49,7 @@ class Placed:
 
     Attributes:
         layout: Of the variable; a rank's piece of it is ``OWNED``.
-        handles: Of the parts: of each replica of this process, or one for all.
+        handles: The handle of each replica's part in this process, or one for all.
     """
 
     layout: Layout
@@ -123,7 +123,7 @@ class Partition:
                 replica, or one tensor that all have.
             share: The rows that its replicas have.
             exchange: The sums over the ranks.
-            traffic: Where it is noted what is exchanged.
+            traffic: Notes what is exchanged.
             wanted: The layout of each output; by default all are whole.
             attached: More tensors of this process that are summed over the ranks.
 

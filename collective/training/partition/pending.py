@@ -43,8 +43,8 @@ class Pending:
 
     Args:
         exchange: The sums over ranks.
-        traffic: Where it notes what is exchanged.
-        turns: Of the replicas of this process.
+        traffic: Notes what is exchanged.
+        turns: The turns of the replicas of this process.
     """
 
     def __init__(self, exchange: Exchange, traffic: Traffic, turns: Turns):
@@ -116,7 +116,7 @@ class Pending:
         """Split what waits into what is exchanged now and what waits for the next time.
 
         Weights in pieces are joined in the order in which they are read, some at a time;
-        with them those that are read next, as the bias behind a kernel.
+        with them those that are read next, as the bias after a kernel.
         """
         now: dict[Value, Layout] = {}
         later: dict[Value, Layout] = {}
@@ -142,7 +142,7 @@ class Pending:
         self, emission: Any, kind: str, values: list[Value], scattered: list[Value]
     ) -> None:
         """Sum values of one kind over all replicas, and ``scattered`` piece by piece."""
-        # Scalars behind gradients, of which the first that is not finite is named.
+        # Scalars after gradients, of which the first that is not finite is named.
         values.sort(key=lambda value: value.rank == 0)
         parts = [emission.get(value, value.layout) for value in values]
         attached = self._unsent if kind == "sum" else []
@@ -211,7 +211,7 @@ class Pending:
         """Reduce values in the middle of an operation that is made of several.
 
         Args:
-            values: Of each, the parts of the replicas of this process.
+            values: The parts of each value, one for each replica of this process.
         """
         self._traffic.writes_early |= self._traffic.writes
         own = [self._exchange.added(kind, parts) for parts in values]
@@ -266,6 +266,6 @@ class Pending:
         return tf.control_dependencies(self.last)
 
     def _note(self, tensors: Sequence[tf.Tensor]) -> None:
-        if tensors:  # behind all exchanges before, even if they made no operation
+        if tensors:  # after all exchanges before, even if they made no operation
             with tf.control_dependencies([*self.last, *tensors]):
                 self.last = [tf.no_op()]

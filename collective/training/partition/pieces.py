@@ -36,7 +36,7 @@ def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[i
     """Return which of some tensors travel together, by places: small ones of a dtype, last.
 
     Args:
-        elements: Of each tensor, as it is whole: the same on every rank.
+        elements: How many each tensor has, as it is whole: the same on every rank.
     """
     large: list[list[int]] = []
     small: dict[Any, list[int]] = {}
@@ -49,7 +49,7 @@ def groups(tensors: Sequence[tf.Tensor], elements: Sequence[int]) -> list[list[i
 
 
 def joined(gathered: tf.Tensor, shapes: Sequence[Any], parts: int) -> list[tf.Tensor]:
-    """Return the whole tensors, of which all ranks sent their pieces one behind the other.
+    """Return the whole tensors, of which all ranks sent their pieces one after the other.
 
     Args:
         gathered: What rank 0 has sent, then what rank 1 has, ...

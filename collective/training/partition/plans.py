@@ -30,7 +30,7 @@ from collective.training.partition.sizes import (
 )
 
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
-# Of the emission and the inputs of one replica.
+# Takes the emission and the inputs of one replica.
 Emit = Callable[[Any, list[Any]], Made]
 
 
@@ -49,7 +49,7 @@ class Plan:
         whole: Makes all outputs whole from whole inputs without asking another replica,
             where the plan gives them sharded.
         share: Makes a replica's part of a whole output for less than a slice of it
-            costs, or None where it cannot.
+            costs, or None if it cannot.
         joint: Makes the outputs of all replicas of this process at once, from lists
             with a tensor for each replica, or one for all.
         finish: Of a variance whose moments were summed: the mean and the variance, one
@@ -92,7 +92,7 @@ class Rows:
     of_batch: bool = True
     # In a pass over a model axis: the rows of the batch, of which each rank has all.
     batch: AnySize = 0
-    # The rows, where they are not those of the batch; see ``offers``.
+    # The rows, if they are not the rows of the batch; see ``offers``.
     some: SomeRows | None = None
 
     @property

@@ -122,7 +122,7 @@ def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
 
 
 def _exchanges_before(node: Node) -> int:
-    """Return how many exchanges must come before a node, one behind the other."""
+    """Return how many exchanges must come before a node, one after the other."""
     return max(
         (
             value.exchanges + (layout == WHOLE != value.layout)
@@ -209,7 +209,7 @@ def _on_pieces(node: Node, rows: Rows) -> Plan | None:
 
 
 def _take_pieces(node: Node, could: dict[Node, Plan]) -> None:
-    """Have a node work on pieces, and those behind it up to a sum."""
+    """Have a node work on pieces, and the nodes after it up to a sum."""
     plan = could.pop(node, None)
     if plan is None:
         return

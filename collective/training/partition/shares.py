@@ -22,7 +22,7 @@ class Share:
         vector: int64: the rows of the batch; then for each replica its first row, its
             rows, and whether it is the first replica of the job.
         count: The number of replicas.
-        places: Of each replica its first row and its rows, where these are numbers.
+        places: The first row and the rows of each replica, if these are numbers.
     """
 
     def __init__(

@@ -182,7 +182,7 @@ AnySize = int | Size
 
 
 def size_of(terms: Mapping[Monomial, int]) -> AnySize:
-    """Return the size with these terms: an int where it has no symbol."""
+    """Return the size with these terms: an int if it has no symbol."""
     kept = {monomial: factor for monomial, factor in terms.items() if factor}
     for monomial, factor in kept.items():
         for symbol in monomial:
@@ -353,7 +353,7 @@ def quotient(a: AnySize, b: AnySize) -> AnySize | None:
 
 
 def _ratio(a: AnySize, b: AnySize) -> AnySize | None:
-    """Return the quotient by a sum, where it is a monomial."""
+    """Return the quotient by a sum, if it is a monomial."""
     first, other = next(iter(_terms(b).items())), next(iter(_terms(a).items()), None)
     if other is None:
         return None

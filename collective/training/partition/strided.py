@@ -117,7 +117,7 @@ def _range(
     is_counted = all(map(_is_counted, bounds, open_))
     if start is None or end is None or not is_counted:
         return Entry(axis, out, None, None, step, False)
-    # Python cuts off a bound beyond an end, and takes nothing where they cross.
+    # Python cuts off a bound beyond an end, and takes nothing if they cross.
     if not (is_natural(size - end) and is_natural(start)):
         start, end = (
             above_zero(b) if is_natural(size - b) else size - above_zero(size - b)

@@ -26,7 +26,7 @@ class Turns:
 
     All that is made for a replica between two meetings waits for an operation of its own,
     its gate; and the gate for what the replica before has made last. This is never a
-    circle: between two meetings a replica reads nothing of one behind it.
+    circle: between two meetings a replica reads nothing of a later one.
 
     Args:
         replicas: Of this process.

@@ -1,4 +1,4 @@
-"""Undoes a ``train_step`` that ended in the middle, where the training continues.
+"""Undoes a ``train_step`` that ended in the middle, if the training continues.
 
 In an elastic job a rank may die between two updates of one step. The ranks that are left
 then put back what they had before the step, and make all of it again.
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def whole_or_absent(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Put the variables back where the block raises.
+    """Put the variables back if the block raises.
 
     Their values share memory with them until they are written: the copies that this
     costs are those of the variables that the step writes.

@@ -94,12 +94,12 @@ class Agreement:
         """Return whether a rank has said so.
 
         Args:
-            sums: Of what was attached to a step, the last of which is that of this class.
+            sums: The sums of what was attached to a step; this class' own is the last.
         """
         return bool(sums) and float(sums[-1]) > 0
 
     def ask(self, unit: Callable[[Callable[[], Any]], Any]) -> None:
-        """Ask all ranks whether one has heard it, where no step has told them.
+        """Ask all ranks whether one has heard it, if no step has told them.
 
         Args:
             unit: Runs what all ranks do together, again where one of them has died.

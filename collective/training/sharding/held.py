@@ -39,11 +39,11 @@ class HeldPart:
 
     Attributes:
         number: Among the variables of the job, the same on every rank.
-        stand_in: Of the whole shape, without memory.
+        stand_in: A variable of the whole shape, without memory.
         part: This rank's part.
         steps: For each axis of the mesh along which the variable is cut, in the order of
             the passes: the axis, the layout along it, and what stands for the variable
-            before and behind the pass.
+            before and after the pass.
     """
 
     number = -1
@@ -108,7 +108,7 @@ class HeldPart:
         return self.gather()
 
     def gather(self) -> tf.Tensor:
-        """Return the whole value where no other rank has to be asked to take part."""
+        """Return the whole value if no other rank has to be asked to take part."""
         return self.ranks.whole(self.part.value(), self.shape, self.layout)
 
     def write(self, value: tf.Tensor) -> None:

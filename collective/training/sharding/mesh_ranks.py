@@ -96,7 +96,7 @@ class MeshRanks:
         return value, cuts
 
     def _gathered(self, flat: tf.Tensor, axis: str) -> tf.Tensor:
-        """Return the flat parts of the ranks along an axis, one behind the other."""
+        """Return the flat parts of the ranks along an axis, one after the other."""
         key = axis, flat.dtype
         group = self.along[axis]
         if key not in self._gathers:

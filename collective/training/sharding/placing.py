@@ -40,7 +40,7 @@ class Owner:
     Attributes:
         kind: ``weight`` of a layer, ``slot`` of an optimizer.
         gates: Of a weight; see ``gates_of``.
-        weight: Of a slot: the variable that it belongs to, or None.
+        weight: The variable that a slot belongs to, or None.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Placing:
     """Lays out the variables that a script makes.
 
     Args:
-        backend: Of all ranks of the job.
+        backend: The backend of all ranks of the job.
         shard_weights: Whether weights and slots are in pieces over the ranks that share
             a batch.
         shard_optimizer: Whether slots are.

@@ -27,7 +27,7 @@ class AxisShard:
     """Contiguous slices along one axis; their lengths differ by one at most.
 
     Args:
-        shape: Of the whole variable.
+        shape: The shape of the whole variable.
         axis: That is cut.
         group: The ranks that have the shards.
     """
@@ -83,7 +83,7 @@ class FlatShard:
     """Pieces of the flat variable; their lengths differ by one at most.
 
     Args:
-        shape: Of the whole variable.
+        shape: The shape of the whole variable.
         gather: Of the backend.
     """
 

@@ -33,7 +33,7 @@ from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
 from collective.training.virtual import checks as virtual_checks
 
-# Of a function, a program of it, the tensors of a batch, and the number of the step.
+# Takes a function, a program of it, the tensors of a batch, and the number of the step.
 RunStep = Callable[["BatchFunction", Program, Sequence[tf.Tensor], int], Any]
 _running = 0
 
@@ -80,7 +80,7 @@ class Step(NamedTuple):
     """A step that has ended. Times are seconds of ``time.perf_counter``.
 
     Attributes:
-        number: Of the step, from 0, as the function counts.
+        number: The number of the step, from 0, as the function counts.
         begin: When the function began to wait for the batch.
         ready: When it had the batch.
         done: When the step had returned.

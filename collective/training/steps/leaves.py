@@ -108,7 +108,7 @@ def dense(spec: Any) -> list[bool]:
 def cut_by_rows(tensors: Sequence[tf.Tensor], can: Sequence[bool]) -> list[bool]:
     """Return which tensors have the rows of the batch.
 
-    These are the tensors whose common length has the most elements behind it, so that as
+    These are the tensors whose common length belongs to the most elements, so that as
     much as possible is computed by one replica only.
 
     Args:

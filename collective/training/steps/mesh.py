@@ -20,7 +20,7 @@ from collective.training.sharding.held import HeldPart, held_in
 
 @dataclass(frozen=True)
 class OverAxes:
-    """A traced step behind the passes over the model axes; as it was if it has none.
+    """A traced step after the passes over the model axes; as it was if it has none.
 
     Attributes:
         function: What has the ``graph``.
@@ -57,7 +57,7 @@ def over_model_axes(
     Args:
         function: A concrete function.
         gradients: By the name of a tensor of it: the variable whose gradient it is.
-        has_rows: Of each argument, whether its first axis has the rows of the batch.
+        has_rows: For each argument, whether its first axis has the rows of the batch.
         backend: Of all ranks.
 
     Raises:

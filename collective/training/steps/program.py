@@ -209,7 +209,7 @@ class Program:
     def overrun(self) -> None:
         """Make the writes of a step that Keras begins and finds no batch for.
 
-        Keras asks for a batch within its function. Where the data do not say how many
+        Keras asks for a batch within its function. If the data do not say how many
         batches they have, the last call counts a step and draws its seeds, though it
         trains on nothing.
         """
@@ -308,7 +308,7 @@ class Program:
     def _of_all_ranks(
         self, sums: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return what is attached, summed over the model axes, too, behind the step."""
+        """Return what is attached, summed over the model axes, too, after the step."""
         found = list(sums)
         for along in self.mesh.axes.values():
             with tf.control_dependencies(before):

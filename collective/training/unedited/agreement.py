@@ -1,4 +1,4 @@
-"""Callbacks run on every rank; where they decide, every rank follows rank 0.
+"""Callbacks run on every rank; if they decide, every rank follows rank 0.
 
 A callback sees the same logs on every rank, so it mostly decides the same. A clock, a file
 or another random number may part the ranks. So after each method that a callback of the

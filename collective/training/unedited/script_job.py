@@ -61,7 +61,7 @@ class ScriptJob:
         # Around each save of a model, on every rank: rank 0 alone reads what it writes.
         # Not around removals, to which some ranks come without rank 0.
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
-        # What random generators were seeded with where the script had set no seed.
+        # The seed of random generators if the script had set none.
         self.seed: int | None = None
         self.made: set[str] = set()  # files that this rank, or another, has made
         # Where this rank, not rank 0, keeps the files that it seems to have written.

@@ -32,7 +32,7 @@ class AxisPass:
         placed: How the variables lie that are cut, by the ``id`` of the handle that the
             function was traced with.
         gradients: By the name of a tensor: the variable whose gradient it is.
-        has_rows: Of each argument, whether its first axis has the rows of the batch.
+        has_rows: For each argument, whether its first axis has the rows of the batch.
 
     Attributes:
         graph: A ``FuncGraph`` with the same arguments and results.

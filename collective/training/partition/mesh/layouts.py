@@ -69,7 +69,7 @@ class Layouts:
     """The layouts of a model's variables.
 
     Attributes:
-        by_path: Of each variable that is not whole.
+        by_path: The layout of each variable that is not whole.
         kept_whole: Variables that the map would cut, with the reason why they are not.
         unmatched: Patterns of the map that no variable has.
     """

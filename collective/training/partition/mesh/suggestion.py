@@ -43,7 +43,7 @@ def suggest(
         model: Built.
         mesh: Of which the first axis with several ranks that is not the batch's is used.
         x: Inputs, as an example, for a model without symbolic ones.
-        rows: Of a batch, to weigh activations by.
+        rows: The rows of a batch, to weigh activations by.
 
     Raises:
         UsageError: The mesh has no model axis, or the model no inputs.
@@ -138,7 +138,7 @@ class _Search:
             cost = self._cost(tried)
             if cost is not None and (found is None or cost < found[0]):
                 found = cost, tried
-        # What is small is cut with what it belongs to, where that costs nothing.
+        # A small variable is cut with the one it belongs to, if that costs nothing.
         worth = _JOINS * size if len(shape) > 1 else 0
         if found is not None and found[0] - before <= worth:
             self.chosen = found[1]

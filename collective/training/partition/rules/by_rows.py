@@ -329,7 +329,7 @@ def rounded_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | No
 
 @rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
 def space_to_batch(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Parts of the images become a batch each, one behind the other."""
+    """Parts of the images become a batch each, one after the other."""
     layout, sizes = summed(layouts)[0], sizes_in(node.inputs[1])
     if not isinstance(layout, Sharded):
         return whole(node)

@@ -345,7 +345,7 @@ def _function(
     """Return a ``FuncGraph`` of a body, whose first input is the vector of the share.
 
     Args:
-        layouts, widths: Of its inputs, and how many tensors each has.
+        layouts, widths: The layouts of its inputs, and how many tensors each has.
         wanted: The layouts of its outputs.
     """
     is_body = kind is tensorflow_names.LoopBody
@@ -403,7 +403,7 @@ def _share_captures(functions: Sequence[Any]) -> list[tf.Tensor]:
     """Give all functions the tensors that any of them took from around it.
 
     Returns:
-        Those tensors, which are passed behind the other inputs.
+        Those tensors, which are passed after the other inputs.
     """
     extras: dict[int, tf.Tensor] = {}
     for function in functions:
@@ -445,7 +445,7 @@ def _widened(
 ) -> tuple[list[list[tf.Tensor]], list[int]]:
     """Return the tensors of each value, as many as in every round; and how many.
 
-    Of a variable there are as many handles as it has copies.
+    A variable has as many handles as copies.
     """
     widths = [
         len(tensors) if value.dtype == tf.resource else emission.width(layout)

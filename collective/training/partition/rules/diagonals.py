@@ -93,7 +93,7 @@ def _numbers(
 
     Args:
         size: Of the matrix.
-        rank: Of the tensor of matrices.
+        rank: The rank of the tensor of matrices.
     """
     own = tf.concat(
         [

@@ -227,10 +227,10 @@ def operand(value: Value, made: Sharded, rank: int, size: AnySize) -> Layout | N
     """Return how an operand is taken whose result of ``rank`` axes is ``made``.
 
     Args:
-        size: Of the sharded axis, as it is whole.
+        size: The size of the sharded axis, as it is whole.
 
     Returns:
-        None where the axis may have any size: whether it is broadcast is not known.
+        None if the axis may have any size: whether it is broadcast is not known.
     """
     if value.shape is None:
         return None

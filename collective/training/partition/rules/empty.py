@@ -72,7 +72,7 @@ def _padded(
 
     def padded() -> tf.Tensor:
         amounts = emission.once(("a row", rank, layout), pads)
-        # Not by Pad: oneDNN takes that into a convolution behind it, without the row.
+        # Not by Pad: oneDNN takes that into a convolution after it, without the row.
         content = tf.constant(filled, tensor.dtype)
         return tf.raw_ops.PadV2(input=tensor, paddings=amounts, constant_values=content)
 

@@ -1,7 +1,7 @@
 """The variance over the rows of a batch, in the sum that also gives the mean.
 
 Keras' BatchNormalization takes the mean of ``x``, and then the mean of the squares of
-``x`` less that mean: two sums over the replicas, one behind the other. Here each replica
+``x`` less that mean: two sums over the replicas, one after the other. Here each replica
 sums the squares about its own mean ``m_r`` and sends, of its ``n_r`` elements of ``n``::
 
     n_r m_r / n        and        (sum of (x - m_r)^2 + n_r m_r^2) / n

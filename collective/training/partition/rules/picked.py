@@ -43,7 +43,7 @@ def cut(
 
     Args:
         values: What is made.
-        layout: Of what they are cut out.
+        layout: The layout of the tensor that they are cut out of.
         axis: Along which they lie in the result.
         bounds: The first place, and the number of places.
         step: Between the places.
@@ -137,7 +137,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ConcatV2", table=SOME_RULES)
 def concat(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Parts of the rows, one behind the other as they were cut."""
+    """Parts of the rows, one after the other as they were cut."""
     axis = axis_in(node.inputs[-1], node.outputs[0].rank)
     parts = layouts[:-1]
     found = [lay.of for lay in parts if isinstance(lay, Sharded) and lay.axis == axis]

@@ -23,7 +23,7 @@ def contraction(
     """Return the plan of a sum over products.
 
     Args:
-        labels: Of each input, a letter for each axis.
+        labels: For each input, a letter for each axis.
         out: The letters of the result. Other letters are summed over.
         repeated: The letters of axes along which an operand of size 1 is repeated.
     """

@@ -34,7 +34,7 @@ _COUNTED = {
     "StatelessTruncatedNormalV2": 4 * _RESERVED,
 }
 alike("RandomShuffle", "StatelessShuffle")
-# Several batches in one draw stand behind each other, as in two views of the same rows.
+# Several batches in one draw follow each other, as in two views of the same rows.
 _MOST_BATCHES = 8
 
 
@@ -58,7 +58,7 @@ def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _layout_of_draw(node: Node, rows: Rows) -> Sharded | None:
-    """Sharded where the first axis is that of one or a few batches."""
+    """Shard draws whose first axis is the rows of one or a few batches."""
     sizes = sizes_in(node.inputs[0])
     if not rows.of_batch:
         return None  # whatever a weight's part meets takes its part of the whole draw

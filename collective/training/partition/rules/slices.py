@@ -290,7 +290,7 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
         return None
     axis = entry.axis
     assert axis is not None and found is not None
-    # Whole blocks of zeros ahead of the rows, and behind them.
+    # Whole blocks of zeros before the rows, and after them.
     ahead = quotient(entry.begin, rows.rows)
     behind = quotient(sizes[axis] - entry.begin - entry.length, rows.rows)
     if ahead is None or behind is None:

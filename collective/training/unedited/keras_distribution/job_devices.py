@@ -82,7 +82,7 @@ def check(job: ScriptJob, distribution: Any) -> None:
 
 
 def _check_layouts(job: ScriptJob, distribution: Any) -> None:
-    """Refuse a layout map where no variable would follow it."""
+    """Refuse a layout map that no variable would follow."""
     layout_map = keras_compat.distribution.layout_map_of(distribution)
     if layout_map is None or job.placing is not None or job.backend.replicas == 1:
         return
