@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import io
 import os
 import shutil
@@ -38,8 +39,10 @@ def keep_writes_private(job: ScriptJob) -> None:
     files = _PrivateFiles(job)
     for module in (builtins, io):
         job.replace(module, "open", files.replacing(module.open))
-    stock = tf.summary.create_file_writer
-    job.replace(tf.summary, "create_file_writer", files.creating(stock))
+    created = files.creating(tf.summary.create_file_writer)
+    # The module that is imported by its name is another one than TensorFlow's attribute.
+    for summary in (tf.summary, importlib.import_module("tensorflow.summary")):
+        job.replace(summary, "create_file_writer", created)
     job.takes_over.append(files.publish)
 
 

@@ -77,8 +77,10 @@ def without_records(
         if not records(callback):
             found.append(callback)
         elif getattr(callback, "update_freq", "epoch") != "epoch":
-            of_steps = {"update_freq": callback.update_freq, "write_graph": False}
-            found.append(keras.callbacks.TensorBoard(**of_steps))
+            board = keras.callbacks.TensorBoard(
+                callback.log_dir, update_freq=callback.update_freq, write_graph=False
+            )
+            found.append(board)
     return found
 
 
