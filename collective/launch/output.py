@@ -194,11 +194,9 @@ class RankOutput:
         if at is None or RankOutput.on_screen - at >= _NEAR_LINES:
             return list(self.last_errors)
         repeated = self._screen.repeated[self.rank] if self._screen is not None else ()
-        near = [line.rstrip("\r\n") for line in list(self.last_errors)[-_NEAR_LINES:]]
-        left_out = {line.rstrip("\r\n") for line in repeated} & set(
-            last_error_lines(near)
-        )
-        return list(self.last_errors) if left_out else []
+        shown = last_error_lines(list(self.last_errors)[-_NEAR_LINES:])
+        is_left_out = any(line.rstrip("\r\n") in shown for line in repeated)
+        return list(self.last_errors) if is_left_out else []
 
     def _is_shown(self, line: str) -> bool:
         """Keep a line of stderr; return whether it is shown."""
