@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.keras_compat.model import bytes_of
 from collective.training.partition.copies import reduced
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, variables_of
@@ -32,10 +33,6 @@ JOINED_BYTES = 8 << 20
 def is_weight(value: Value) -> bool:
     """Return whether it is what is read of a variable."""
     return value.node is not None and value.node.type == "ReadVariableOp"
-
-
-def _bytes_of(value: Value) -> int:
-    return value.dtype.size * (tf.TensorShape(value.shape).num_elements() or 0)
 
 
 class Pending:
@@ -123,16 +120,16 @@ class Pending:
         bytes_, most = 0, JOINED_BYTES
         for value, layout in self._values.items():
             if value.layout == layout == OWNED and is_weight(value):
-                size = _bytes_of(value)
+                size = bytes_of(value)
                 if later or (bytes_ and bytes_ + size > most):
                     later[value] = layout
                     continue
                 bytes_ += size
-                most = max(most, size + size // 16)
+                most = max(most, size + size // 16)  # a bias goes with any kernel
             now[value] = layout
         if bytes_ and not later:
             for value in emission.read_next(now):
-                bytes_ += _bytes_of(value)
+                bytes_ += bytes_of(value)
                 if bytes_ > most:
                     break
                 now[value] = OWNED

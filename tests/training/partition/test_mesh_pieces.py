@@ -14,17 +14,21 @@ from tests.training.partition.operands import generator
 LAYERS, WIDTH = 4, 6
 
 
+def descent(x: tf.Tensor, kernels: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Return the loss of layers of one width, and its gradients."""
+    with tf.GradientTape() as tape:
+        for kernel in kernels:
+            x = tf.tanh(x @ kernel)
+        loss = tf.reduce_mean(x**2)
+    return loss, tape.gradient(loss, kernels)
+
+
 def trained(given: Any, variables: Any) -> Any:
     """A step of Adam with a global norm, over layers of one width."""
     kernels, firsts, seconds = (
         variables[i * LAYERS : (i + 1) * LAYERS] for i in range(3)
     )
-    with tf.GradientTape() as tape:
-        h = given[0]
-        for kernel in kernels:
-            h = tf.tanh(h @ kernel)
-        loss = tf.reduce_mean(h**2)
-    slopes = tape.gradient(loss, kernels)
+    loss, slopes = descent(given[0], kernels)
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in slopes]))
     for kernel, m, v, slope in zip(kernels, firsts, seconds, slopes, strict=True):
         slope = slope / tf.maximum(norm, 0.1)
@@ -83,12 +87,7 @@ def test_a_join_waits_for_the_layer_before_the_last(
 
 def descended(given: Any, variables: Any) -> Any:
     """A step of gradient descent."""
-    with tf.GradientTape() as tape:
-        h = given[0]
-        for kernel in variables:
-            h = tf.tanh(h @ kernel)
-        loss = tf.reduce_mean(h**2)
-    slopes = tape.gradient(loss, variables)
+    loss, slopes = descent(given[0], variables)
     for kernel, slope in zip(variables, slopes, strict=True):
         kernel.assign_sub(slope * 0.1)
     return [loss]
