@@ -167,8 +167,7 @@ class Program:
         whole = bool(self.settings.backend.rounds_to or self.settings.options.hook)
         return dataclasses.replace(known, whole_gradients=whole)
 
-    @property
-    def _run(self) -> Any:
+    def _emitted(self) -> Any:
         """Return the emitted step; pieces of virtual replicas follow from the ranks."""
         key, backend = None, self.settings.backend
         if self.settings.virtual is not None:
@@ -182,7 +181,7 @@ class Program:
 
     def trace(self) -> None:
         """Make the graph of this process, as the first call would, and run nothing."""
-        _ = self._run
+        self._emitted()
 
     def __call__(self, tensors: Sequence[tf.Tensor], number: int) -> Any:
         """Run the step on a whole batch, which every rank has.
@@ -196,7 +195,7 @@ class Program:
         """
         args = [*tensors, tf.constant(number, tf.int64)]
         found, self.attached, self.report = self.settings.backend.call(
-            self._run, args, self._explained
+            self._emitted(), args, self._explained
         )
         self.has_run = True
         return self._packed(found)

@@ -258,19 +258,21 @@ def _recording(
 ) -> Iterator[None]:
     """Inside, hooks of callbacks that only rank 0 has wait for no other rank."""
 
-    def made(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(callback: keras.callbacks.Callback, name: str) -> Callable[..., Any]:
+        hook = getattr(callback, name)
+
         @functools.wraps(hook)
-        def alone(*args: Any, **kwargs: Any) -> Any:
-            with job.alone(hook.__self__.model):  # type: ignore[attr-defined]
+        def made(*args: Any, **kwargs: Any) -> Any:
+            with job.alone(callback.model):
                 return hook(*args, **kwargs)
 
-        return alone
+        return made
 
     with contextlib.ExitStack() as inside:
         for callback in callbacks if job.backend.rank == 0 else ():
             for name in METHODS if records(callback) else ():
                 if overrides(callback, name):
-                    hook = made(getattr(callback, name))
+                    hook = alone(callback, name)
                     inside.enter_context(replacing(callback, name, hook, new=True))
         yield
 
