@@ -17,7 +17,7 @@ from typing import Any
 
 from collective.errors import CollectiveError, UsageError
 from collective.import_hook import after_import
-from collective.training.process.object_collectives import broadcast_object, gather_few
+from collective.training.process.object_collectives import broadcast_object
 from collective.training.unedited.script_job import SEARCH, ScriptJob
 
 _TUNER = "keras_tuner.src.engine.base_tuner"  # AutoKeras' tuners are of its class, too
@@ -52,7 +52,7 @@ def _refuse(job: ScriptJob, *_: Any, **__: Any) -> None:
 
 
 def _write_once(job: ScriptJob, module: ModuleType) -> None:
-    """Has rank 0 write the files of a search, and the others wait for each."""
+    """Have rank 0 write the files of a search, and the others wait for each."""
     stock = module.save_json
 
     @functools.wraps(stock)
@@ -65,7 +65,7 @@ def _write_once(job: ScriptJob, module: ModuleType) -> None:
 
 
 def _removing(job: ScriptJob, stock: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Has rank 0 remove the folder of an earlier search, once no rank reads it."""
+    """Have rank 0 remove the folder of an earlier search, once no rank reads it."""
 
     @functools.wraps(stock)
     def rmtree(path: Any) -> None:
@@ -75,14 +75,12 @@ def _removing(job: ScriptJob, stock: Callable[[Any], None]) -> Callable[[Any], N
 
 
 def _making(job: ScriptJob, stock: Callable[..., None]) -> Callable[..., None]:
-    """Has the oracle of each tuner follow rank 0's."""
+    """Have the oracle of each tuner follow rank 0's."""
 
     @functools.wraps(stock)
     def make(self: Any, oracle: Any, *args: Any, **kwargs: Any) -> None:
         _check_record(job)
         stock(self, oracle, *args, **kwargs)
-        # Rank 0 must not continue a search before each rank has read its folder.
-        job.units.run(lambda: gather_few(job.backend, [1]).tolist(), SEARCH)
         propose, report = oracle.populate_space, oracle.update_trial
 
         @functools.wraps(propose)
