@@ -21,6 +21,7 @@ from collective import recorder, requirements, streams
 from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
 from collective.command_parser import Parser
+from collective.elastic.membership_file import count_exited
 from collective.environment import detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.launch.options import OF_A_SCRIPT, add_options
@@ -234,7 +235,13 @@ def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int
 
 
 def _wait_for_rank_zero(rank: int) -> None:
-    """Give rank 0 time to print the error: the job ends then, and this rank with it."""
-    if rank:
-        streams.flush()
-        time.sleep(_OWN_ERROR_SECONDS)
+    """Give rank 0 time to print the error: the job ends then, and this rank with it.
+
+    In an elastic job this rank must end by itself, once another one has.
+    """
+    if not rank:
+        return
+    streams.flush()
+    until, before = time.monotonic() + _OWN_ERROR_SECONDS, count_exited()
+    while time.monotonic() < until and count_exited() == before:
+        time.sleep(0.05)

@@ -143,6 +143,15 @@ def read_state() -> bytes:
     return b""
 
 
+def count_exited() -> int:
+    """Return how many ranks of an elastic job have exited, as the launcher wrote it."""
+    with contextlib.suppress(OSError):
+        file = _open(os.environ.get(VARIABLE, ""))
+        states = os.pread(file, os.fstat(file).st_size, len(HEADER))
+        return states.count(EXITED)
+    return 0
+
+
 @functools.cache  # once
 def _note_end(process: int) -> None:
     def note() -> None:

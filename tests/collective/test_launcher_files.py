@@ -5,6 +5,7 @@ import resource
 
 import pytest
 
+from collective.distribute import command
 from collective.elastic import membership_file, wait_report
 from collective.elastic.membership_file import JOINED, MembershipFile
 from collective.errors import UsageError
@@ -40,6 +41,24 @@ def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
     assert not report.waits() and report.works()
     with wait_report.reported_wait():
         assert report.waits() and not report.works()
+
+
+def test_a_rank_that_fails_with_others_waits_for_the_end_of_one(monkeypatch):
+    board = MembershipFile(3)
+    monkeypatch.setenv(membership_file.VARIABLE, board.path)
+    board.note_exit(2)  # before
+    assert membership_file.count_exited() == 1
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        board.note_exit(0)
+
+    monkeypatch.setattr(command.time, "sleep", sleep)
+    command._wait_for_rank_zero(0)
+    assert not waits
+    command._wait_for_rank_zero(1)
+    assert len(waits) == 1
 
 
 def test_a_limit_on_the_size_of_files_is_named():

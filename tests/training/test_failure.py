@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from collective.backends import base
 from collective.log import log
+from collective.training.process import readers
 from collective.training.process.failure import ends_the_job
 
 
@@ -77,3 +78,35 @@ def test_what_every_rank_raises_can_be_caught_and_others_not():
     Rank.call = lambda self, function: function()
     with pytest.raises(Aborted), ends_the_job(rank):
         rank.call(lambda: tf.debugging.assert_equal(1, 2))
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_error_of_a_script_keeps_no_reader_of_its_data(chained, monkeypatch):
+    """With the interpreter's end its threads would wait for ever, and so would the job."""
+    ended = []
+
+    def rows():
+        try:
+            while True:
+                yield 1
+        finally:
+            ended.append("rows")
+
+    def fail(batches):
+        try:
+            next(batches)
+            raise ValueError("of a callback")
+        except ValueError:
+            if chained:
+                raise KeyError("of what handles it") from None
+            raise
+
+    kind = tf.TensorSpec([], tf.int64)
+    data = tf.data.Dataset.from_generator(rows, output_signature=kind).prefetch(2)
+    with pytest.raises((ValueError, KeyError)) as error:
+        fail(iter(data))
+    readers.end_readers()  # the script has caught it
+    assert not ended
+    monkeypatch.setattr(sys, "last_value", error.value, raising=False)
+    readers.end_readers()
+    assert ended

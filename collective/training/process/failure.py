@@ -17,7 +17,7 @@ from collective import recorder, streams
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
-from collective.training.process import interrupts
+from collective.training.process import interrupts, readers  # noqa: F401
 from collective.training.process.names import arguments_named
 from collective.training.process.object_collectives import broadcast_object
 

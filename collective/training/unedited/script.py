@@ -85,8 +85,11 @@ def print_failure(error: BaseException) -> None:
     """Print the traceback that Python would print for the script alone.
 
     Without the lines of this package, Keras and TensorFlow, also of what the error was
-    raised from; all lines after ``keras.config.disable_traceback_filtering()``.
+    raised from; all lines after ``keras.config.disable_traceback_filtering()``. As by
+    Python, the error is in ``sys.last_value`` from then on.
     """
+    sys.last_type, sys.last_value = type(error), error
+    sys.last_traceback = error.__traceback__
     if keras.config.is_traceback_filtering_enabled():
         shown = traceback.TracebackException.from_exception(error)
         _leave_out_libraries(shown)

@@ -400,8 +400,12 @@ def test_no_script_and_no_module_are_wrong_use(main, tmp_path):
         Script("", "no.such", [])
 
 
-def test_a_failure_shows_the_lines_of_the_script_only(main, tmp_path, capsys):
+def test_a_failure_shows_the_lines_of_the_script_only(
+    main, tmp_path, capsys, monkeypatch
+):
     path = tmp_path / "my.py"
+    for name in ("last_type", "last_value", "last_traceback"):
+        monkeypatch.setattr(sys, name, None, raising=False)
     for body, last in (
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import collective.backends as b\nb.get('x')", "UsageError: unknown backend"),
@@ -414,6 +418,7 @@ def test_a_failure_shows_the_lines_of_the_script_only(main, tmp_path, capsys):
         # pytest's own frame is the first one here.
         error.__traceback__ = error.__traceback__.tb_next
         print_failure(error)
+        assert sys.last_value is error  # as after an error by Python alone
         text = capsys.readouterr().err
         assert text.count('  File "') == 1 and f'"{path}"' in text, text
         assert last in text
