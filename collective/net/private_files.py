@@ -6,6 +6,7 @@ the file, once it is open, must be a plain file of this user that no other user 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -30,13 +31,19 @@ def cache_folder() -> Path:
 
 
 def write(path: StrPath, data: bytes) -> None:
-    """Make a file that only this user can read.
+    """Make a file that only this user can read, or none.
 
     Raises:
         OSError: The file cannot be made, or its name exists, perhaps as a link.
     """
-    with open(os.open(path, _NEW, 0o600), "wb") as file:
-        file.write(data)
+    opened = os.open(path, _NEW, 0o600)
+    try:
+        with open(opened, "wb") as file:
+            file.write(data)
+    except OSError:  # as of a full disk
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        raise
 
 
 def read(path: StrPath) -> bytes:

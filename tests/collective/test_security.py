@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import resource
 import socket
 import stat
 import subprocess
@@ -152,6 +153,14 @@ def test_a_private_file_is_made_new_for_this_user(tmp_path):
     with pytest.raises(OSError):
         private_files.write(link, b"data")
     assert not (tmp_path / "target").exists()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            private_files.write(tmp_path / "full", b"data")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "full").exists()
 
 
 def planted(tmp_path, how):

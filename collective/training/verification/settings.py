@@ -6,12 +6,15 @@ branch of a script may change them, and nothing else would show it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import collective
 from collective.training.keras_compat.tensorflow_names import determinism
 
 # Environment variables that choose kernels; read when TensorFlow or a library starts.
@@ -48,7 +51,25 @@ def describe_settings() -> dict[str, str]:
         "op determinism": str(determinism.is_enabled()),
         "jit of all functions": str(tf.config.optimizer.get_jit() or "off"),
         "settings of oneDNN and XLA": str(libraries or "default"),
+        "code of collective": f"{collective.__version__} ({_digest_of_code()})",
         "version of Keras": keras.__version__,
         "version of TensorFlow": tf.__version__,
         "version of NumPy": np.__version__,  # it draws and converts rows
     }
+
+
+@functools.cache
+def _digest_of_code() -> str:
+    """Return a digest of the Python files of this package.
+
+    A checkout on one host may be older than the others, under the same version.
+    """
+    digest = hashlib.sha256()
+    root = os.path.dirname(collective.__file__)
+    # The folder of the backends is a link in a checkout.
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(file for file in files if file.endswith(".py")):
+            with open(os.path.join(folder, name), "rb") as file:
+                digest.update(name.encode() + file.read())
+    return digest.hexdigest()[:8]

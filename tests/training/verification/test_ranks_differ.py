@@ -17,6 +17,7 @@ from collective.training.input.pipeline import Input
 from collective.training.steps.distributed import distributed
 from collective.training.steps.partitioned_step import PartitionedStep
 from collective.training.steps.settings import StepSettings
+from collective.training.verification import settings as settings_module
 from collective.training.verification.ranks import compare_newcomers, describe_training
 from collective.training.verification.same_calls import SameCalls
 from tests import launch
@@ -225,14 +226,22 @@ SETTINGS = {
         np.__version__,
         "2.0.99",
     ),
+    "code of collective": (
+        lambda code: setattr(settings_module, "_digest_of_code", lambda: code),
+        "the same",
+        "another",
+    ),
 }
 
 
 @on_ranks
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_one_rank_is_refused_by_name(name, backend):
+def test_a_setting_of_one_rank_is_refused_by_name(name, backend, monkeypatch):
     """The ``keras.json`` of one host may do so."""
     setter, usual, other = SETTINGS[name]
+    monkeypatch.setattr(
+        settings_module, "_digest_of_code", settings_module._digest_of_code
+    )
     setter(other if backend.rank else usual)
     try:
         with pytest.raises(UsageError, match=f"{name}.* differs: .* on rank 1"):
