@@ -1,4 +1,4 @@
-"""TensorFlow or Keras is missing: the doctor's advice in place of a traceback."""
+"""TensorFlow or Keras is missing, or has no room: advice in place of a traceback."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ _INSTALL = {
     "tensorflow": ("TensorFlow", "pip install tensorflow-cpu"),
     "keras": ("Keras", "pip install keras"),
 }
+# What the dynamic linker says if a limit leaves a library no address space.
+_NO_ROOM = ("failed to map segment", "annot allocate memory")
 
 
 @contextlib.contextmanager
 def explain_missing() -> Iterator[None]:
-    """Replace the ImportError of a missing TensorFlow or Keras by advice.
+    """Replace the ImportError of TensorFlow or Keras by advice.
 
     Raises:
-        UsageError: Says what to install.
+        UsageError: Says what to install, or which limit to lift.
     """
     try:
         yield
@@ -30,4 +32,12 @@ def explain_missing() -> Iterator[None]:
         raise UsageError(
             f"{name} is not installed",
             hint=f"{command}; python -m collective.doctor shows what else is missing",
+        ) from None
+    except ImportError as error:
+        if not any(words in str(error) for words in _NO_ROOM):
+            raise
+        raise UsageError(
+            f"not enough memory to load TensorFlow: {error}",
+            hint="ulimit -v unlimited",
+            exit_code=1,
         ) from None

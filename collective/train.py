@@ -143,10 +143,9 @@ def main(argv: list[str] | None = None) -> int:
             return _run(args, rank)
     except CollectiveError as error:
         rank = rank if error.rank is None else error.rank
-        if error.everywhere:
-            _wait_for_rank_zero(rank)
-        where = "" if error.everywhere else f"rank {rank}: "
-        if rank == 0 or not error.everywhere:
+        alone = not error.everywhere or _wait_for_rank_zero(rank)
+        where = f"rank {rank}: " if alone else ""
+        if rank == 0 or alone:
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except ProcessExit as end:
@@ -159,14 +158,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _wait_for_rank_zero(rank: int) -> None:
+def _wait_for_rank_zero(rank: int) -> bool:
     """Give rank 0 time to print: a launcher ends all ranks as soon as one has failed.
 
     Do not wait after MPI has started: its finalization waits for every rank, so rank 0
     would wait for the ranks that sleep.
+
+    Returns:
+        Whether rank 0 has not ended in that time, so that it has not this rank's error.
     """
-    if rank != 0 and "mpi4py.MPI" not in sys.modules:
+    waits = rank != 0 and "mpi4py.MPI" not in sys.modules
+    if waits:
         time.sleep(10)
+    return waits
 
 
 def _run(args: argparse.Namespace, rank: int) -> int:

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-from collective import command_parser
+from collective import command_parser, requirements
+from collective.distribute import command as distribute
+from collective.errors import UsageError
 from tests import launch
 
 # Modules with a function that makes a parser, or prints the help.
@@ -96,3 +98,26 @@ def test_what_is_not_installed_is_named(missing, words, tmp_path):
     name = {"tensorflow": "TensorFlow", "keras": "Keras"}[missing]
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {name} is not installed\nHINT: pip install")
+
+
+def test_no_room_for_tensorflow_has_a_hint():
+    """As under ``ulimit -v``; the words are the dynamic linker's."""
+    words = "libtf.so.2: failed to map segment from shared object"
+    with pytest.raises(UsageError) as refused, requirements.explain_missing():
+        raise ImportError(words)
+    assert words in str(refused.value)
+    assert refused.value.exit_code == 1 and "ulimit -v" in refused.value.hint
+    other = pytest.raises(ImportError, match="undefined symbol")
+    with other, requirements.explain_missing():
+        raise ImportError("undefined symbol: x")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_error_of_one_rank_is_printed_by_it(ends, monkeypatch, capsys):
+    """Every rank may have it; so only rank 0 prints it, unless rank 0 is fine."""
+    monkeypatch.setattr(distribute, "_ends_with_rank_zero", lambda rank: ends)
+    monkeypatch.setenv("COLLECTIVE_RANK", "1")
+    monkeypatch.setenv("COLLECTIVE_SIZE", "2")
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # else it begins anew with one
+    assert distribute.main(["no_such_script.py"]) == 2
+    assert ("cannot read the script" in capsys.readouterr().err) is not ends

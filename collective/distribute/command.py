@@ -82,9 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             script = Script(*what)
             distribution = _distribute(args)
     except CollectiveError as error:
-        if error.everywhere:
-            _wait_for_rank_zero(_rank())
-        if not (error.everywhere and _rank()):
+        if not error.everywhere or not _ends_with_rank_zero(_rank()):
             print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return _run(script, distribution)
@@ -206,9 +204,7 @@ def _failed(error: BaseException, distribution: Distribution) -> int:
 
     code = error.exit_code if isinstance(error, CollectiveError) else 1
     if isinstance(error, CollectiveError) and error.everywhere:
-        rank = distribution.job.backend.rank
-        _wait_for_rank_zero(rank)
-        if rank == 0:
+        if not _ends_with_rank_zero(distribution.job.backend.rank):
             print_failure(error)
         return code
     return _end(code, distribution, functools.partial(print_failure, error))
@@ -227,21 +223,27 @@ def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int
     """
     backend = distribution.job.backend
     recorder.close()  # a script error needs no dump
-    _wait_for_rank_zero(backend.rank)
+    _ends_with_rank_zero(backend.rank)
     show()
     if backend.size > 1:
         backend.abort(code)
     return code
 
 
-def _wait_for_rank_zero(rank: int) -> None:
+def _ends_with_rank_zero(rank: int) -> bool:
     """Give rank 0 time to print the error: the job ends then, and this rank with it.
 
     In an elastic job this rank must end by itself, once another one has.
+
+    Returns:
+        Whether another rank has ended. If not, this rank alone may have the error.
     """
     if not rank:
-        return
+        return False
     streams.flush()
     until, before = time.monotonic() + _OWN_ERROR_SECONDS, count_exited()
-    while time.monotonic() < until and count_exited() == before:
+    while time.monotonic() < until:
+        if count_exited() != before:
+            return True
         time.sleep(0.05)
+    return False

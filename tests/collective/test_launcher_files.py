@@ -55,9 +55,8 @@ def test_a_rank_that_fails_with_others_waits_for_the_end_of_one(monkeypatch):
         board.note_exit(0)
 
     monkeypatch.setattr(command.time, "sleep", sleep)
-    command._wait_for_rank_zero(0)
-    assert not waits
-    command._wait_for_rank_zero(1)
+    assert not command._ends_with_rank_zero(0) and not waits
+    assert command._ends_with_rank_zero(1)
     assert len(waits) == 1
 
 
