@@ -10,6 +10,7 @@ import errno
 import os
 import queue
 import re
+import resource
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,8 @@ _HINTS = {
     "a mapped file, has no room left; a data file that became shorter while it was read "
     "has the same effect"
 }
+# How programs end that cannot handle it if they get no memory.
+_WITHOUT_MEMORY = ("by SIGABRT", "by SIGSEGV")
 # Errors of a full disk, or of a limit of this user or process. All other errors are those
 # from a closed screen.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -376,5 +379,15 @@ def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -
     shown = last_error_lines(errors)
     if shown:
         print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))
-    hint = f"\nHINT: {hint}" if hint else _HINTS.get(how.removeprefix("by "), "")
+    hint = f"\nHINT: {hint}" if hint else _hint(how)
     print_message(f"{rank} failed: it ended {how}{hint}")
+
+
+def _hint(how: str) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if how in _WITHOUT_MEMORY and limit != resource.RLIM_INFINITY:
+        return (
+            f"\nHINT: ulimit -v unlimited: each process may have {limit >> 20} MB of "
+            "address space here, and TensorFlow ends so if it gets no more"
+        )
+    return _HINTS.get(how.removeprefix("by "), "")

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def test_a_bus_error_has_a_hint(capsys):
     for how in ("by SIGBUS", "by SIGSEGV"):
         output.report_failure("rank 1", how, [])
         assert ("df -h /dev/shm" in capsys.readouterr().err) is (how == "by SIGBUS")
+
+
+@pytest.mark.parametrize("limit", [2 << 30, resource.RLIM_INFINITY])
+def test_an_abort_under_a_limit_of_memory_has_a_hint(limit, monkeypatch, capsys):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    for how in ("by SIGABRT", "by SIGKILL"):
+        output.report_failure("rank 1", how, [])
+        expected = how == "by SIGABRT" and limit == 2 << 30
+        assert ("ulimit -v unlimited: each" in capsys.readouterr().err) is expected
 
 
 def test_a_line_changes_a_terminal_no_longer_than_itself(tmp_path, monkeypatch):

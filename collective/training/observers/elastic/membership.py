@@ -50,6 +50,7 @@ T = TypeVar("T")
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
 _TRAINS, _STARTS = range(2)
+_has_joined = False  # whether this process has joined a job, in a training
 
 
 class _StartAgain(Exception):
@@ -129,6 +130,7 @@ def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) ->
     """
     before, change = RandomState(model), None
     while True:
+        _check_trainings(backend)
         with contextlib.ExitStack() as contexts:
             start = Start(contexts, change)
             try:
@@ -144,6 +146,20 @@ def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) ->
         if size:
             change = _agree_to_start(backend, Change((), size, noticed))
         before.put()
+
+
+def _check_trainings(backend: Backend) -> None:
+    """Refuse a further training of ranks that joined in another one, and are left alone.
+
+    Their scripts have made fewer trainings than those of the ranks that began the job.
+    """
+    if _has_joined and backend.rank == 0:
+        raise CollectiveError(
+            "the ranks that began the job have ended, and this one joined them in an "
+            "earlier training: its script would repeat trainings that they have made",
+            hint="one collective.fit for all epochs in a job that grows (--max-np)",
+            everywhere=False,
+        )
 
 
 def _agree_to_start(backend: Backend, change: Change) -> Change:
@@ -389,8 +405,10 @@ class CallbackMemory(Observer):
 
 def join(backend: Backend) -> Change:
     """Join the running job, without any of its state yet."""
+    global _has_joined
     assert isinstance(backend, Elastic)
     former = backend.enter()
+    _has_joined = True
     return Change(former, len(former), time.perf_counter())
 
 
