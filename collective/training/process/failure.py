@@ -25,6 +25,8 @@ from collective.training.process.object_collectives import broadcast_object
 # error that each rank had by itself.
 _shared: list[BaseException] = []
 _alike: list[BaseException] = []
+# Before a script runs; some systems set one (Ubuntu's apport).
+_HOOK_AT_START = sys.excepthook
 # The time for which a rank that fails looks for others that fail alike.
 _ALIKE_SECONDS = 3.0
 
@@ -150,7 +152,16 @@ def _when_uncaught(
         if value is not error or prints:
             printing(kind, value, trace)
 
+    vars(hook)["wraps"] = printing
     sys.excepthook = hook
+
+
+def own_excepthook() -> Callable[[type[BaseException], BaseException, Any], Any] | None:
+    """Return the ``sys.excepthook`` that the script has set, if it has set one."""
+    hook: Any = sys.excepthook
+    while found := getattr(hook, "wraps", None):
+        hook = found
+    return None if hook in (sys.__excepthook__, _HOOK_AT_START) else hook
 
 
 def _description(rank: int, error: BaseException) -> str:

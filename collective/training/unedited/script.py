@@ -20,6 +20,7 @@ import tensorflow as tf
 import collective
 from collective import python_command
 from collective.errors import UsageError
+from collective.training.process.failure import own_excepthook
 
 _OWN = os.path.join(os.path.dirname(collective.__file__), "")  # this package's folder
 
@@ -84,12 +85,21 @@ def _find(module: str) -> ModuleSpec:
 def print_failure(error: BaseException) -> None:
     """Print the traceback that Python would print for the script alone.
 
+    By the ``sys.excepthook`` of the script, if it has one.
     Without the lines of this package, Keras and TensorFlow, also of what the error was
     raised from; all lines after ``keras.config.disable_traceback_filtering()``. As by
     Python, the error is in ``sys.last_value`` from then on.
     """
     sys.last_type, sys.last_value = type(error), error
     sys.last_traceback = error.__traceback__
+    if hook := own_excepthook():
+        try:
+            hook(type(error), error, error.__traceback__)
+            return
+        except Exception as of_hook:
+            print("Error in sys.excepthook:", file=sys.stderr)
+            traceback.print_exception(of_hook)
+            print("\nOriginal exception was:", file=sys.stderr)
     if keras.config.is_traceback_filtering_enabled():
         shown = traceback.TracebackException.from_exception(error)
         _leave_out_libraries(shown)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from collective.distribute import Strategy, command
 from collective.errors import UsageError
+from collective.training.process import failure
 from collective.training.steps.batch_function import BatchFunction
 from collective.training.unedited import distribute, files
 from collective.training.unedited.distribute import distribute_keras
@@ -422,6 +423,21 @@ def test_a_failure_shows_the_lines_of_the_script_only(
         text = capsys.readouterr().err
         assert text.count('  File "') == 1 and f'"{path}"' in text, text
         assert last in text
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_failure_is_shown_by_the_hook_of_the_script(wrapped, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error[1]))
+    error = ValueError("of the script")
+    if wrapped:
+        failure._when_uncaught(error, lambda: None, prints=False)
+    print_failure(error)
+    assert seen == [error] and not capsys.readouterr().err
+    monkeypatch.setattr(sys, "excepthook", lambda *error: 1 / 0)
+    print_failure(error)
+    text = capsys.readouterr().err
+    assert "ZeroDivisionError" in text and text.endswith("ValueError: of the script\n")
 
 
 def test_a_loop_outside_of_the_replicas_of_devices_is_refused_by_name(backends_by_name):
