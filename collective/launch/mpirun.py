@@ -198,7 +198,8 @@ class Mpirun(Supervised):
                     self.lost_host = self.unreported = True
                     job.end(signal.SIGTERM)
                 self._end_hanging()
-            elif event.what == "answers":
+            if event.what in ("waits", "answers"):
+                # Its host runs. Open MPI may pass no signals on after the death of a rank.
                 self.asked.pop(event.rank, None)
             elif self.min_np is None or event.early:
                 self.rank_failed = True
