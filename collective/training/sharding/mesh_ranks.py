@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any
 
@@ -101,7 +102,15 @@ class MeshRanks:
         group = self.along[axis]
         if key not in self._gathers:
             exchange = BackendExchange(group)
+
+            def gather(flat: tf.Tensor) -> tf.Tensor:
+                return exchange.gather(flat)
+
+            # Ranks that wait for each other compare functions by name. Two axes have other
+            # groups, so a rank behind the others would seem to have left out a collective.
+            shape = "x".join(map(str, self.mesh.sizes.values()))
+            gather.__name__ = re.sub(r"\W", "_", f"gather_along_{axis}_of_{shape}")
             self._gathers[key] = traced(
-                exchange.gather, input_signature=[tf.TensorSpec([None], flat.dtype)]
+                gather, input_signature=[tf.TensorSpec([None], flat.dtype)]
             )
         return group.call(self._gathers[key], (flat,))
