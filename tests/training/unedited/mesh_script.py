@@ -3,11 +3,12 @@
 ``mesh_script.py FOLDER MESH [CASE ...]`` writes what each case gives to
 ``FOLDER/CASE.RANK.npz``. MESH has the ranks of the batch and of the model, as ``2x2``, or
 those of two axes for the model, as ``1x2x2``; or it is ``none``: then the models are laid
-out by an option, or not at all.
+out by an option, or not at all. The rank LATE_RANK is late when it first reads weights.
 """
 
 import os
 import sys
+import time
 
 import keras
 import numpy as np
@@ -116,6 +117,29 @@ def transformer():
     return keras.Model(inputs, Head(words)(h))
 
 
+def normed(h, branch):
+    return L.LayerNormalization()(L.Add()([h, branch]))
+
+
+def translator():
+    """An encoder and a decoder with one embedding; 0 is padding, and is masked."""
+    inputs = keras.Input((5,), dtype="int32")
+    words = L.Embedding(20, 8, mask_zero=True, name="words")
+    h = words(inputs[:, :3])
+    h = normed(h, L.MultiHeadAttention(4, 2, name="heads")(h, h))
+    up = L.Dense(16, activation="relu", name="encoder_up")
+    source = normed(h, L.Dense(8, name="encoder_down")(up(h)))
+    h = words(inputs)
+    grouped = L.GroupQueryAttention(2, 4, 2, name="grouped")
+    h = normed(h, grouped(h, h, use_causal_mask=True))
+    h = normed(h, L.MultiHeadAttention(4, 2, name="cross")(h, source))
+    gated = L.Multiply()(
+        [L.Dense(16, "silu", name="gate_up")(h), L.Dense(16, name="decoder_up")(h)]
+    )
+    h = normed(h, L.Dense(8, name="decoder_down")(gated))
+    return keras.Model(inputs, Head(words)(h))
+
+
 class Own(keras.Model):
     """Calls its layers in Python, and has a step of its own."""
 
@@ -190,7 +214,8 @@ LAYOUTS = {
     ".*(query|key|value)/bias": ROW,
     ".*attention_output/kernel": ("model", None, None),
     ".*words/.*": ("model", "batch"),
-    ".*experts/(first|second)": ("model", None, None),
+    ".*experts/first": ("model", None, None),
+    ".*experts/second": ("model", None, None),
 }
 # Of a mesh with two axes for the model: other layouts.
 BOTH = {
@@ -223,12 +248,13 @@ MODELS = {
     "residual": (residual, BLOCKS),
     "lstm": (lstm, SERIES),
     "transformer": (transformer, (WORDS, WORDS)),
+    "translator": (translator, (WORDS, WORDS)),
     "experts": (experts, FLAT),
 }
 
 
 def of_model(make, name, optimizer):
-    if name == "transformer":
+    if name in ("transformer", "translator"):
         words = ["sparse_categorical_accuracy"]
         return compiled(make, optimizer, WORD_LOSS, metrics=words)
     return compiled(make, optimizer)
@@ -283,6 +309,9 @@ class Sampling(keras.callbacks.Callback):
         self.samples = []
 
     def on_epoch_end(self, epoch, logs=None):
+        rank = os.environ.get("COLLECTIVE_RANK", "none")
+        if epoch == 0 and rank == os.environ.get("LATE_RANK"):
+            time.sleep(3)
         self.samples.append(sum(np.abs(w).sum() for w in self.model.get_weights()))
 
 
