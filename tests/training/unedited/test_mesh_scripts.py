@@ -93,7 +93,7 @@ def test_they_train_the_models_of_one_process(how, which, tmp_path, once):
 
 
 def test_two_model_axes_and_a_rank_that_is_late(tmp_path, once):
-    """Ranks wait for it, in groups of either axis, longer than they do without a check."""
+    """Ranks that wait for it in groups of both axes report no mismatch."""
     ((case,), stock) = CASES["own step"], stock_of("own step", once)
     start = [sys.executable, "-m", "collective.launch", "-np", "4", "--keras"]
     late = {"LATE_RANK": "2", "COLLECTIVE_STALL_SECONDS": "1"}
