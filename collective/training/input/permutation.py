@@ -20,15 +20,15 @@ import numpy as np
 ROUNDS = 8
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLY_1 = 0xBF58476D1CE4E5B9
-_MULTIPLY_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLY_1 = 0xBF58476D1CE4E5B9
+MULTIPLY_2 = 0x94D049BB133111EB
 
 
 def hash64(values: np.ndarray) -> np.ndarray:
     """Compute the output function of splitmix64 (Steele et al. 2014), a bijection."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLY_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLY_2)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MULTIPLY_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MULTIPLY_2)
     return values ^ (values >> np.uint64(31))
 
 
@@ -37,9 +37,9 @@ def derive(*numbers: int) -> int:
     key = 0
     for number in numbers:
         # Python integers: the same arithmetic without NumPy's overflow warnings.
-        key = (key ^ (number & _MASK)) + _GOLDEN & _MASK
-        key = (key ^ (key >> 30)) * _MULTIPLY_1 & _MASK
-        key = (key ^ (key >> 27)) * _MULTIPLY_2 & _MASK
+        key = (key ^ (number & _MASK)) + GOLDEN & _MASK
+        key = (key ^ (key >> 30)) * MULTIPLY_1 & _MASK
+        key = (key ^ (key >> 27)) * MULTIPLY_2 & _MASK
         key ^= key >> 31
     return key
 
@@ -94,7 +94,7 @@ def _encipher(
 
 def _add_hash(half: np.ndarray, other: np.ndarray, size: int, key: int) -> np.ndarray:
     """``half + hash(other) mod size``, for a size below 2**32."""
-    hashed = hash64(other * np.uint64(_GOLDEN) + np.uint64(key))
+    hashed = hash64(other * np.uint64(GOLDEN) + np.uint64(key))
     # The high 32 bits scaled to [0, size): several times faster than a remainder.
     moved = half + ((hashed >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))
     return np.where(moved >= np.uint64(size), moved - np.uint64(size), moved)
