@@ -81,6 +81,9 @@ class CallbackMethods:
         params: Mapping[str, Any],
     ):
         self.batches = 0  # of the pass, so far
+        #: Whether rank 0's weights reach the other ranks later: a model may have its
+        #: variables on all ranks only when its first step is traced.
+        self.is_shared_later = False
         self.callbacks = flatten(callbacks)
         # Whether the callbacks are Keras' own list, which has a progress bar.
         self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
@@ -89,15 +92,27 @@ class CallbackMethods:
         self.params = dict(params)
         # The methods that a callback of rank 0 overrides; after ``agree``.
         self.used: set[str] = set()
-        # In the current order, which depends on the layers that are trainable.
-        self._variables = (
-            replicated_variables(model) if _optimizer(model) is not None else []
-        )
+        self._known: list[keras.Variable] = []
         self._trainable = keras_compat.model.trainable_flags(model)
         self._shards = CallbackShards(model, backend, len(_STOPS) + 4)
         self._ready = False
         self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each method was called last
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        """Return the variables that callbacks may assign.
+
+        They are in the order of the first call in which the model has them all, since
+        the order depends on the layers that are trainable.
+        """
+        if _optimizer(self.model) is None:
+            found = list(self.model.variables)
+        else:
+            found = replicated_variables(self.model)
+        if len(found) != len(self._known):
+            self._known = found
+        return self._known
 
     def agree(self) -> None:
         """Give the callbacks their model, and find out which methods matter.
@@ -177,7 +192,7 @@ class CallbackMethods:
         """
         if self.backend.size == 1:
             return False, False, self._run(method, args)
-        if "batch" in method:
+        if "batch" in method or method.startswith("on_predict"):
             with keras_compat.model.assignments() as seen:
                 error = self._run(method, args)
             optimizer = _optimizer(self.model)
@@ -211,7 +226,7 @@ class CallbackMethods:
                     self._state.begin_training()
                 else:
                     for callback in self.callbacks:
-                        getattr(callback, method)(*args)
+                        _call(callback, method, args)
             except CollectiveError:
                 raise
             except Exception as error:
@@ -222,7 +237,9 @@ class CallbackMethods:
 
     def _follow(self, method: str, assigned: bool) -> None:
         """Give every rank whatever the method may have changed on rank 0."""
-        if method.startswith(("on_test_batch", "on_predict")):
+        if method.startswith(("on_test_batch", "on_predict")) and not assigned:
+            return
+        if self.is_shared_later:
             return
         self.backend.broadcast(outside_variables(self.model))
         if "batch" in method and not assigned:
@@ -396,6 +413,17 @@ class RankZeroCallbacks(Observer):
             return {} if reports is None else reports.logs()
 
         self._batches.after(logs, self._epoch)
+
+
+def _call(
+    callback: keras.callbacks.Callback, method: str, args: tuple[Any, ...]
+) -> None:
+    """Call a method as Keras does: the logs of a batch by name, all others by place."""
+    if "batch" in method:
+        batch, logs = args
+        getattr(callback, method)(batch, logs=logs)
+    else:
+        getattr(callback, method)(*args)
 
 
 def _optimizer(model: keras.Model) -> keras.Optimizer | None:
