@@ -68,7 +68,7 @@ def test_it_is_raised_when_a_step_has_ended(as_python_does):
     words = {"batch_size": 10, "verbose": 0, "backend": "single"}
     with pytest.raises(KeyboardInterrupt):
         collective.fit(made, *rows(), **words, callbacks=Interrupt())
-    assert int(made.optimizer.iterations) == 2
+    assert int(made.optimizer.iterations) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     collective.fit(made, *rows(), **words)  # the signal is forgotten
 

@@ -100,7 +100,7 @@ class Assembly:
             log.warning(savings.warning(prepared.hook.hook, prepared.trainable))
         asked = self.options.jit_compile
         if prepared.model.jit_compile if asked is None else asked:
-            _say_not_compiled(log.warning if asked else log.info)
+            say_not_compiled(log.warning if asked else log.info)
 
     def log(self, observers: Sequence[Observer]) -> None:
         """Write into the log what was chosen."""
@@ -117,6 +117,6 @@ class Assembly:
 
 
 @cache
-def _say_not_compiled(say: Callable[[str], None]) -> None:
-    """Say it once in a process, which may train many models."""
+def say_not_compiled(say: Callable[[str], None]) -> None:
+    """Say once in a process, which may train many models, that XLA compiles no step."""
     say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")

@@ -14,6 +14,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.calls import by_keras
 from collective.training.calls.evaluation import make_evaluation
 from collective.training.calls.opening import open_backend, open_inputs
 from collective.training.input.batches import Batches
@@ -71,6 +72,18 @@ def evaluate(
         UsageError: The model does not fit the data, or these are not data.
     """
     backend = open_backend(backend_for(model, backend))
+    if by_keras.serves(model, [x], backend):
+        arguments = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "verbose": verbose,
+            "sample_weight": sample_weight,
+            "steps": steps,
+            "return_dict": return_dict,
+        }
+        with guarded(backend):
+            return by_keras.call("evaluate", model, arguments, callbacks, backend)
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)

@@ -12,6 +12,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.fit_options import FitOptions
 from collective.training import keras_compat
+from collective.training.calls import by_keras
 from collective.training.calls.assemble import Assembly
 from collective.training.calls.attached import attach_observers
 from collective.training.calls.evaluation import make_evaluation
@@ -172,6 +173,38 @@ def fit(
         timeline=timeline,
     )
     backend = _open(model, backend, options)
+    of_plan = data is not None or global_batch_size is not None or ledger is not None
+    of_plan |= backend.elastic
+    if not isinstance(model, keras.Model) and by_keras.is_plain(backend):
+        with guarded(backend):
+            model = model()
+    given = x, validation_data
+    if not of_plan and by_keras.serves(model, given, backend, options, checkpoint):
+        with guarded(backend):
+            return by_keras.fit(
+                model,
+                {
+                    "x": x,
+                    "y": y,
+                    "batch_size": batch_size,
+                    "epochs": epochs,
+                    "verbose": verbose,
+                    "validation_split": validation_split,
+                    "validation_data": validation_data,
+                    "shuffle": shuffle,
+                    "class_weight": class_weight,
+                    "sample_weight": sample_weight,
+                    "initial_epoch": initial_epoch,
+                    "steps_per_epoch": steps_per_epoch,
+                    "validation_steps": validation_steps,
+                    "validation_batch_size": validation_batch_size,
+                    "validation_freq": validation_freq,
+                },
+                callbacks,
+                backend,
+                options,
+                checkpoint,
+            )
     arguments = DataArguments(
         x=x,
         y=y,

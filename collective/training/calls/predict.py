@@ -21,6 +21,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.calls import by_keras
 from collective.training.calls.evaluate import (
     agreed_methods,
     shown,
@@ -86,6 +87,15 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend_for(model, backend))
+    if by_keras.serves(model, [x], backend):
+        arguments = {
+            "x": x,
+            "batch_size": batch_size,
+            "verbose": verbose,
+            "steps": steps,
+        }
+        with guarded(backend):
+            return by_keras.call("predict", model, arguments, callbacks, backend)
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

@@ -122,7 +122,7 @@ def as_data(
     if isinstance(x, keras_compat.data.DataAdapter):
         return x
     rows = isinstance(x, tf.data.Dataset) and of_rows
-    if not (rows or isinstance(x, Source)) and _is_array_data(x):
+    if not (rows or isinstance(x, Source)) and is_array_data(x):
         return _source(*_weighted(*arrays_of(x, y, sample_weight), class_weight))
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
@@ -183,7 +183,8 @@ def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def _is_array_data(x: Any) -> bool:
+def is_array_data(x: Any) -> bool:
+    """Return whether Keras takes a value for arrays, or a tree of them."""
     return keras_compat.data.is_array(x) or isinstance(x, (tuple, list, Mapping))
 
 
@@ -194,7 +195,7 @@ def _tree(part: Any, name: str) -> Any:
     lists = isinstance(part, (tuple, list))
     if (
         lists
-        and (isinstance(part, tuple) or any(_is_array_data(item) for item in part))
+        and (isinstance(part, tuple) or any(is_array_data(item) for item in part))
         and not _is_rows(part)
     ):
         return tuple(_tree(item, f"{name}[{i}]") for i, item in enumerate(part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.utils.python_utils import pythonify_logs
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
@@ -98,7 +99,7 @@ def passes(
     array: np.ndarray, batch_size: int, shuffle: bool | str, seed: int
 ) -> Iterator[np.ndarray]:
     """Yield batches, pass after pass, in ``fit``'s order of rows with TensorFlow's seed."""
-    with tf.init_scope(), replacing(context, "global_seed", lambda: seed):
+    with tf.init_scope(), seeded(seed):
         adapter = ArrayDataAdapter(array, batch_size=batch_size, shuffle=shuffle)
         batches = adapter.get_tf_dataset()
     while True:
@@ -112,6 +113,13 @@ def tensorflow_seed() -> int | None:
     """
     seed = context.global_seed()
     return None if seed is None else int(seed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, TensorFlow has this global seed; its generator of seeds goes on."""
+    with replacing(context, "global_seed", lambda: seed):
+        yield
 
 
 @contextlib.contextmanager
@@ -182,7 +190,48 @@ def concatenated(batches: Sequence[Any]) -> Any:
     return keras.tree.map_structure(lambda *parts: concat(list(parts)), *batches)
 
 
+def as_numbers(logs: Any) -> dict[str, Any]:
+    """Return what a step returned as Keras gives it to callbacks."""
+    return dict(pythonify_logs(logs))
+
+
 _datasets = itertools.count()  # of this process, alike on every rank
+# Takes the numbers of rows and the number of a pass over them, and returns them mixed.
+Shuffle = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+@contextlib.contextmanager
+def shuffled_by(make: Callable[[], Shuffle]) -> Iterator[Callable[[], None]]:
+    """Have shuffled arrays come in an order of ours in each epoch.
+
+    Args:
+        make: Called for each data set that is made of arrays.
+
+    Yields:
+        What has the next pass be the first: Keras reads a batch to build a model.
+    """
+    stock, counters = ArrayDataAdapter.get_tf_dataset, list[tf.Variable]()
+
+    def get_tf_dataset(self: Any) -> tf.data.Dataset:
+        with tf.device("CPU"):
+            passes = tf.Variable(0, trainable=False, dtype=tf.int64)
+        counters.append(passes)
+        mixed = make()
+
+        def shuffle(indices: tf.Tensor) -> tf.Tensor:
+            return mixed(indices, passes.assign_add(1) - 1)
+
+        with replacing(tf.random, "shuffle", shuffle):
+            found = stock(self)
+        found._passes = passes  # it must live as long as the data set
+        return found
+
+    def begin() -> None:
+        for passes in counters:
+            passes.assign(0)
+
+    with replacing(ArrayDataAdapter, "get_tf_dataset", get_tf_dataset):
+        yield begin
 
 
 @contextlib.contextmanager
@@ -195,22 +244,11 @@ def other_order_each_epoch(seed: int) -> Iterator[None]:
     Args:
         seed: Determines the orders.
     """
-    stock = ArrayDataAdapter.get_tf_dataset
 
-    def get_tf_dataset(self: Any) -> tf.data.Dataset:
-        with tf.device("CPU"):
-            epochs = tf.Variable(0, trainable=False, dtype=tf.int64)
+    def make() -> Shuffle:
         key = (seed + next(_datasets)) % 2**31
+        mix = tf.random.experimental.stateless_shuffle
+        return lambda indices, number: mix(indices, seed=[key, number + 1])
 
-        def shuffle(indices: tf.Tensor) -> tf.Tensor:
-            return tf.random.experimental.stateless_shuffle(
-                indices, seed=[key, epochs.assign_add(1)]
-            )
-
-        with replacing(tf.random, "shuffle", shuffle):
-            found = stock(self)
-        found._epochs_of_order = epochs  # it must live as long as the data set
-        return found
-
-    with replacing(ArrayDataAdapter, "get_tf_dataset", get_tf_dataset):
+    with shuffled_by(make):
         yield

@@ -73,6 +73,7 @@ KERAS: Mapping[str, str] = {
     "trainers.data_adapters.generator_data_adapter": "GeneratorDataAdapter",
     "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter": "generator",
     "utils.file_utils": "get_file",
+    "utils.python_utils": "pythonify_logs",
 }
 #: By module of ``tensorflow.python``.
 TENSORFLOW: Mapping[str, str] = {

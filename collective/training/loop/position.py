@@ -171,7 +171,7 @@ class Position:
         if self.start is not None and self.start.within_epoch:
             self.put()  # without what callbacks at the start of the epoch have changed
             last = self.start.sums
-        self.reports = Reports(self.layout, last)
+        self.reports = self.layout.reports(last)
         self.start = None
 
     def end_epoch(self, logs: dict[str, float]) -> None:

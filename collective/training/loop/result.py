@@ -35,7 +35,6 @@ class Result(keras.callbacks.History):
             then another than that of one process. False otherwise.
         not_equal_to_one_process: Why the model is not that of one process by design:
             the communication hook. None otherwise.
-        gradient_bytes: Bytes of gradients that a replica sends in a step, about.
     """
 
     def __init__(
@@ -55,10 +54,15 @@ class Result(keras.callbacks.History):
         self.timing = Timing()
         self.per_replica = per_replica
         self.not_equal_to_one_process = None if hook is None else f"hook {hook!r}"
-        trained = get_prepared(position.model).trainable
-        self.gradient_bytes = gradient_bytes(trained, hook, self.backend.rounds_to)
+        self._hook = hook
         self._of_shards: str | None = None
         self._repeat: Callable[[Callable[[], Any]], Any] | None = None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Return the bytes of gradients that a replica sends in a step, about."""
+        trained = get_prepared(self.model).trainable
+        return gradient_bytes(trained, self._hook, self.backend.rounds_to)
 
     @property
     def state_sha256(self) -> str | None:

@@ -9,12 +9,14 @@ exchange a checksum of each tensor, and the error names replica, tensor and step
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -41,20 +43,27 @@ class DesyncAlarm(Observer):
 
     Args:
         every: Steps from one comparison to the next.
+        first: The first step that may be compared.
     """
 
-    def __init__(self, position: Position, every: int):
-        self.position, self.every = position, every
-        self.variables = replicated_variables(position.model)
+    def __init__(self, position: Position, every: int, first: int = 0):
+        self.position, self.every, self.first = position, every, first
         self.backend = position.backend
-        # By the name of the function that makes the checksums: the graph of ``_of_all``.
-        self._graphs: dict[str, Callable[[], tf.Tensor]] = kept_with(
-            position.model, "checksums", [self.backend, *self.variables]
-        )
+
+    @functools.cached_property
+    def variables(self) -> list[keras.Variable]:
+        """Return what is compared; the model has its variables by then."""
+        return replicated_variables(self.position.model)
+
+    @functools.cached_property
+    def _graphs(self) -> dict[str, Callable[[], tf.Tensor]]:
+        """Return the graphs of ``_of_all``, by the name of what makes the checksums."""
+        of = [self.backend, *self.variables]
+        return kept_with(self.position.model, "checksums", of)
 
     def before_input(self, number: int) -> None:
-        """Compare before each ``every``th step, the first one included."""
-        if number % self.every == 0:
+        """Compare before each ``every``th step, step 0 included."""
+        if number >= self.first and number % self.every == 0:
             self.compare(number)
 
     def end_epochs(self) -> None:

@@ -60,6 +60,10 @@ class Layout:
         if last is not None and last[self.ROWS]:
             self.restore(last)
 
+    def reports(self, last: np.ndarray | None = None) -> Reports:
+        """Return the reports of an epoch that begins, or continues after a last one."""
+        return Reports(self, last)
+
     def restore(self, report: np.ndarray) -> None:
         """Give the metrics the values that they have in a report."""
         values = _cut(report[self.FIXED :], self._metric_shapes)

@@ -75,6 +75,16 @@ class StepObserver:
     def before_overrun(self, program: Program) -> None:
         """Act before the writes of a step that has no batch."""
 
+    def is_past(self, model: keras.Model, method: str) -> bool:
+        """Return whether the batch that was read belongs to a step made before.
+
+        A training that is resumed reads its data from the start.
+
+        Args:
+            method: ``train_step``, ``test_step`` or ``predict_step``.
+        """
+        return False
+
 
 class Step(NamedTuple):
     """A step that has ended. Times are seconds of ``time.perf_counter``.
@@ -85,6 +95,7 @@ class Step(NamedTuple):
         ready: When it had the batch.
         done: When the step had returned.
         data: The batch, as the step of Keras gets it.
+        outputs: What the step of Keras returned.
         report: See ``collective.training.steps.report``. None if nobody has asked for it.
     """
 
@@ -93,6 +104,7 @@ class Step(NamedTuple):
     ready: float
     done: float
     data: Any
+    outputs: Any
     report: Any = None
 
 
@@ -123,7 +135,8 @@ class BatchFunction:
         self._by_kind: dict[Any, Program] = {}
         self._last: Program | None = None
         self._number = 0
-        self._hook: HookState | None = None
+        #: What a communication hook keeps between steps; made with the first program.
+        self.hook: HookState | None = None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run ``steps_per_execution`` steps.
@@ -150,8 +163,15 @@ class BatchFunction:
                     break
                 self._overrun(spec)
                 raise StopIteration from None
-            outputs = self.run(data, spec, begin)
+            if any([o.is_past(self.model, self.name) for o in self._observers]):
+                outputs = self.model.get_metrics_result()
+            else:
+                outputs = self.run(data, spec, begin)
         return outputs
+
+    def observe(self, observers: Sequence[StepObserver]) -> None:
+        """Begin to serve another call, with observers of its own."""
+        self._observers, self._number = observers, 0
 
     def run(self, data: Any, spec: Any = None, begin: float | None = None) -> Any:
         """Run the step on one batch.
@@ -186,7 +206,7 @@ class BatchFunction:
         finally:
             recorder.in_no_step()
         done = time.perf_counter()
-        step = Step(number, begin, ready, done, batch.data, program.report)
+        step = Step(number, begin, ready, done, batch.data, outputs, program.report)
         for observer in self._observers:
             observer.after_step(self.model, self.name, step)
         if not program.is_explained:
@@ -260,13 +280,30 @@ class BatchFunction:
 
     def _hook_state(self) -> HookState | None:
         """Return what a communication hook keeps between the steps of this function."""
-        hook, backend = self.settings.hook, self.settings.backend
-        if hook is not None and self._hook is None:
-            trained = self.model.trainable_variables
-            self._hook = HookState(hook, trained, dtype_of_sums(trained), backend)
-            if backend.rank == 0:
-                log.warning(savings.warning(hook, trained))
-        return self._hook
+        if self.hook is None:
+            self.hook = new_hook_state(self.model, self.settings)
+        return self.hook
+
+
+def new_hook_state(model: keras.Model, settings: StepSettings) -> HookState | None:
+    """Return what a communication hook keeps between steps, before the first one.
+
+    Args:
+        model: It has its variables.
+
+    Returns:
+        None without a hook.
+    """
+    hook, backend, trained = (
+        settings.hook,
+        settings.backend,
+        model.trainable_variables,
+    )
+    if hook is None:
+        return None
+    if backend.rank == 0:
+        log.warning(savings.warning(hook, trained))
+    return HookState(hook, trained, dtype_of_sums(trained), backend)
 
 
 class PredictFunction(BatchFunction):

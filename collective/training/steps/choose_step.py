@@ -7,11 +7,9 @@ from typing import Any
 
 from collective.backends.base import Backend
 from collective.fit_options import FitOptions
-from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.keras_compat.traced import kept_with
+from collective.training.model.kept import kept_as_compiled
 from collective.training.model.prepared import PreparedModel
-from collective.training.model.variables import optimizers_of
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment
 from collective.training.steps.own_rows_step import OwnRowsStep
@@ -91,13 +89,4 @@ def _kept(prepared: PreparedModel, backend: Backend) -> dict[Any, PartitionedSte
     is_plain = not (prepared.partition or prepared.placement or prepared.hook)
     if not is_plain or backend.tensor is not None:
         return {}
-    model = prepared.model
-    compiled = [
-        model.optimizer,
-        *keras_compat.model.compiled_objects(model),
-        *model.variables,
-        *model.metrics_variables,
-        *(v for o in optimizers_of(model) for v in o.variables),
-    ]
-    flags = [layer.trainable for layer in keras_compat.model.layers_of(model)]
-    return kept_with(model, "steps", compiled, flags)
+    return kept_as_compiled(prepared.model, "steps")

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from collective.replacements import replacing
 from collective.training.keras_compat import batch_functions
+from collective.training.model.kept import kept_as_compiled
+from collective.training.partition.method import names_of_first_sum
 from collective.training.sharding.held import check_whole
 from collective.training.step import finite
 from collective.training.steps.batch_function import (
@@ -18,6 +22,7 @@ from collective.training.steps.batch_function import (
     RunStep,
     StepObserver,
 )
+from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
 from collective.training.steps.whole import WholeStep
 
@@ -28,6 +33,8 @@ def distributed(
     observers: Sequence[StepObserver] = (),
     run_step: RunStep | None = None,
     end_eager_step: Callable[[], None] | None = None,
+    expects_nan: bool = False,
+    made_before: Callable[[keras.Model, str], Any] = lambda model, method: None,
 ) -> Iterator[None]:
     """Inside, models get functions that share the rows of each batch out.
 
@@ -36,9 +43,14 @@ def distributed(
         observers: Called around each step.
         run_step: See ``BatchFunction``.
         end_eager_step: Called after each step of a model that runs eagerly.
+        expects_nan: Whether a callback of the user's ends the training at a loss that is
+            not finite, so that no warning is needed.
+        made_before: Returns a ``BatchFunction`` of a model's method that may be used
+            again, or None.
     """
     backend = settings.backend
-    watch = finite.Watch(backend, settings.options.terminate_on_nan, expected=False)
+    watch = finite.Watch(backend, settings.options.terminate_on_nan, expects_nan)
+    observers = [_Named(watch), *observers]
 
     def make(model: keras.Model, method: str) -> Any:
         if not settings.is_distributed:
@@ -47,6 +59,10 @@ def distributed(
             check_whole(model, "runs eagerly", "compile it without run_eagerly")
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
+        function = made_before(model, method)
+        if function is not None:
+            function.observe(observers)
+            return function
         step = getattr(model, method)
         if method != "predict_step":
             return BatchFunction(model, step, method, settings, observers, run_step)
@@ -57,3 +73,65 @@ def distributed(
 
     with watch.tracing(), batch_functions.made_by(make):
         yield
+
+
+class _Named(StepObserver):
+    """Has a warning of a value that is not finite name the variable."""
+
+    def __init__(self, watch: finite.Watch):
+        self._watch = watch
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Note the program of a training step."""
+        if function.name == "train_step":
+            self._watch.paths = lambda: names_of_first_sum(program.traffic)
+
+
+@contextlib.contextmanager
+def distributed_call(
+    model: keras.Model,
+    settings: StepSettings,
+    observers: Sequence[StepObserver] = (),
+    expects_nan: bool = False,
+) -> Iterator[None]:
+    """Inside, one call of Keras for a model shares its batches out.
+
+    The functions that the model had before are its own again afterwards. What was traced
+    is kept for later calls with the same settings.
+    """
+    if not settings.is_distributed:  # Keras' own functions serve, which the model keeps
+        with distributed(settings, observers, expects_nan=expects_nan):
+            yield
+        return
+    kept: dict[str, Any] = {}
+    backend, options = settings.backend, settings.options
+    key = (
+        *(backend, options.accumulate, options.virtual_replicas),
+        *(settings.reports, options.terminate_on_nan, expects_nan),
+    )
+
+    def made_before(of: keras.Model, method: str) -> Any:
+        nonlocal kept
+        if of is not model or settings.hook is not None:  # whose state begins anew
+            return None
+        kept = kept_as_compiled(model, "functions").setdefault(key, {})
+        return kept.get(method)
+
+    with contextlib.ExitStack() as inside:
+        for attribute in batch_functions.FUNCTIONS:
+            inside.enter_context(replacing(model, attribute, None))
+        inside.enter_context(
+            distributed(
+                settings, observers, expects_nan=expects_nan, made_before=made_before
+            )
+        )
+        try:
+            yield
+        finally:
+            for attribute, method in batch_functions.FUNCTIONS.items():
+                function = getattr(model, attribute, None)
+                if isinstance(function, BatchFunction):
+                    function.observe(())
+                    kept[method] = function

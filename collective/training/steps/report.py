@@ -7,10 +7,12 @@ of ``collective.training.step.report_layout.Layout``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from collective.training.step.report_layout import flat_logs
 
 
 def loss(losses: Sequence[tf.Tensor], outputs: Any) -> tf.Tensor:
@@ -20,7 +22,11 @@ def loss(losses: Sequence[tf.Tensor], outputs: Any) -> tf.Tensor:
         losses: Those that the model has tracked in the step.
         outputs: What the step returns; its first scalar counts if nothing was tracked.
     """
-    leaves = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
+    if isinstance(outputs, Mapping):
+        returned = list(flat_logs(outputs).values())  # in the order of the step
+    else:
+        returned = tf.nest.flatten(outputs)
+    leaves = [t for t in returned if tf.is_tensor(t)]
     scalars = [t for t in leaves if t.shape.rank == 0 and t.dtype.is_floating]
     found = next(iter([*losses, *scalars]), tf.zeros([]))
     return tf.reduce_mean(found)  # Keras shows the mean of one loss for each row

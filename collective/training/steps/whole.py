@@ -47,6 +47,8 @@ class WholeStep:
     def __call__(self, data: Any) -> Any:
         """Run the step on a whole batch."""
         interrupts.check()
+        if any([o.is_past(self._model, self._method) for o in self._observers]):
+            return self._model.get_metrics_result()
         say(self._model, self._backend, self._settings.options.accumulate)
         begin, clock = time.perf_counter(), time.time()
         with running(), keras_compat.tracing.applied_by(self._apply):
@@ -59,7 +61,8 @@ class WholeStep:
             rows = count_rows(first_leaf(data))
             loss, now = report.loss([], outputs), time.time()
             line = report.line(loss, rows, (clock, now))
-        step = Step(number, begin, begin, time.perf_counter(), data, line)
+        done = time.perf_counter()
+        step = Step(number, begin, begin, done, data, outputs, line)
         for observer in self._observers:
             observer.after_step(self._model, self._method, step)
         return outputs

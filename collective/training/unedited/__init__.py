@@ -2,7 +2,7 @@
 
 Begin with ``distribute``, which replaces what has to be replaced. ``calls`` makes all ranks
 call Keras' own ``fit``, ``evaluate`` and ``predict`` together, with the options of
-``set_options``; ``script_job`` and ``units`` are what they do together, again after a rank
+``collective.training.calls.set_options``; ``script_job`` and ``units`` are what they do together, again after a rank
 has died; ``growth`` lets ranks join, by a ``record`` of the units. ``seeds`` and ``entropy``
 give all ranks the same random numbers. ``files`` lets rank 0 alone write models,
 ``searches`` has all ranks make the trials of a search together,

@@ -21,6 +21,7 @@ from collective.distribute.scoped_models import strategy_of
 from collective.errors import UsageError
 from collective.replacements import replacing
 from collective.training import keras_compat
+from collective.training.calls.set_options import SetOptions
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
 from collective.training.preparation.prepare import ModelMisfit
@@ -33,7 +34,6 @@ from collective.training.unedited.dry_run import DryRun
 from collective.training.unedited.keras_distribution.job_devices import check_current
 from collective.training.unedited.script_job import EVALUATE, FIT, PREDICT, ScriptJob
 from collective.training.unedited.seeds import fit_seed, is_unseeded
-from collective.training.unedited.set_options import SetOptions
 from collective.training.unedited.tracking import records, without_records
 from collective.training.verification.ranks import compare
 from collective.training.verification.same_calls import SameCalls

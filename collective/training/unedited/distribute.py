@@ -15,6 +15,7 @@ from collective.environment import detect
 from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.training.calls.opening import with_threads
+from collective.training.calls.set_options import check_settable
 from collective.training.unedited import notice, strategies
 from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
@@ -35,7 +36,6 @@ from collective.training.unedited.resume import StateFolder, identify
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.searches import share_searches
 from collective.training.unedited.seeds import seed_all_ranks
-from collective.training.unedited.set_options import check_settable
 from collective.training.unedited.standard_input import replace_stdin
 from collective.training.unedited.tracking import record_on_rank_zero
 

@@ -21,7 +21,7 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.loop.observer import FinishedStep, Observer
-from collective.training.model.prepared import PreparedModel
+from collective.training.model.prepared import PreparedModel, get_hook, get_prepared
 from collective.training.model.variables import all_variables, outside_variables
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object
@@ -118,6 +118,7 @@ class StockRun(Observer):
         if self.backend.rank or not self.left:
             return
         if not self._variables:
+            self.prepared = get_prepared(self.model)  # it has its variables now
             known = [*all_variables(self.model), *outside_variables(self.model)]
             self._variables = [keras_compat.model.tf_variable(v) for v in known]
             self._stock = _values(self._variables)
@@ -153,7 +154,7 @@ class StockRun(Observer):
         self._stock, self._ours = [], []
         if self.backend.rank or not self.steps:
             return
-        allowed, hook = _tolerance(self.model), self.prepared.hook
+        allowed, hook = _tolerance(self.model), get_hook(self.model)
         named = "" if hook is None else f"hook {hook.hook!r}"
         stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
 

@@ -156,7 +156,7 @@ def test_a_hook_compresses(backend):
     wide.compile("sgd", "mse")
     found = with_options(backend, wide, hook="powersgd:2")
     assert all(np.isfinite(one).all() for one in found)
-    assert wide.train_function._hook.errors  # a kernel of rank 6 is sent with rank 2
+    assert wide.train_function.hook.errors  # a kernel of rank 6 is sent with rank 2
 
 
 @pytest.mark.on_ranks

@@ -7,7 +7,6 @@ an argument of ``collective.fit``.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
 from collective.log import log
 from collective.training.compression import named
+from collective.training.input.feed import ENDLESS
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer
 from collective.training.model.prepared import get_prepared
@@ -65,6 +65,9 @@ class SetOptions(StepObserver):
         backend: Sums over the ranks.
         asked: The options by name.
         unit: Runs what all ranks do together.
+        more: Returns observers of each ``fit`` in addition to those of the options,
+            outside of them; see ``ObservedFit``.
+        gathers: See ``Position``.
 
     Raises:
         UsageError: On every rank alike: they do not work together, or not here.
@@ -75,6 +78,8 @@ class SetOptions(StepObserver):
         backend: Backend,
         asked: Mapping[str, Any],
         unit: Callable[[Callable[[], Any]], Any],
+        more: Callable[[ObservedFit], Sequence[Observer]] | None = None,
+        gathers: bool = False,
     ):
         check_settable(asked)
         of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
@@ -96,6 +101,7 @@ class SetOptions(StepObserver):
             unit(lambda: deterministic.agree(virtual, backend))
         self._beside = unit(lambda: steps_beside(self.options.verify, backend))
         self._observed: ObservedFit | None = None
+        self._more, self._gathers = more, gathers
 
     @property
     def _features(self) -> set[str]:
@@ -119,7 +125,7 @@ class SetOptions(StepObserver):
     @property
     def reports(self) -> bool:
         """Return whether observers need the report of each step."""
-        return bool(self.options.timeline or self._beside)
+        return bool(self.options.timeline or self._beside or self._more)
 
     @contextlib.contextmanager
     def fitting(
@@ -133,37 +139,47 @@ class SetOptions(StepObserver):
         Yields:
             More callbacks for the call.
         """
-        callbacks: list[keras.callbacks.Callback] = []
         with contextlib.ExitStack() as inside:
             if self._virtual is not None:
                 inside.enter_context(deterministic.deterministic())
+            if not (self.reports or self.options.steps):
+                yield []
+                return
+            initial = arguments.get("initial_epoch") or 0
+            last = ENDLESS
             if self.options.steps is not None:
-                first = arguments.get("initial_epoch") or 0
-                # Each epoch has one step at least.
-                arguments["epochs"] = first + self.options.steps
-                callbacks.append(_StopsAfter(self.options.steps))
-            if self.reports:
-                callbacks.append(inside.enter_context(self._observing(model)).callback)
-            yield callbacks
+                last = self.options.steps
+                arguments["epochs"] = initial + last  # each has one step at least
+            observed = ObservedFit(
+                model,
+                self._backend,
+                self._observers,
+                gathers=self._gathers,
+                initial_epoch=initial,
+                last_step=last,
+            )
+            inside.enter_context(self._observing(observed))
+            yield [observed.callback]
 
     @contextlib.contextmanager
-    def _observing(self, model: keras.Model) -> Iterator[ObservedFit]:
-        late = functools.partial(self._stock_run, model)
-        observed = ObservedFit(model, self._backend, late)
-        if self.options.timeline:
-            observed.add(TimelineObserver(self.options.timeline, observed.position))
+    def _observing(self, observed: ObservedFit) -> Iterator[None]:
         before, self._observed = self._observed, observed
         try:
             with contextlib.closing(observed):
-                observed.begin()
                 try:
-                    yield observed
+                    yield
                 except BaseException:
                     observed.interrupted()
                     raise
-                observed.end()
         finally:
             self._observed = before
+
+    def _observers(self, observed: ObservedFit) -> Sequence[Observer]:
+        """Return the observers of a call, innermost first."""
+        found = list(self._stock_run(observed.position.model))
+        if self.options.timeline:
+            found.append(TimelineObserver(self.options.timeline, observed.position))
+        return found if self._more is None else [*found, *self._more(observed)]
 
     def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
         prepared = get_prepared(model)
@@ -184,6 +200,10 @@ class SetOptions(StepObserver):
             features = self._features | features_of(function.model)
             compatibility.check(features, self._backend)
 
+    def is_past(self, model: keras.Model, method: str) -> bool:
+        """Ask the call; see ``StepObserver``."""
+        return self._observed is not None and self._observed.is_past(model, method)
+
     def before_step(
         self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
     ) -> None:
@@ -199,17 +219,3 @@ class SetOptions(StepObserver):
     def of_steps(self, **more: Any) -> StepSettings:
         """Return the settings of all steps of the script."""
         return StepSettings(self._backend, self.options, reports=self.reports, **more)
-
-
-class _StopsAfter(keras.callbacks.Callback):
-    """Ends a training after a number of steps."""
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self._left = steps
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the step."""
-        self._left -= 1
-        if self._left <= 0:
-            self.model.stop_training = True

@@ -1,0 +1,423 @@
+"""``collective.fit`` and its sisters by Keras' own, in which each batch is shared out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.backends.capabilities import LocalDevices
+from collective.distribute.datasets import original
+from collective.distribute.scoped_models import strategy_of
+from collective.errors import UsageError
+from collective.fit_options import FitOptions
+from collective.log import log
+from collective.training import keras_compat
+from collective.training.calls.assemble import say_not_compiled
+from collective.training.calls.set_options import SetOptions
+from collective.training.calls.training_data import TrainingData
+from collective.training.input.batches import ShuffledItems
+from collective.training.input.data import DataArguments, is_array_data
+from collective.training.input.permutation_ops import permuted
+from collective.training.input.source import Source
+from collective.training.loop.callbacks import (
+    CallbackMethods,
+    Callbacks,
+    RankZeroCallbacks,
+    expects_nan,
+)
+from collective.training.loop.observed_fit import ObservedFit
+from collective.training.loop.observer import Observer
+from collective.training.loop.position import Position
+from collective.training.loop.progress import ProgressBar, verbosity
+from collective.training.loop.rank_zero import OnRankZero
+from collective.training.loop.result import Result
+from collective.training.model.prepared import get_hook, get_prepared, keep
+from collective.training.model.variables import (
+    captured_variables,
+    register_outside_variables,
+)
+from collective.training.observers.checkpoint.identity import describe
+from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.desync import DesyncAlarm
+from collective.training.observers.timing import TimingObserver
+from collective.training.preparation.compiled_flags import as_compiled
+from collective.training.preparation.prepare import prepare
+from collective.training.preparation.refusals import check_model
+from collective.training.process import host_random, interrupts
+from collective.training.process.object_collectives import broadcast_object
+from collective.training.sharding.held import is_held
+from collective.training.steps.batch_function import (
+    BatchFunction,
+    StepObserver,
+)
+from collective.training.steps.distributed import distributed_call
+from collective.training.steps.own_batches import trained_with
+from collective.training.steps.program import Program
+from collective.training.steps.settings import StepSettings
+from collective.training.verification import compare_settings
+from collective.training.verification.descriptions import describe as described
+from collective.training.verification.descriptions import short
+from collective.training.verification.ranks import compare
+from collective.training.verification.same_calls import SameCalls
+from collective.training.verification.settings import describe_settings
+
+# Arguments of ``fit`` that the ranks do not compare: data are, batch by batch.
+_NOT_COMPARED = ("x", "y", "sample_weight", "validation_data", "verbose")
+
+
+def serves(
+    model: keras.Model,
+    data: Sequence[Any],
+    backend: Backend,
+    options: FitOptions | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> bool:
+    """Return whether Keras' own method can serve a call.
+
+    Args:
+        data: What was given as data.
+        options: Those of a training.
+    """
+    if not isinstance(model, keras.Model) or strategy_of(model) is not None:
+        return False
+    prepared = get_prepared(model)
+    if prepared.partition or prepared.placement:
+        return False
+    if options is not None and model.run_eagerly and backend.replicas > 1:
+        return False
+    if checkpoint is not None and not is_array_data(original(data[0])):
+        return False
+    own_rows = any(isinstance(leaf, Source | np.memmap) for leaf in _leaves(data))
+    if options is None:
+        alone = backend.most_replicas > 1 and trained_with(model)
+    else:
+        alone = backend.most_replicas > 1 and options.per_replica
+        alone = alone or options.shard_optimizer
+    return is_plain(backend) and not (own_rows or alone)
+
+
+def is_plain(backend: Backend) -> bool:
+    """Return whether each rank of a backend has one device and a whole model."""
+    return not (
+        not backend.synchronous
+        or isinstance(backend, LocalDevices)
+        or hasattr(backend, "strategy")
+        or backend.tensor is not None
+        or backend.stages
+    )
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    """Yield what the trees of arguments of Keras are made of."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for part in data[:100]:  # a list may be an array written out in numbers
+            yield from _leaves(part)
+    else:
+        yield data
+
+
+def fit(
+    model: keras.Model,
+    arguments: dict[str, Any],
+    callbacks: Callbacks,
+    backend: Backend,
+    options: FitOptions,
+    checkpoint: Checkpoint | None = None,
+) -> Result:
+    """Train a model; see ``collective.fit``. Every rank calls it.
+
+    Args:
+        arguments: Those of ``keras.Model.fit``, without the callbacks.
+    """
+    if options.accumulate < 1:
+        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+    check_model(model, backend)
+    training = _Training(model, arguments, callbacks, backend, options, checkpoint)
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(as_compiled(model, backend))
+        return training.run()
+
+
+def call(
+    method: str,
+    model: keras.Model,
+    arguments: dict[str, Any],
+    callbacks: Callbacks,
+    backend: Backend,
+) -> Any:
+    """Evaluate or predict by a model; see ``collective.evaluate``. Every rank calls it.
+
+    Args:
+        method: ``evaluate`` or ``predict``.
+        arguments: Those of the method of ``keras.Model``, without the callbacks.
+    """
+    stock, observers = getattr(keras.Model, method), list[StepObserver]()
+    verbose = verbosity(arguments["verbose"])
+    has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
+    settings = StepSettings(backend)
+    compare_settings(backend)
+    with contextlib.ExitStack() as inside:
+        if backend.size > 1:
+            same = SameCalls(backend, _once)
+            observers.append(same)
+            inside.enter_context(same.call())
+        inside.enter_context(distributed_call(model, settings, observers))
+        inside.enter_context(interrupts.between_steps())
+        inside.enter_context(recorder.span(recorder.OTHER, method))
+        bridge = OnRankZero(callbacks, model, backend, arguments["verbose"])
+        arguments = arguments | {
+            "x": _as_read(arguments["x"]),
+            "callbacks": [bridge],
+            "verbose": 0 if has_bar or backend.rank else verbose,
+        }
+        result = getattr(stock, "stock", stock)(model, **arguments)
+        bridge.share_state()
+        return result
+
+
+class _Training(StepObserver):
+    """One call of ``collective.fit``."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        arguments: dict[str, Any],
+        callbacks: Callbacks,
+        backend: Backend,
+        options: FitOptions,
+        checkpoint: Checkpoint | None,
+    ):
+        self._model, self._arguments, self._backend = model, arguments, backend
+        self._callbacks, self._checkpoint = callbacks, checkpoint
+        self._verbose = arguments["verbose"]
+        asked = asdict(options) | {"hook": options.hook}
+        self._set = SetOptions(
+            backend, asked, _once, self._observers, gathers=checkpoint is not None
+        )
+        self._settings = self._set.of_steps()
+        self._same = SameCalls(backend, _once)
+        self._result: Result | None = None
+        self._begin_order: Callable[[], None] = lambda: None
+        self._data: TrainingData | None = None  # that a checkpoint describes
+        self._has_begun = self._resumes = False
+        self._methods: CallbackMethods | None = None
+
+    def run(self) -> Result:
+        """Call Keras' ``fit``, and return the result."""
+        model, backend, options = self._model, self._backend, self._set.options
+        arguments = self._arguments | {"x": _as_read(self._arguments["x"])}
+        self._compare(arguments)
+        expected = expects_nan(self._callbacks, backend)
+        observers: list[StepObserver] = [self, self._set]
+        if self._checkpoint is not None:
+            self._prepare()
+        with contextlib.ExitStack() as inside:
+            if backend.size > 1:
+                observers.insert(1, self._same)
+                inside.enter_context(self._same.call())
+            inside.enter_context(
+                distributed_call(model, self._settings, observers, expected)
+            )
+            order = _same_order(arguments, options.seed, backend)
+            self._begin_order = inside.enter_context(order)
+            more = inside.enter_context(self._set.fitting(model, arguments))
+            inside.enter_context(interrupts.between_steps())
+            inside.enter_context(_read_by_data())
+            asked = options.jit_compile
+            if backend.rank == 0 and (model.jit_compile if asked is None else asked):
+                say_not_compiled(log.warning if asked else log.info)
+            keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
+            arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
+            with self._without_rows():
+                keras_fit(model, **arguments)
+        assert self._result is not None
+        model.history = self._result
+        checkpoint = self._checkpoint
+        if checkpoint is not None and checkpoint.raises:
+            checkpoint.raise_if_failed()
+        return self._result
+
+    @contextlib.contextmanager
+    def _without_rows(self) -> Iterator[None]:
+        """Name the reason if Keras has no logs, since no step was made."""
+        try:
+            yield
+        except ValueError as error:
+            if self._has_begun or "Cannot get result()" not in str(error):
+                raise
+            raise UsageError(
+                "the data set has no rows", hint="pass data with at least one row"
+            ) from error
+
+    def _compare(self, arguments: Mapping[str, Any]) -> None:
+        if self._backend.size == 1:
+            return
+        options = self._set.options
+        shown = {k: v for k, v in arguments.items() if k not in _NOT_COMPARED}
+        for name in ("accumulate", "steps", "hook", "check_every"):
+            shown[name] = getattr(options, name)
+        parts = describe_settings()
+        parts |= {f"{name}=": short(described(value)) for name, value in shown.items()}
+        compare(self._backend, parts)
+
+    def _observers(self, observed: ObservedFit) -> list[Observer]:
+        """Return the observers of the training, and find the state to start from."""
+        backend, options = self._backend, self._set.options
+        position = observed.position
+        params = dict(observed.callback.params) | {"verbose": self._verbose}
+        self._result = Result(position, params, False, self._settings.hook)
+        on_rank_zero = RankZeroCallbacks(self._callbacks, position, params)
+        observed.tested = self._methods = on_rank_zero.methods
+        self._methods.is_shared_later = True
+        found: list[Observer] = [TimingObserver(self._result.timing, position)]
+        found.append(on_rank_zero)
+        if not on_rank_zero.methods.has_bar and str(self._verbose) != "0":
+            # After the callbacks, so that it shows the logs that they add.
+            found.append(ProgressBar(position, params["epochs"], self._verbose))
+        if self._checkpoint is not None:
+            self._attach(self._checkpoint, position)
+            found.append(self._checkpoint)
+        if DesyncAlarm.is_needed(backend, options.check_every):
+            # The ranks have the same model only when the first step has been traced.
+            found.append(DesyncAlarm(position, options.check_every, first=1))
+        self._begin_order()
+        return found
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Note what is known once the first step is traced; ranks then share weights."""
+        model, seed = self._model, self._set.options.seed
+        if (
+            self._has_begun
+            or function.name != "train_step"
+            or function.model is not model
+        ):
+            return
+        self._has_begun = True
+        if function.hook is not None:
+            keep(model, None, None, function.hook)
+        is_whole = not any(is_held(variable) for variable in model.variables)
+        if is_whole and not program.has_run:  # else they are known
+            register_outside_variables(
+                get_prepared(model), self._backend, program.source, writes=True
+            )
+        assert self._methods is not None
+        self._methods.is_shared_later = False
+        if self._backend.size > 1 and self._methods.used:  # they may have assigned some
+            self._backend.broadcast(program.variables)
+        if seed is not None and not self._resumes:
+            keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
+
+    def _prepare(self) -> None:
+        """Build the model before the training, to take the variables of a checkpoint."""
+        given, options = self._arguments, self._set.options
+        names = {field.name for field in fields(DataArguments)}
+        chosen: dict[str, Any] = {name: given.get(name) for name in names}
+        chosen |= {"seed": options.seed, "validation_data": None}
+        self._data = TrainingData.of(
+            DataArguments(**chosen),
+            self._backend,
+            None,
+            with_rows_read=False,
+            whole_batches=False,
+        )
+        prepare(
+            self._model,
+            self._backend,
+            self._data.spec,
+            micro_batch_rows=32,
+            hook=self._settings.hook,
+            features=options.features,
+        )
+
+    def _attach(self, checkpoint: Checkpoint, position: Position) -> None:
+        """Have a checkpoint serve the training, and find the state to start from."""
+        assert self._data is not None
+        model, count = self._model, self._set.options.virtual_replicas
+        plan = asdict(self._data.inputs.plan)
+        if count is not None:
+            plan["virtual_replicas"] = count
+        hook, function = get_hook(model), model.train_function
+        if hook is not None:
+            plan["hook"] = repr(hook.hook)
+            function.hook = hook
+        checkpoint.attach(position, plan, None, describe(self._data.inputs, model))
+        checkpoint.find_start()
+        position.agree_on_start()
+        self._resumes = position.start is not None
+
+
+def _as_read(x: Any) -> Any:
+    """Return data as Keras reads them: arrays of text become tensors."""
+
+    def read(leaf: Any) -> Any:
+        is_text = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US"
+        return tf.constant(leaf) if is_text else leaf
+
+    x = original(x)
+    if isinstance(x, np.ndarray | dict | list | tuple):
+        return keras.tree.map_structure(read, x)
+    return x
+
+
+def _once(unit: Callable[[], Any]) -> Any:
+    """Run what all ranks do together; no rank leaves the job."""
+    return unit()
+
+
+@contextlib.contextmanager
+def _same_order(
+    arguments: dict[str, Any], seed: int | None, backend: Backend
+) -> Iterator[Callable[[], None]]:
+    """Inside, every rank reads shuffled data in one order.
+
+    It is Keras' own if the script has set a seed, that of rank 0; else one that follows
+    from ``seed`` alone: that of a ``RowPlan``.
+
+    Yields:
+        What has the next pass over arrays be the first.
+    """
+    of_script = keras_compat.data.tensorflow_seed()
+    if backend.size > 1:
+        of_script = broadcast_object(backend, of_script)
+    if seed is None and of_script is not None:
+        with keras_compat.data.seeded(of_script):
+            yield lambda: None
+        return
+    x = arguments["x"]
+    is_mixed = isinstance(x, keras.utils.PyDataset) and arguments["shuffle"]
+    if is_mixed and x.num_batches is not None:
+        arguments |= {"x": ShuffledItems(x, seed or 0), "shuffle": False}
+    arguments["shuffle"] = bool(arguments["shuffle"])
+
+    def order(indices: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return permuted(indices.shape[0], seed or 0, number)
+
+    with keras_compat.data.shuffled_by(lambda: order) as begin:
+        yield begin
+
+
+@contextlib.contextmanager
+def _read_by_data() -> Iterator[None]:
+    """Inside, data are read that may draw numbers of Python's and NumPy's generators."""
+    reader = _Reader()
+    host_random.read_by(reader)
+    try:
+        yield
+    finally:
+        host_random.closed(reader)
+
+
+class _Reader:
+    """Stands for the data of a call."""
