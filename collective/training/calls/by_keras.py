@@ -175,8 +175,11 @@ def call(
         inside.enter_context(interrupts.between_steps())
         inside.enter_context(recorder.span(recorder.OTHER, method))
         bridge = OnRankZero(callbacks, model, backend, arguments["verbose"])
-        arguments = arguments | {
-            "x": _as_read(arguments["x"]),
+        data = {
+            name: _as_read(arguments[name]) for name in ("x", "y") if name in arguments
+        }
+        arguments = arguments | data
+        arguments |= {
             "callbacks": [bridge],
             "verbose": 0 if has_bar or backend.rank else verbose,
         }
@@ -215,7 +218,10 @@ class _Training(StepObserver):
     def run(self) -> Result:
         """Call Keras' ``fit``, and return the result."""
         model, backend, options = self._model, self._backend, self._set.options
-        arguments = self._arguments | {"x": _as_read(self._arguments["x"])}
+        arguments = self._arguments | {
+            name: _as_read(self._arguments[name])
+            for name in ("x", "y", "validation_data")
+        }
         self._compare(arguments)
         expected = expects_nan(self._callbacks, backend)
         observers: list[StepObserver] = [self, self._set]

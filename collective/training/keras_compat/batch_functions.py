@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import keras
@@ -44,17 +44,27 @@ def made_by(make: Make) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keras_own(model: keras.Model) -> Iterator[None]:
-    """Inside, models get Keras' own functions, and this one has none so far."""
+def keras_own(
+    model: keras.Model, kept: MutableMapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Inside, models get Keras' own functions, and this one has none of ours.
+
+    Args:
+        kept: Functions that the model had in an earlier context, by attribute; those
+            that it has at the end are added.
+    """
     global _own
+    kept = {} if kept is None else kept
     with contextlib.ExitStack() as stack:
         for attribute in FUNCTIONS:
-            stack.enter_context(replacing(model, attribute, None))
+            before = kept.get(attribute)
+            stack.enter_context(replacing(model, attribute, before, new=True))
         _own += 1
         try:
             yield
         finally:
             _own -= 1
+            kept.update({name: getattr(model, name, None) for name in FUNCTIONS})
 
 
 def _made_by(

@@ -20,6 +20,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
+from collective.training.keras_compat.batch_functions import keras_own
 from collective.training.loop import callback_state
 from collective.training.loop.callback_shards import CallbackShards
 from collective.training.loop.observer import FinishedStep, Observer
@@ -96,6 +97,7 @@ class CallbackMethods:
         self._trainable = keras_compat.model.trainable_flags(model)
         self._shards = CallbackShards(model, backend, len(_STOPS) + 4)
         self._ready = False
+        self._functions: dict[str, Any] = {}  # Keras' own, that callbacks call
         self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each method was called last
 
@@ -218,6 +220,7 @@ class CallbackMethods:
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
+            keras_own(self.model, self._functions),
             self._shards.whole(),
             self._on_one_device(),
         ):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import collective
 from collective.errors import CollectiveError
 from collective.training.calls.evaluation import make_evaluation
 from collective.training.input.pipeline import Input
@@ -48,6 +49,35 @@ class Scores(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs["score"] = self.scores[epoch]
+
+
+class Predicts(keras.callbacks.Callback):
+    """Predicts and evaluates by Keras' own methods, between epochs and batches."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y, self.seen = x, y, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.predict_on_batch(self.x)
+
+    def on_epoch_end(self, epoch, logs=None):
+        predicted = self.model.predict(self.x, verbose=0).sum()
+        found = self.model.evaluate(self.x, self.y, verbose=0, return_dict=True)
+        self.seen.append([found["loss"], predicted])
+
+
+def test_a_callback_calls_keras_own_methods(backend):
+    """They run on rank 0 alone; the training's functions are not theirs."""
+    x, y = rows()
+    predicts = Predicts(x, y)
+    words = {"backend": backend, "epochs": 2, "verbose": 0, "callbacks": predicts}
+    result = collective.fit(model(), x, y, validation_data=(x, y), **words)
+    losses, sums = zip(*predicts.seen, strict=True)
+    np.testing.assert_allclose(losses, result.history["val_loss"], rtol=1e-5)
+    predicted = collective.predict(result.model, x, backend=backend, verbose=0).sum()
+    np.testing.assert_allclose(sums[-1], predicted, rtol=1e-4)
+    assert_ranks_agree(backend, result)
 
 
 class Weights(keras.callbacks.Callback):
