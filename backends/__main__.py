@@ -12,7 +12,7 @@ import sys
 
 from collective import backends
 from collective.backends import registry
-from collective.backends.factory import check_name
+from collective.backends.factory import check_name, check_unedited
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -32,17 +32,20 @@ def main() -> None:
         sys.argv = [options.unedited]
         sys.orig_argv = ["python", "-m", "collective.distribute", options.unedited]
     if options.check:
-        sys.exit(_check(options.check, options.launcher, options.size))
+        sys.exit(_check(options))
     print(json.dumps(registry.describe_backends()))
 
 
-def _check(name: str, launcher: str, size: int) -> int:
+def _check(options: argparse.Namespace) -> int:
     """Print why so many ranks cannot use a backend; return the exit code."""
+    name, size = options.check, options.size
     try:
         check_name(name)
         if name == "auto":  # it takes any backend that works
             return 0
-        place = Environment(launcher, 0, size, 0, size)
+        if options.unedited:
+            check_unedited(backends.BACKENDS[name], size)
+        place = Environment(options.launcher, 0, size, 0, size)
         found = backends.BACKENDS[name].availability(place)
         if not found.usable:
             raise UsageError(

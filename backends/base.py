@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shlex
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -30,21 +31,36 @@ if TYPE_CHECKING:
 
 
 def script_command(unedited: str = "") -> str:
-    """Return ``python script.py``, for hints, with the name of the script that runs.
+    """Return ``python script.py``, for hints, with the path of the script that runs.
 
-    Without a script, as in a notebook or with ``python -m``, it is called script.py. An
-    unedited script needs ``python -m collective.distribute``: without, each process would
-    train by itself.
+    An unedited script needs ``python -m collective.distribute``: without, each process
+    would train by itself.
 
     Args:
         unedited: Options to put in front of an unedited script.
     """
-    name = os.path.basename(sys.argv[0]) if sys.argv else ""
-    known = name.endswith(".py") and name != "__main__.py"
-    script = name if known else "script.py"
+    script = script_path()
     if "collective.distribute" not in sys.orig_argv:
         return f"python {script}"
     return " ".join(filter(None, ("python -m collective.distribute", unedited, script)))
+
+
+def script_path() -> str:
+    """Return the path of the script that runs, as typed in this folder, for hints.
+
+    Without a script, as in a notebook or with ``python -m``, it is called script.py. A
+    program of this package has a file of its name in a checkout's root.
+    """
+    path = sys.argv[0] if sys.argv else ""
+    folder, name = os.path.split(path)
+    if not name.endswith(".py") or name == "__main__.py":
+        return "script.py"
+    if folder == os.path.dirname(streams.__file__):
+        return name
+    inside = os.path.relpath(path)
+    if os.path.isabs(path) and not inside.startswith(os.pardir):
+        path = inside
+    return shlex.quote(path)
 
 
 def end_process(exit_code: int) -> NoReturn:

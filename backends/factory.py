@@ -10,7 +10,7 @@ from typing import Any
 
 from collective import recorder, session
 from collective.backends.auto import Choice, choose
-from collective.backends.base import Backend
+from collective.backends.base import Backend, script_path
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, refuse_foreign_options
 from collective.environment import detect_rank
@@ -25,6 +25,21 @@ def check_name(name: str) -> None:
         meant = f"did you mean {close[0]}? " if close else ""
         raise UsageError(
             f"unknown backend {name!r}", hint=f"{meant}one of: {', '.join(BACKENDS)}"
+        )
+
+
+def check_unedited(kind: type[Backend], size: int) -> None:
+    """Raise a UsageError if no unedited script can train by a backend of this kind.
+
+    Args:
+        size: The number of ranks, for the hint.
+    """
+    if not kind.synchronous:
+        raise UsageError(
+            f"an unedited script does not work with backend {kind.name!r}: not every rank "
+            "runs the script, and no two workers share a batch",
+            hint=f"collectiverun -np {max(size, 2)} --keras {script_path()}; or call "
+            "collective.fit in the script (docs/how-to/parameter-servers.md)",
         )
 
 

@@ -72,8 +72,8 @@ class ParameterServerBackend(StrategyBackend, Serving):
             raise UsageError(
                 f"{self.size} ranks are a chief, {servers} parameter "
                 f"server{'s' * (servers > 1)} and no worker",
-                hint=f"mpirun -np {servers + 2} {script_command()}, with {servers} of "
-                "parameter_servers",
+                hint=f"{_starter(environment)} -np {servers + 2} {script_command()}, "
+                f"with {servers} of parameter_servers",
             )
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
         ranks = world.connect(environment)
@@ -121,7 +121,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
             return Availability(
                 False,
                 f"{environment.size} ranks are not a chief, worker and server",
-                f"mpirun -np 3 {script_command()}",
+                f"{_starter(environment)} -np 3 {script_command()}",
             )
         found = world.availability(environment)
         if not found.usable and not environment.launched:
@@ -178,6 +178,12 @@ class ParameterServerBackend(StrategyBackend, Serving):
     ) -> None:
         """Assign plainly: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
+
+
+def _starter(environment: Environment) -> str:
+    """Return the launcher to type: the one that started this rank, if it takes -np."""
+    ours = environment.launcher == "collectiverun"
+    return "collectiverun" if ours else "mpirun"
 
 
 def _leave_errors_to_the_steps() -> None:

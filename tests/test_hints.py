@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from unittest import mock
@@ -39,6 +40,8 @@ EXAMPLES = {
     "python()": "python script.py",
     "start": "collectiverun -np 2",
     "peer.lower()": "mpi",
+    "script_path()": "script.py",
+    "_starter(environment)": "collectiverun",
 }
 
 
@@ -185,3 +188,35 @@ def test_a_command_of_a_hint_is_understood(typed):
     if parser is None or arguments == ["--help"]:
         return  # there is such a program; it reads its words itself
     parser.parse_args(arguments)
+
+
+PLAIN = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0)
+print("trained")
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("backend", ["tf-parameter-server", "tf-mirrored"])
+def test_the_command_of_a_hint_runs_the_script_unedited(backend, tmp_path):
+    """It is typed where the first command was, whose script is in another folder."""
+    script = tmp_path / "my scripts" / "plain.py"
+    script.parent.mkdir()
+    script.write_text(PLAIN)
+    typed = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
+    typed += ["--backend", backend, "my scripts/plain.py"]
+    environment = launch.environment()
+    refused = subprocess.run(
+        typed, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2, refused.stderr
+    hint = refused.stderr.partition("HINT: ")[2].partition("; or")[0].strip()
+    words = shlex.split(hint)
+    if words[0] == "collectiverun":
+        words[:1] = ["python", "-m", "collective.launch"]
+    words[0] = sys.executable
+    code, printed = launch.run(words, environment, 120, tmp_path)
+    assert code == 0 and printed.count("trained") == 1, f"{hint}\n{printed}"

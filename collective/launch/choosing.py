@@ -88,16 +88,10 @@ def _check_backend(options: LaunchOptions, size: int, launcher: str) -> None:
     Like the doctor, it asks a program of its own, because this package must not import a
     backend.
     """
-    words = [
-        "--check",
-        options.backend or "auto",
-        "--launcher",
-        launcher,
-        "--size",
-        str(size),
-    ]
-    if script := next((w for w in options.command if w.endswith(".py")), ""):
-        words += ["--unedited", script]
+    words = ["--check", options.backend or "auto"]
+    words += ["--launcher", launcher, "--size", str(size)]
+    script = next((w for w in options.command if w.endswith(".py")), "script.py")
+    words += ["--unedited", script]  # --backend is given with --keras only
     answer = processes.run(python_command.command("collective.backends", *words), 60)
     if answer.code == UsageError.exit_code:
         message, _, hint = answer.out.strip().partition("\nHINT: ")

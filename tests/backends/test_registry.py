@@ -227,4 +227,4 @@ def test_errors_name_no_option_of_a_command_line(monkeypatch):
         found = backends.list_backends(environment).values()
         texts += [f.reason + f.hint for f in found]
     assert not [t for t in texts if "--" in t or "train.py" in t]
-    assert "mpirun -np 4 python my_script.py" in "".join(texts)
+    assert "mpirun -np 4 python /home/me/my_script.py" in "".join(texts)

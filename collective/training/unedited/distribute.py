@@ -10,6 +10,7 @@ from typing import Any
 from collective import backends, streams
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
+from collective.backends.factory import check_unedited
 from collective.backends.registry import BACKENDS
 from collective.environment import detect
 from collective.errors import UsageError
@@ -183,12 +184,8 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
             hint="unset TF_USE_LEGACY_KERAS",
         )
     kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
-    if kind is not None and not kind.synchronous:
-        raise UsageError(
-            f"an unedited script does not work with backend {kind.name!r}: not every rank "
-            "runs the script, and no two workers share a batch",
-            hint="call collective.fit in the script; or a backend such as native or mpi",
-        )
+    if kind is not None:
+        check_unedited(kind, detect().size)
 
 
 def _check_resumable(backend: Backend, loops: bool) -> None:

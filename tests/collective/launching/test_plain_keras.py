@@ -132,11 +132,19 @@ def test_options_behind_the_script(typed, said, takes, tmp_path, monkeypatch, ca
             "2 processes were started",
             "python -m collective.distribute --backend tf-one-device mine.py",
         ),
+        (
+            "--backend tf-parameter-server",
+            "an unedited script does not work with backend 'tf-parameter-server'",
+            "collectiverun -np 2 --keras mine.py; or",
+        ),
     ],
 )
-def test_mistakes_are_named_before_ranks_start(typed, message, hint, tmp_path, capsys):
-    words = ["-np", "2", "--keras", *typed.split(), write(tmp_path)]
-    assert main(words) == 2
+def test_mistakes_are_named_before_ranks_start(
+    typed, message, hint, tmp_path, monkeypatch, capsys
+):
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["-np", "2", "--keras", *typed.split(), "mine.py"]) == 2
     printed = capsys.readouterr().err
     assert message in printed and f"HINT: {hint}" in printed
 
