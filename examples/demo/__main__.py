@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -30,6 +32,7 @@ ONE = "python"
 OURS = "collectiverun -np 2 --keras"
 ELASTIC = "collectiverun -np 2 --min-np 1 --keras"
 TOLERANCE = 2e-6  # relative, because losses are of float32
+WIDE = 100  # columns of a terminal that has room for each command
 BUSY = 0.15  # share of the cores from which on a time says little
 
 
@@ -221,6 +224,11 @@ def verdict(run: Run, found: Outcome, wanted: Outcome) -> tuple[str, bool]:
     return f"another model, {apart:.2g} apart: {run.why or 'why?'}", not run.is_ours
 
 
+def indented(text: str, columns: int) -> Padding:
+    """Return a text whose lines all begin at a column, those that are wrapped, too."""
+    return Padding(Text.from_markup(text), (0, 0, 0, columns))
+
+
 def picture(console: Console) -> str:
     """Return an SVG of the console's text, with fonts of the reader's machine only."""
     drawn = console.export_svg(title="make demo")
@@ -238,7 +246,11 @@ def main(svg: str | None = None) -> int:
     console = Console(record=svg is not None, width=None if svg is None else 108)
     with console.status("trains, two jobs at a time"):
         found = outcomes(runs)
-    table = Table("program", "loss", "", title="The same script, the same numbers?")
+    wide = console.width >= WIDE  # then a command is one line
+    table = Table(title="The same script, the same numbers?")
+    table.add_column("program", no_wrap=wide)
+    table.add_column("loss", no_wrap=True)
+    table.add_column("beside one process")
     is_well = True
     for title, ways in PROGRAMS.items():
         table.add_row(f"[bold]{title}")
@@ -248,14 +260,14 @@ def main(svg: str | None = None) -> int:
             is_well &= well
             loss = "-" if one.loss is None else f"{one.loss:.7g}"
             colour = "green" if text.startswith("equal") else "red"
-            table.add_row(f"  {run.what}", loss, f"[{colour}]{text}")
-            table.add_row(f"  [dim]{run.command}")
+            way = Group(indented(run.what, 2), indented(f"[dim]{run.command}", 4))
+            table.add_row(way, loss, f"[{colour}]{text}")
             if not well:
                 console.print(one.printed, markup=False)
         table.add_section()
     console.print(table)
     console.print(
-        "The programs are in examples/demo; run there, a command is a line above.\n"
+        "Type a command in examples/demo, where the programs are.\n"
         "Losses are of float32: sums in another order round otherwise."
     )
     if busy > BUSY:
