@@ -6,13 +6,12 @@ import ast
 import functools
 import io
 import re
-import subprocess
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 from docs.hooks.parsers import parser_of
-from tests import test_imports
+from tests import checkout, test_imports
 from tests.test_imports import ROOT
 
 # Programs of ours, as they are typed, and the modules whose ``main`` parses for them.
@@ -311,14 +310,7 @@ def commented(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_each_file_that_a_comment_names_exists():
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = {f"/{name}" for name in listed.stdout.split()}
+    files = {f"/{name}" for name in checkout.names()}
     ends = {name[at:] for name in files for at in range(len(name)) if name[at] == "/"}
     native = ROOT / "collective" / "native"
     proses = {
