@@ -81,7 +81,7 @@ class Results:
     def verdict(self) -> str:
         """Return the result of the comparison in one sentence."""
         if not self.finished:
-            return "Interrupted: the tables hold the runs that had finished."
+            return "Interrupted: only the runs that had finished are shown."
         if not self.all_equal:
             return "Not every backend trained the same model."
         if self.failed:
