@@ -32,6 +32,7 @@ from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.membership import Start, repeat_start
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare, runs_eagerly
+from collective.training.preparation.refusals import check_model
 from collective.training.process import interrupts
 from collective.training.process.failure import guarded
 from collective.training.process.known_arguments import known_arguments
@@ -178,6 +179,7 @@ def fit(
     if not isinstance(model, keras.Model) and by_keras.is_plain(backend):
         with guarded(backend):
             model = model()
+            check_model(model, backend)
     given = x, validation_data
     if not of_plan and by_keras.serves(model, given, backend, options, checkpoint):
         with guarded(backend):

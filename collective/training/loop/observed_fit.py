@@ -188,7 +188,7 @@ class ObservedFit(StepObserver):
         self._call("after_step", ended)
         if position.step >= self._last_step:
             if position.step < self._whole and not position.stopped:
-                position.final = position.take_whole()
+                self._take_final()
             model.stop_training = True
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -209,9 +209,14 @@ class ObservedFit(StepObserver):
             self._call("between_epochs")
 
     def _end_epochs(self) -> None:
-        position = self.position
-        position.final = position.final or position.take_whole()
+        if self.position.final is None:
+            self._take_final()
         self._call("end_epochs")
+
+    def _take_final(self) -> None:
+        """Take the state of the end, if an observer asks for it."""
+        if methods(self._observers, "end_epochs"):
+            self.position.final = self.position.take_whole()
 
     def begin_test(self) -> None:
         """Begin the validation of an epoch."""
