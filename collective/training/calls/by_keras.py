@@ -52,6 +52,7 @@ from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
 from collective.training.preparation.refusals import check_model
 from collective.training.process import host_random, interrupts
+from collective.training.process.failure import guarded
 from collective.training.process.object_collectives import broadcast_object
 from collective.training.sharding.held import is_held
 from collective.training.steps.batch_function import (
@@ -139,13 +140,15 @@ def fit(
     Args:
         arguments: Those of ``keras.Model.fit``, without the callbacks.
     """
-    if options.accumulate < 1:
-        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
-    check_model(model, backend)
-    training = _Training(model, arguments, callbacks, backend, options, checkpoint)
-    with contextlib.ExitStack() as inside:
-        inside.enter_context(as_compiled(model, backend))
-        return training.run()
+    with guarded(backend):
+        if options.accumulate < 1:
+            raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+        check_model(model, backend)
+        with as_compiled(model, backend):
+            training = _Training(
+                model, arguments, callbacks, backend, options, checkpoint
+            )
+            return training.run()
 
 
 def call(
@@ -165,8 +168,9 @@ def call(
     verbose = verbosity(arguments["verbose"])
     has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
     settings = StepSettings(backend)
-    compare_settings(backend)
     with contextlib.ExitStack() as inside:
+        inside.enter_context(guarded(backend))
+        compare_settings(backend)
         if backend.size > 1:
             same = SameCalls(backend, _once)
             observers.append(same)
@@ -238,7 +242,8 @@ class _Training(StepObserver):
             self._begin_order = inside.enter_context(order)
             more = inside.enter_context(self._set.fitting(model, arguments))
             inside.enter_context(interrupts.between_steps())
-            inside.enter_context(_read_by_data())
+            host_random.read_by(self)  # the data may draw from its generators
+            inside.callback(host_random.closed, self)
             asked = options.jit_compile
             if backend.rank == 0 and (model.jit_compile if asked is None else asked):
                 say_not_compiled(log.warning if asked else log.info)
@@ -412,18 +417,3 @@ def _same_order(
 
     with keras_compat.data.shuffled_by(lambda: order) as begin:
         yield begin
-
-
-@contextlib.contextmanager
-def _read_by_data() -> Iterator[None]:
-    """Inside, data are read that may draw numbers of Python's and NumPy's generators."""
-    reader = _Reader()
-    host_random.read_by(reader)
-    try:
-        yield
-    finally:
-        host_random.closed(reader)
-
-
-class _Reader:
-    """Stands for the data of a call."""

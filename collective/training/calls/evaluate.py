@@ -82,8 +82,7 @@ def evaluate(
             "steps": steps,
             "return_dict": return_dict,
         }
-        with guarded(backend):
-            return by_keras.call("evaluate", model, arguments, callbacks, backend)
+        return by_keras.call("evaluate", model, arguments, callbacks, backend)
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)

@@ -182,31 +182,30 @@ def fit(
             check_model(model, backend)
     given = x, validation_data
     if not of_plan and by_keras.serves(model, given, backend, options, checkpoint):
-        with guarded(backend):
-            return by_keras.fit(
-                model,
-                {
-                    "x": x,
-                    "y": y,
-                    "batch_size": batch_size,
-                    "epochs": epochs,
-                    "verbose": verbose,
-                    "validation_split": validation_split,
-                    "validation_data": validation_data,
-                    "shuffle": shuffle,
-                    "class_weight": class_weight,
-                    "sample_weight": sample_weight,
-                    "initial_epoch": initial_epoch,
-                    "steps_per_epoch": steps_per_epoch,
-                    "validation_steps": validation_steps,
-                    "validation_batch_size": validation_batch_size,
-                    "validation_freq": validation_freq,
-                },
-                callbacks,
-                backend,
-                options,
-                checkpoint,
-            )
+        return by_keras.fit(
+            model,
+            {
+                "x": x,
+                "y": y,
+                "batch_size": batch_size,
+                "epochs": epochs,
+                "verbose": verbose,
+                "validation_split": validation_split,
+                "validation_data": validation_data,
+                "shuffle": shuffle,
+                "class_weight": class_weight,
+                "sample_weight": sample_weight,
+                "initial_epoch": initial_epoch,
+                "steps_per_epoch": steps_per_epoch,
+                "validation_steps": validation_steps,
+                "validation_batch_size": validation_batch_size,
+                "validation_freq": validation_freq,
+            },
+            callbacks,
+            backend,
+            options,
+            checkpoint,
+        )
     arguments = DataArguments(
         x=x,
         y=y,

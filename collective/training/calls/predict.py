@@ -94,8 +94,7 @@ def predict(
             "verbose": verbose,
             "steps": steps,
         }
-        with guarded(backend):
-            return by_keras.call("predict", model, arguments, callbacks, backend)
+        return by_keras.call("predict", model, arguments, callbacks, backend)
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

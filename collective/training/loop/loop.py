@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from collective.errors import UsageError
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
 from collective.training.input.source import explain
@@ -94,12 +93,7 @@ class Loop:
         """
         position = self.position
         position.restore()
-        if position.step > self.last_step:
-            raise UsageError(
-                f"the training is at step {position.step} already, and "
-                f"{self.last_step} steps were asked for",
-                hint="more --steps or --epochs, or another --checkpoint-dir",
-            )
+        position.check_before(self.last_step)
         position.put()  # for observers to see,
         if root is None:
             self._call("begin")
@@ -150,12 +144,7 @@ class Loop:
         position, epoch = self.position, self.position.epoch
         first, whole = self.feed.bounds(epoch, position.step)
         last = min(whole, self.last_step)
-        if not first <= position.step <= whole:
-            raise UsageError(
-                f"the checkpoint is at step {position.step}, which is none of epoch "
-                f"{epoch}: steps {first} to {whole}",
-                hint="resume with the steps_per_epoch= and initial_epoch= of before",
-            )
+        position.check_within(epoch, first, whole)
         self._call("begin_epoch", epoch, first, last)
         position.begin_epoch()
         assert position.reports is not None

@@ -18,7 +18,6 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.feed import ENDLESS
 from collective.training.loop.callbacks import BatchMethods, CallbackMethods
@@ -83,12 +82,7 @@ class ObservedFit(StepObserver):
         position.layout = self._layout = LiveLayout(position.model)
         self._observers = self._setup(self)
         position.restore()
-        if position.step > self._last_step:
-            raise UsageError(
-                f"the training is at step {position.step} already, and "
-                f"{self._last_step} steps were asked for",
-                hint="more --steps or --epochs, or another --checkpoint-dir",
-            )
+        position.check_before(self._last_step)
         position.put()  # for observers to see,
         initial, self._resumes = position.initial_epoch, position.start is not None
         self._call("begin")
@@ -125,12 +119,7 @@ class ObservedFit(StepObserver):
             return
         self._first = self._read if self._resumes else position.step
         self._whole = ENDLESS if steps is None else self._first + steps
-        if not self._first <= position.step <= self._whole:
-            raise UsageError(
-                f"the checkpoint is at step {position.step}, which is none of epoch "
-                f"{epoch}: steps {self._first} to {self._whole}",
-                hint="resume with the steps_per_epoch= and initial_epoch= of before",
-            )
+        position.check_within(epoch, self._first, self._whole)
         last = min(self._whole, self._last_step)
         self._call("begin_epoch", epoch, self._first, last)
         position.epoch = epoch

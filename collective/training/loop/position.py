@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training.loop.state import (
     Gathered,
     State,
@@ -155,6 +156,35 @@ class Position:
         self.history.clear()
         self.history |= {name: list(values) for name, values in start.history.items()}
         self.epochs[:] = range(self.initial_epoch, self.epoch)
+
+    def check_before(self, last_step: int) -> None:
+        """Refuse a state beyond the steps that were asked for.
+
+        Raises:
+            UsageError: It is.
+        """
+        if self.step > last_step:
+            raise UsageError(
+                f"the training is at step {self.step} already, and "
+                f"{last_step} steps were asked for",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
+            )
+
+    def check_within(self, epoch: int, first: int, whole: int) -> None:
+        """Refuse a state that is at no step of an epoch, nor at its end.
+
+        Args:
+            first, whole: The steps of the epoch, half-open.
+
+        Raises:
+            UsageError: It is not.
+        """
+        if not first <= self.step <= whole:
+            raise UsageError(
+                f"the checkpoint is at step {self.step}, which is none of epoch "
+                f"{epoch}: steps {first} to {whole}",
+                hint="resume with the steps_per_epoch= and initial_epoch= of before",
+            )
 
     def begin(self, first_step: int) -> None:
         """Begin a new training with ``initial_epoch``, whose first step this is."""
