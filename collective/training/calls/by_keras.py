@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import keras
@@ -21,12 +22,14 @@ from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.calls.assemble import say_not_compiled
+from collective.training.calls.opening import open_inputs
+from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.calls.set_options import SetOptions
 from collective.training.calls.training_data import TrainingData
 from collective.training.input.batches import ShuffledItems
-from collective.training.input.data import DataArguments, is_array_data
+from collective.training.input.data import DataArguments, as_data, is_array_data
 from collective.training.input.permutation_ops import permuted
-from collective.training.input.source import Source
+from collective.training.input.pipeline import Input
 from collective.training.loop.callbacks import (
     CallbackMethods,
     Callbacks,
@@ -50,7 +53,7 @@ from collective.training.observers.desync import DesyncAlarm
 from collective.training.observers.timing import TimingObserver
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
-from collective.training.preparation.refusals import check_model
+from collective.training.preparation.refusals import check_labels, check_model
 from collective.training.process import host_random, interrupts
 from collective.training.process.failure import guarded
 from collective.training.process.object_collectives import broadcast_object
@@ -63,7 +66,7 @@ from collective.training.steps.distributed import distributed_call
 from collective.training.steps.own_batches import trained_with
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
-from collective.training.verification import compare_settings
+from collective.training.verification import compare_data, compare_settings
 from collective.training.verification.descriptions import describe as described
 from collective.training.verification.descriptions import short
 from collective.training.verification.ranks import compare
@@ -72,11 +75,14 @@ from collective.training.verification.settings import describe_settings
 
 # Arguments of ``fit`` that the ranks do not compare: data are, batch by batch.
 _NOT_COMPARED = ("x", "y", "sample_weight", "validation_data", "verbose")
+_NOT_OF_KERAS = ("data", "global_batch_size", "seed")
+_DATA = ("x", "y", "sample_weight")
+_STEPS = {"evaluate": "test_step", "predict": "predict_step"}
 
 
 def serves(
     model: keras.Model,
-    data: Sequence[Any],
+    data: Any,
     backend: Backend,
     options: FitOptions | None = None,
     checkpoint: Checkpoint | None = None,
@@ -84,7 +90,7 @@ def serves(
     """Return whether Keras' own method can serve a call.
 
     Args:
-        data: What was given as data.
+        data: What was given as data to train on, to evaluate or to predict.
         options: Those of a training.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is not None:
@@ -94,15 +100,15 @@ def serves(
         return False
     if options is not None and model.run_eagerly and backend.replicas > 1:
         return False
-    if checkpoint is not None and not is_array_data(original(data[0])):
+    is_known = has_rows_by_number(data) or is_array_data(original(data))
+    if checkpoint is not None and not is_known:
         return False
-    own_rows = any(isinstance(leaf, Source | np.memmap) for leaf in _leaves(data))
     if options is None:
         alone = backend.most_replicas > 1 and trained_with(model)
     else:
         alone = backend.most_replicas > 1 and options.per_replica
         alone = alone or options.shard_optimizer
-    return is_plain(backend) and not (own_rows or alone)
+    return is_plain(backend) and not alone
 
 
 def is_plain(backend: Backend) -> bool:
@@ -116,29 +122,20 @@ def is_plain(backend: Backend) -> bool:
     )
 
 
-def _leaves(data: Any) -> Iterator[Any]:
-    """Yield what the trees of arguments of Keras are made of."""
-    if isinstance(data, Mapping):
-        data = list(data.values())
-    if isinstance(data, list | tuple):
-        for part in data[:100]:  # a list may be an array written out in numbers
-            yield from _leaves(part)
-    else:
-        yield data
-
-
 def fit(
     model: keras.Model,
+    data: DataArguments,
     arguments: dict[str, Any],
     callbacks: Callbacks,
     backend: Backend,
     options: FitOptions,
     checkpoint: Checkpoint | None = None,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Train a model; see ``collective.fit``. Every rank calls it.
 
     Args:
-        arguments: Those of ``keras.Model.fit``, without the callbacks.
+        arguments: More of ``keras.Model.fit``, but for the callbacks.
     """
     with guarded(backend):
         if options.accumulate < 1:
@@ -146,7 +143,7 @@ def fit(
         check_model(model, backend)
         with as_compiled(model, backend):
             training = _Training(
-                model, arguments, callbacks, backend, options, checkpoint
+                model, data, arguments, callbacks, backend, options, checkpoint, ledger
             )
             return training.run()
 
@@ -168,21 +165,30 @@ def call(
     verbose = verbosity(arguments["verbose"])
     has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
     settings = StepSettings(backend)
+    planned = PlannedCall(backend, not settings.is_distributed or _is_eager(model))
     with contextlib.ExitStack() as inside:
         inside.enter_context(guarded(backend))
         compare_settings(backend)
+        arguments = dict(arguments)
+        data = {name: arguments[name] for name in _DATA if name in arguments}
+        if has_rows_by_number(data):
+            rows, steps = arguments["batch_size"], arguments["steps"]
+            inputs = open_inputs(as_data(**data), backend, rows, steps)
+            assert isinstance(inputs, Input)
+            compare_data(backend, inputs, None, {})
+            planned.pass_over(_STEPS[method], inputs, arguments)
+        inside.enter_context(contextlib.closing(planned))
         if backend.size > 1:
             same = SameCalls(backend, _once)
             observers.append(same)
             inside.enter_context(same.call())
-        inside.enter_context(distributed_call(model, settings, observers))
+        inside.enter_context(
+            distributed_call(model, settings, observers, reads=planned.reads)
+        )
         inside.enter_context(interrupts.between_steps())
         inside.enter_context(recorder.span(recorder.OTHER, method))
         bridge = OnRankZero(callbacks, model, backend, arguments["verbose"])
-        data = {
-            name: _as_read(arguments[name]) for name in ("x", "y") if name in arguments
-        }
-        arguments = arguments | data
+        arguments |= {name: _as_read(arguments[name]) for name in data}
         arguments |= {
             "callbacks": [bridge],
             "verbose": 0 if has_bar or backend.rank else verbose,
@@ -198,14 +204,22 @@ class _Training(StepObserver):
     def __init__(
         self,
         model: keras.Model,
+        data: DataArguments,
         arguments: dict[str, Any],
         callbacks: Callbacks,
         backend: Backend,
         options: FitOptions,
         checkpoint: Checkpoint | None,
+        ledger: str | os.PathLike[str] | None,
     ):
-        self._model, self._arguments, self._backend = model, arguments, backend
+        self._model, self._given, self._backend = model, data, backend
+        self._arguments = arguments | {
+            field.name: getattr(data, field.name)
+            for field in fields(data)
+            if field.name not in _NOT_OF_KERAS
+        }
         self._callbacks, self._checkpoint = callbacks, checkpoint
+        self._ledger = ledger
         self._verbose = arguments["verbose"]
         asked = asdict(options) | {"hook": options.hook}
         self._set = SetOptions(
@@ -229,14 +243,18 @@ class _Training(StepObserver):
         self._compare(arguments)
         expected = expects_nan(self._callbacks, backend)
         observers: list[StepObserver] = [self, self._set]
+        planned = PlannedCall(backend, _is_eager(model), self._settings.virtual)
+        self._open(planned, arguments)
         if self._checkpoint is not None:
             self._prepare()
-        with contextlib.ExitStack() as inside:
+        with contextlib.closing(planned), contextlib.ExitStack() as inside:
             if backend.size > 1:
                 observers.insert(1, self._same)
                 inside.enter_context(self._same.call())
             inside.enter_context(
-                distributed_call(model, self._settings, observers, expected)
+                distributed_call(
+                    model, self._settings, observers, expected, planned.reads
+                )
             )
             order = _same_order(arguments, options.seed, backend)
             self._begin_order = inside.enter_context(order)
@@ -316,6 +334,8 @@ class _Training(StepObserver):
         ):
             return
         self._has_begun = True
+        if self._data is not None and isinstance(self._data.inputs, Input):
+            check_labels(model, self._data.inputs.source)
         if function.hook is not None:
             keep(model, None, None, function.hook)
         is_whole = not any(is_held(variable) for variable in model.variables)
@@ -330,26 +350,53 @@ class _Training(StepObserver):
         if seed is not None and not self._resumes:
             keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
 
+    def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
+        """Open data of which each rank reads its own rows, and those of a checkpoint.
+
+        Args:
+            arguments: Of Keras' ``fit``; changed.
+        """
+        given, validation = self._given, self._given.validation_data
+        of_rows = given.data is not None or given.global_batch_size is not None
+        is_planned = of_rows or self._ledger is not None
+        is_planned |= has_rows_by_number((given.x, given.y, given.sample_weight))
+        is_validated = has_rows_by_number(validation) or (
+            of_rows and isinstance(validation, tuple | tf.data.Dataset)
+        )
+        if is_planned or self._checkpoint is not None:
+            chosen = replace(
+                given, validation_data=validation if is_validated else None
+            )
+            data = self._data = TrainingData.of(
+                chosen,
+                self._backend,
+                None,
+                with_rows_read=self._ledger is not None,
+                whole_batches=False,
+            )
+            data.check(self._set.options.accumulate, {})
+        if is_planned and isinstance(data.inputs, Input):
+            planned.train(data.inputs, arguments)
+            if isinstance(data.validation, Input):
+                planned.validate(data.validation, arguments)
+        elif is_validated:
+            several = isinstance(validation, tuple | list)
+            source = as_data(*validation) if several else as_data(validation)
+            size = given.validation_batch_size or given.batch_size
+            inputs = open_inputs(source, self._backend, size, given.validation_steps)
+            assert isinstance(inputs, Input)
+            planned.validate(inputs, arguments)
+
     def _prepare(self) -> None:
         """Build the model before the training, to take the variables of a checkpoint."""
-        given, options = self._arguments, self._set.options
-        names = {field.name for field in fields(DataArguments)}
-        chosen: dict[str, Any] = {name: given.get(name) for name in names}
-        chosen |= {"seed": options.seed, "validation_data": None}
-        self._data = TrainingData.of(
-            DataArguments(**chosen),
-            self._backend,
-            None,
-            with_rows_read=False,
-            whole_batches=False,
-        )
+        assert self._data is not None
         prepare(
             self._model,
             self._backend,
             self._data.spec,
             micro_batch_rows=32,
             hook=self._settings.hook,
-            features=options.features,
+            features=self._set.options.features,
         )
 
     def _attach(self, checkpoint: Checkpoint, position: Position) -> None:
@@ -367,6 +414,10 @@ class _Training(StepObserver):
         checkpoint.find_start()
         position.agree_on_start()
         self._resumes = position.start is not None
+
+
+def _is_eager(model: keras.Model) -> bool:
+    return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
 def _as_read(x: Any) -> Any:

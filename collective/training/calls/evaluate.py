@@ -72,7 +72,7 @@ def evaluate(
         UsageError: The model does not fit the data, or these are not data.
     """
     backend = open_backend(backend_for(model, backend))
-    if by_keras.serves(model, [x], backend):
+    if by_keras.serves(model, x, backend):
         arguments = {
             "x": x,
             "y": y,

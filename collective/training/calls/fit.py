@@ -174,38 +174,10 @@ def fit(
         timeline=timeline,
     )
     backend = _open(model, backend, options)
-    of_plan = data is not None or global_batch_size is not None or ledger is not None
-    of_plan |= backend.elastic
     if not isinstance(model, keras.Model) and by_keras.is_plain(backend):
         with guarded(backend):
             model = model()
             check_model(model, backend)
-    given = x, validation_data
-    if not of_plan and by_keras.serves(model, given, backend, options, checkpoint):
-        return by_keras.fit(
-            model,
-            {
-                "x": x,
-                "y": y,
-                "batch_size": batch_size,
-                "epochs": epochs,
-                "verbose": verbose,
-                "validation_split": validation_split,
-                "validation_data": validation_data,
-                "shuffle": shuffle,
-                "class_weight": class_weight,
-                "sample_weight": sample_weight,
-                "initial_epoch": initial_epoch,
-                "steps_per_epoch": steps_per_epoch,
-                "validation_steps": validation_steps,
-                "validation_batch_size": validation_batch_size,
-                "validation_freq": validation_freq,
-            },
-            callbacks,
-            backend,
-            options,
-            checkpoint,
-        )
     arguments = DataArguments(
         x=x,
         y=y,
@@ -222,6 +194,18 @@ def fit(
         data=data,
         global_batch_size=global_batch_size,
     )
+    is_served = not backend.elastic and ledger is None
+    rows = x if data is None else data
+    if is_served and by_keras.serves(model, rows, backend, options, checkpoint):
+        more = {
+            "epochs": epochs,
+            "verbose": verbose,
+            "initial_epoch": initial_epoch,
+            "validation_freq": validation_freq,
+        }
+        return by_keras.fit(
+            model, arguments, more, callbacks, backend, options, checkpoint, ledger
+        )
 
     def attempt(start: Start) -> Result:
         nonlocal model, epochs

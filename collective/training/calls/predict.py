@@ -40,12 +40,12 @@ from collective.training.model.prepared import get_prepared
 from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
-from collective.training.preparation.prepare import runs_eagerly, zeros
+from collective.training.preparation.prepare import runs_eagerly
 from collective.training.process import interrupts
 from collective.training.process.failure import guarded
 from collective.training.process.known_arguments import known_arguments
 from collective.training.process.object_collectives import broadcast_object, gather_few
-from collective.training.step.rows import without_none
+from collective.training.step.rows import without_none, zeros
 from collective.training.steps.whole_step import WholePrediction
 from collective.training.verification import compare_settings
 
@@ -87,7 +87,7 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend_for(model, backend))
-    if by_keras.serves(model, [x], backend):
+    if by_keras.serves(model, x, backend):
         arguments = {
             "x": x,
             "batch_size": batch_size,

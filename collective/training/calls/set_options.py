@@ -190,9 +190,7 @@ class SetOptions(StepObserver):
                 "no steps beside Keras' own: each rank has a part of the weights"
             )
             return ()
-        return [
-            StockRun(prepared, self._backend, self._beside, lambda step: step.batch)
-        ]
+        return [StockRun(prepared, self._backend, self._beside)]
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Refuse a model, or batches, that the options cannot be used with."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,7 +28,7 @@ from collective.training.preparation import compatibility
 from collective.training.preparation.refusals import check_model
 from collective.training.process import host_random
 from collective.training.sharding import optimizer_slots
-from collective.training.step.rows import BatchRows, packed, rows_of
+from collective.training.step.rows import BatchRows, packed, rows_of, zeros
 
 
 class ModelMisfit(UsageError):
@@ -166,24 +165,6 @@ def _or_eagerly(
         keras_compat.eager_draws.set_eager_draws(draws, again=True)
     if built and not host_random.is_read():
         host_random.set_state(before)  # Keras would have drawn nothing
-
-
-def zeros(spec: Batch) -> BatchRows:
-    """Return a row of zeros to build a model with; open sizes become 1."""
-    return BatchRows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
-
-
-def _zeros(spec: Any) -> Any:
-    shape = [1 if size is None else size for size in spec.shape]
-    text = spec.dtype == tf.string
-    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
-    if text:
-        dense = tf.strings.as_string(dense)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.sparse.from_dense(dense)
-    return dense
 
 
 def _is_built(model: keras.Model) -> bool:

@@ -50,6 +50,24 @@ def packed(rows: BatchRows) -> Any:
     return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))
 
 
+def zeros(spec: Batch) -> BatchRows:
+    """Return a row of zeros of a specification; open sizes become 1."""
+    return BatchRows(*tf.nest.map_structure(_zeros, tuple(rows_of(spec))))
+
+
+def _zeros(spec: Any) -> Any:
+    shape = [1 if size is None else size for size in spec.shape]
+    text = spec.dtype == tf.string
+    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
+    if text:
+        dense = tf.strings.as_string(dense)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    return dense
+
+
 def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
     """Return a tree of tensors ``[n, ...]``, or with one made-up row if n is 0.
 

@@ -12,6 +12,8 @@ and a step that the death of a rank interrupts is repeated with the same batch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,11 +26,12 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.compression import savings
 from collective.training.compression.hook_state import HookState
-from collective.training.keras_compat.tensorflow_names import determinism, shape_of
+from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.model.variables import dtype_of_sums
 from collective.training.process import interrupts
 from collective.training.steps import leaves
 from collective.training.steps.leaves import Leaves
+from collective.training.steps.planned_batches import PlannedBatches
 from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
 from collective.training.virtual import checks as virtual_checks
@@ -94,7 +97,8 @@ class Step(NamedTuple):
         begin: When the function began to wait for the batch.
         ready: When it had the batch.
         done: When the step had returned.
-        data: The batch, as the step of Keras gets it.
+        data: The batch, as the step of Keras gets it; or a ``Batch`` with the rows of
+            this process.
         outputs: What the step of Keras returned.
         report: See ``collective.training.steps.report``. None if nobody has asked for it.
     """
@@ -115,7 +119,6 @@ class BatchFunction:
         step: ``model.train_step`` or ``model.test_step``.
         name: The name of the method, for messages.
         settings: The backend and the options of the training.
-        observers: Called around each step, in this order.
         run_step: Runs a program on a batch; by default, calls it.
     """
 
@@ -125,12 +128,13 @@ class BatchFunction:
         step: KerasStep,
         name: str,
         settings: StepSettings,
-        observers: Sequence[StepObserver] = (),
         run_step: RunStep | None = None,
     ):
         self._run_step = run_step
+        self._reads: PlannedBatches | None = None
         self.model, self._step, self.name = model, step, name
-        self.settings, self._observers = settings, observers
+        self.settings = settings
+        self._observers: Sequence[StepObserver] = ()
         self.programs: list[Program] = []
         self._by_kind: dict[Any, Program] = {}
         self._last: Program | None = None
@@ -163,21 +167,37 @@ class BatchFunction:
                     break
                 self._overrun(spec)
                 raise StopIteration from None
+            if self._reads is not None:
+                self._reads.count(iterator)
             if any([o.is_past(self.model, self.name) for o in self._observers]):
                 outputs = self.model.get_metrics_result()
             else:
-                outputs = self.run(data, spec, begin)
+                outputs = self._run_next(data, spec, begin)
         return outputs
 
-    def observe(self, observers: Sequence[StepObserver]) -> None:
-        """Begin to serve another call, with observers of its own."""
-        self._observers, self._number = observers, 0
+    def serve(
+        self, observers: Sequence[StepObserver], reads: PlannedBatches | None = None
+    ) -> None:
+        """Begin to serve a call.
+
+        Args:
+            observers: Called around each step, in this order.
+            reads: Reads the batches, of which Keras' iterator has stand-ins.
+        """
+        self._observers, self._reads, self._number = observers, reads, 0
+
+    def _run_next(self, data: Any, spec: Any, begin: float | None = None) -> Any:
+        """Run the step on the batch that an iterator has given."""
+        if self._reads is None:
+            return self.run(data, spec, begin)
+        return self.run(self._reads.read(), self._reads.spec, begin)
 
     def run(self, data: Any, spec: Any = None, begin: float | None = None) -> Any:
         """Run the step on one batch.
 
         Args:
-            data: The batch, which is the same on every rank.
+            data: The batch, which is the same on every rank; or a ``Batch`` with the rows
+                of this process.
             spec: The specification of all batches, if the data have one.
             begin: When the wait for the batch began; by default it took no time.
         """
@@ -206,7 +226,8 @@ class BatchFunction:
         finally:
             recorder.in_no_step()
         done = time.perf_counter()
-        step = Step(number, begin, ready, done, batch.data, outputs, program.report)
+        read = batch.data if batch.rows is None else data
+        step = Step(number, begin, ready, done, read, outputs, program.report)
         for observer in self._observers:
             observer.after_step(self.model, self.name, step)
         if not program.is_explained:
@@ -225,19 +246,23 @@ class BatchFunction:
         """Return a program for a batch: an earlier one that fits it, or a new one."""
         seen = leaves.spec_of(batch.data)
         general = seen if spec is None else leaves.without_optionals(spec)
-        lengths = [(shape_of(t) or (None,))[0] for t in batch.tensors]
         is_deterministic = determinism.is_enabled()
         for program in self.programs:
             serves = program.is_deterministic == is_deterministic
-            serves = serves and program.kind.fits(lengths)
+            serves = serves and program.kind.is_read_cut == (batch.rows is not None)
+            serves = serves and program.kind.fits(batch)
             if serves and _is_compatible(program, batch.tensors):
                 return program
         can = leaves.dense(general)
-        cut = tuple(leaves.cut_by_rows(batch.tensors, can))
-        rows = next((n for n, is_cut in zip(lengths, cut, strict=True) if is_cut), None)
+        if batch.rows is None:
+            cut = tuple(leaves.cut_by_rows(batch.tensors, can))
+        else:
+            cut = tuple(can)
+        rows = next(itertools.compress(batch.lengths, cut), None)
         if self.settings.virtual is not None and not self.programs:
             virtual_checks.check_rows(self.settings.virtual, rows)
-        program = self._traced(Kind(general, cut), rows)
+        kind = Kind(general, cut, None, batch.rows is not None)
+        program = self._traced(kind, rows)
         for observer in self._observers:
             observer.traced(self, program)
         self.programs.append(program)
@@ -249,7 +274,7 @@ class BatchFunction:
         Keras traces with the length of a batch if the data have only one. A step that
         needs it, such as a stateful layer, fails with another.
         """
-        fixed = Kind(kind.spec, kind.cut, rows)
+        fixed = dataclasses.replace(kind, rows=rows)
         static = keras_compat.model.fixed_rows(self.model)
         if static is not None and static == rows:
             return self._made(fixed, rows)
@@ -314,7 +339,9 @@ class PredictFunction(BatchFunction):
         outputs = []
         for data in iterator:
             interrupts.check()
-            outputs.append(self.run(data))
+            if self._reads is not None:
+                self._reads.count(self._reads)
+            outputs.append(self._run_next(data, None))
         if len(outputs) == 1:
             return outputs[0]
         return keras_compat.data.concatenated(outputs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -22,6 +23,7 @@ from collective.training.steps.batch_function import (
     RunStep,
     StepObserver,
 )
+from collective.training.steps.planned_batches import PlannedBatches
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
 from collective.training.steps.whole import WholeStep
@@ -35,6 +37,7 @@ def distributed(
     end_eager_step: Callable[[], None] | None = None,
     expects_nan: bool = False,
     made_before: Callable[[keras.Model, str], Any] = lambda model, method: None,
+    reads: Mapping[str, PlannedBatches] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Inside, models get functions that share the rows of each batch out.
 
@@ -47,6 +50,7 @@ def distributed(
             not finite, so that no warning is needed.
         made_before: Returns a ``BatchFunction`` of a model's method that may be used
             again, or None.
+        reads: By a method of models: what reads the batches of its function.
     """
     backend = settings.backend
     watch = finite.Watch(backend, settings.options.terminate_on_nan, expects_nan)
@@ -59,17 +63,18 @@ def distributed(
             check_whole(model, "runs eagerly", "compile it without run_eagerly")
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
-        function = made_before(model, method)
-        if function is not None:
-            function.observe(observers)
-            return function
+        function = made_before(model, method) or function_of(model, method)
+        function.serve(observers, reads.get(method))
+        return function
+
+    def function_of(model: keras.Model, method: str) -> BatchFunction:
         step = getattr(model, method)
         if method != "predict_step":
-            return BatchFunction(model, step, method, settings, observers, run_step)
+            return BatchFunction(model, step, method, settings, run_step)
         # It sums nothing: what is attached would be a message of its own.
         attached = settings.attached if settings.is_kept else None
         mine = dataclasses.replace(settings, attached=attached)
-        return PredictFunction(model, step, method, mine, observers, run_step)
+        return PredictFunction(model, step, method, mine, run_step)
 
     with watch.tracing(), batch_functions.made_by(make):
         yield
@@ -95,6 +100,7 @@ def distributed_call(
     settings: StepSettings,
     observers: Sequence[StepObserver] = (),
     expects_nan: bool = False,
+    reads: Mapping[str, PlannedBatches] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Inside, one call of Keras for a model shares its batches out.
 
@@ -124,7 +130,11 @@ def distributed_call(
             inside.enter_context(replacing(model, attribute, None))
         inside.enter_context(
             distributed(
-                settings, observers, expects_nan=expects_nan, made_before=made_before
+                settings,
+                observers,
+                expects_nan=expects_nan,
+                made_before=made_before,
+                reads=reads,
             )
         )
         try:
@@ -133,5 +143,5 @@ def distributed_call(
             for attribute, method in batch_functions.FUNCTIONS.items():
                 function = getattr(model, attribute, None)
                 if isinstance(function, BatchFunction):
-                    function.observe(())
+                    function.serve(())
                     kept[method] = function

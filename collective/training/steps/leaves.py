@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from collective.training.input.pipeline import Batch
 from collective.training.keras_compat.tensorflow_names import shape_of
+from collective.training.step.rows import packed, rows_of
 
 #: Composite tensors that a batch may hold; their components are whole on every rank.
 COMPOSITES = tf.RaggedTensor, tf.SparseTensor
@@ -28,20 +30,35 @@ class Leaves:
 
     Attributes:
         kind: A hashable description: the tree, and dtype and shape of each tensor.
-        tensors: All dense tensors, components of composite ones included.
+        tensors: All dense tensors, components of composite ones included. Of a batch of
+            which this process has read its own rows: those, and the number of all, int64.
         data: The batch, with ``None`` for a ``tf.experimental.Optional``.
+        rows: Of the whole batch, if this process has read its own only; else None.
     """
 
     kind: Any
     tensors: list[tf.Tensor]
     data: Any
+    rows: int | None = None
 
     @classmethod
     def of(cls, data: Any) -> Leaves:
         """Read a batch; arrays become tensors of the same dtype."""
         tensors: list[tf.Tensor] = []
+        if isinstance(data, Batch):
+            kind, read = _read(packed(rows_of(data)), tensors)
+            tensors.append(data.global_rows)
+            rows = int(data.global_rows)
+            return cls((Batch, kind, rows), tensors, read, rows)
         kind, read = _read(data, tensors)
         return cls(kind, tensors, read)
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """Return the rows of each dense tensor of the whole batch, or None for a scalar."""
+        if self.rows is not None:
+            return [self.rows] * (len(self.tensors) - 1)
+        return [(shape_of(tensor) or (None,))[0] for tensor in self.tensors]
 
 
 def _read(node: Any, tensors: list[tf.Tensor]) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ from collective.training.partition.shares import Share
 from collective.training.sharding import held
 from collective.training.step import finite
 from collective.training.steps import report
+from collective.training.steps.leaves import Leaves
 from collective.training.steps.mesh import over_model_axes
 from collective.training.steps.settings import StepSettings
 
@@ -50,20 +51,34 @@ class Kind:
         spec: The tree of ``tf.TypeSpec`` of a batch, as Keras sees it.
         cut: For each dense tensor of it, whether it is cut by rows.
         rows: The length that the program is traced for, or None for any.
+        is_read_cut: Whether a process has read its own rows of what is cut only, and how
+            many rows the whole batch has.
     """
 
     spec: Any
     cut: tuple[bool, ...]
     rows: int | None = None
+    is_read_cut: bool = False
 
-    def specs(self) -> list[tf.TensorSpec]:
-        """Return the specification of each dense tensor, the rows of this program open."""
+    def whole_specs(self) -> list[tf.TensorSpec]:
+        """Return the specification of each dense tensor of a whole batch."""
         flat = tf.nest.flatten(self.spec, expand_composites=True)
         specs = [s for s in flat if isinstance(s, tf.TypeSpec)]
         return [
             tf.TensorSpec([self.rows, *s.shape[1:]], s.dtype) if is_cut else s
             for s, is_cut in zip(specs, self.cut, strict=True)
         ]
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """Return the specification of what a process has of a batch; see ``Leaves``."""
+        whole = self.whole_specs()
+        if not self.is_read_cut:
+            return whole
+        own = [
+            tf.TensorSpec([None, *s.shape[1:]], s.dtype) if is_cut else s
+            for s, is_cut in zip(whole, self.cut, strict=True)
+        ]
+        return [*own, tf.TensorSpec([], tf.int64)]
 
     def packed(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Return the batch that has these tensors."""
@@ -72,13 +87,9 @@ class Kind:
         filled = [next(given) if isinstance(s, tf.TypeSpec) else s for s in flat]
         return tf.nest.pack_sequence_as(self.spec, filled, expand_composites=True)
 
-    def fits(self, lengths: Sequence[int | None]) -> bool:
-        """Return whether the leaves that are cut have one length, and that of ``rows``.
-
-        Args:
-            lengths: The length of each dense tensor, or None for a scalar.
-        """
-        found = set(itertools.compress(lengths, self.cut))
+    def fits(self, batch: Leaves) -> bool:
+        """Return whether the leaves that are cut have one length, and that of ``rows``."""
+        found = set(itertools.compress(batch.lengths, self.cut))
         return len(found) < 2 and (self.rows is None or found <= {self.rows})
 
 
@@ -125,7 +136,7 @@ class Program:
 
         around = devices.on_first(model, settings.backend)
         with around, held.tracing(), keras_compat.calls.record_gradients(noted):
-            self.source = traced(whole).get_concrete_function(*kind.specs())
+            self.source = traced(whole).get_concrete_function(*kind.whole_specs())
         gradients = [pair for pair in noted if pair[1].graph is self.source.graph]
         by_name = {tensor.name: variable for variable, tensor in reversed(gradients)}
         self.hook = make_hook()
@@ -184,10 +195,10 @@ class Program:
         self._emitted()
 
     def __call__(self, tensors: Sequence[tf.Tensor], number: int) -> Any:
-        """Run the step on a whole batch, which every rank has.
+        """Run the step on a batch.
 
         Args:
-            tensors: The dense tensors of the batch.
+            tensors: What this process has of the batch; see ``Leaves``.
             number: The number of the step, for messages.
 
         Returns:
@@ -276,10 +287,13 @@ class Program:
         *tensors, number = arguments
         settings = self.settings
         exchange = self._exchange(number if self._checks else None)
-        total = self._total(tensors)
+        total = tensors.pop() if self.kind.is_read_cut else self._total(tensors)
         cuts = list(self._cuts(total, exchange))
+        first = cuts[0][0] if self.kind.is_read_cut else 0
         parts = [
-            [tensor[begin:end] for begin, end in cuts] if is_cut else [tensor]
+            [tensor[begin - first : end - first] for begin, end in cuts]
+            if is_cut
+            else [tensor]
             for tensor, is_cut in zip(tensors, self.kind.cut, strict=True)
         ]
         replicas = [

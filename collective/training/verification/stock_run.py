@@ -8,7 +8,7 @@ Differences are shown by step and by tensor.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -91,10 +91,6 @@ class StockRun(Observer):
     """Runs Keras' own step after each of the first steps, on the same global batch.
 
     Values that callbacks assign between steps are assigned in both trainings.
-
-    Args:
-        whole: Returns the batch of a step as ``train_step`` takes it; every rank calls
-            it. By default the rows of all ranks are gathered.
     """
 
     def __init__(
@@ -102,11 +98,9 @@ class StockRun(Observer):
         prepared: PreparedModel,
         backend: Backend,
         steps: int,
-        whole: Callable[[FinishedStep], Any] | None = None,
     ):
         self.prepared, self.model = prepared, prepared.model
         self.backend = backend
-        self._whole = whole or (lambda step: packed(gathered(step.batch, backend)))
         self.left = steps
         self.steps: list[Step] = []
         self._variables: list[tf.Variable | keras.Variable] = []
@@ -132,7 +126,9 @@ class StockRun(Observer):
         if not self.left:
             return
         self.left -= 1
-        data = self._whole(step)
+        data = step.batch
+        if isinstance(data, Batch):  # of this process
+            data = packed(gathered(data, self.backend))
         if self.backend.rank == 0:
             with (
                 self.backend.only_rank_zero(_WHAT),
