@@ -20,7 +20,10 @@ from collective.training.observers.checkpoint.identity import (
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.observers.elastic.membership import CallbackMemory, Membership
-from collective.training.observers.ledger.observer import LedgerObserver
+from collective.training.observers.ledger.observer import (
+    AttachedReceipts,
+    LedgerObserver,
+)
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.verification import (
@@ -55,7 +58,9 @@ def attach_observers(
     observers.append(TimingObserver(result.timing, position))
     before_write = None
     if ledger is not None and isinstance(inputs, Input):
-        noting = LedgerObserver(ledger, position, inputs.plan)
+        noting = LedgerObserver(
+            ledger, position, inputs.plan, AttachedReceipts(backend)
+        )
         observers.append(noting)
         before_write = noting.sync
     observers.append(callbacks)

@@ -50,6 +50,8 @@ from collective.training.model.variables import (
 from collective.training.observers.checkpoint.identity import describe
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm
+from collective.training.observers.ledger.observer import LedgerObserver
+from collective.training.observers.ledger.receipts import Receipts
 from collective.training.observers.timing import TimingObserver
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
@@ -225,7 +227,12 @@ class _Training(StepObserver):
         self._set = SetOptions(
             backend, asked, _once, self._observers, gathers=checkpoint is not None
         )
-        self._settings = self._set.of_steps()
+        self._receipts: Receipts | None = None
+        if ledger is not None:
+            self._receipts = Receipts(backend, self._set.virtual)
+        self._settings = self._set.of_steps(
+            attached=None if self._receipts is None else self._receipts.attached
+        )
         self._same = SameCalls(backend, _once)
         self._result: Result | None = None
         self._begin_order: Callable[[], None] = lambda: None
@@ -251,6 +258,9 @@ class _Training(StepObserver):
             if backend.size > 1:
                 observers.insert(1, self._same)
                 inside.enter_context(self._same.call())
+            if self._receipts is not None:
+                observers.insert(1, self._receipts)
+                planned.reads["train_step"].after_read.append(self._receipts.note)
             inside.enter_context(
                 distributed_call(
                     model, self._settings, observers, expected, planned.reads
@@ -309,12 +319,20 @@ class _Training(StepObserver):
         observed.tested = self._methods = on_rank_zero.methods
         self._methods.is_shared_later = True
         found: list[Observer] = [TimingObserver(self._result.timing, position)]
+        before_write = None
+        if self._receipts is not None:
+            assert self._ledger is not None and self._data is not None
+            assert isinstance(self._data.inputs, Input)
+            plan = self._data.inputs.plan
+            noting = LedgerObserver(self._ledger, position, plan, self._receipts)
+            found.append(noting)
+            before_write = noting.sync
         found.append(on_rank_zero)
         if not on_rank_zero.methods.has_bar and str(self._verbose) != "0":
             # After the callbacks, so that it shows the logs that they add.
             found.append(ProgressBar(position, params["epochs"], self._verbose))
         if self._checkpoint is not None:
-            self._attach(self._checkpoint, position)
+            self._attach(self._checkpoint, position, before_write)
             found.append(self._checkpoint)
         if DesyncAlarm.is_needed(backend, options.check_every):
             # The ranks have the same model only when the first step has been traced.
@@ -399,7 +417,12 @@ class _Training(StepObserver):
             features=self._set.options.features,
         )
 
-    def _attach(self, checkpoint: Checkpoint, position: Position) -> None:
+    def _attach(
+        self,
+        checkpoint: Checkpoint,
+        position: Position,
+        before_write: Callable[[], None] | None,
+    ) -> None:
         """Have a checkpoint serve the training, and find the state to start from."""
         assert self._data is not None
         model, count = self._model, self._set.options.virtual_replicas
@@ -410,7 +433,8 @@ class _Training(StepObserver):
         if hook is not None:
             plan["hook"] = repr(hook.hook)
             function.hook = hook
-        checkpoint.attach(position, plan, None, describe(self._data.inputs, model))
+        identity = describe(self._data.inputs, model)
+        checkpoint.attach(position, plan, before_write, identity)
         checkpoint.find_start()
         position.agree_on_start()
         self._resumes = position.start is not None

@@ -18,10 +18,9 @@ from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.training.calls import models
-from collective.training.calls.evaluation import make_evaluation
+from collective.training.calls.evaluate import evaluate
 from collective.training.calls.fit import fit
 from collective.training.input import datasets
-from collective.training.input.pipeline import Input
 from collective.training.loop.summary import Summary
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.schedule import Checkpoint
@@ -101,9 +100,10 @@ def run(
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
-            inputs = Input(data.test, rows, shuffle=False)
-            evaluation = make_evaluation(get_prepared(model), backend, inputs)
-            test = result.afterwards(evaluation)
+            known = {"batch_size": rows, "verbose": 0, "return_dict": True}
+            test = result.afterwards(
+                lambda: evaluate(model, data.test, **known, backend=backend)
+            )
         parts = get_prepared(model).partition
         with contextlib.nullcontext() if parts is None else parts.whole_shapes():
             parameters = model.count_params()

@@ -194,7 +194,8 @@ def fit(
         data=data,
         global_batch_size=global_batch_size,
     )
-    is_served = not backend.elastic and ledger is None
+    is_eager = isinstance(model, keras.Model) and model.run_eagerly
+    is_served = not backend.elastic and (ledger is None or not is_eager)
     rows = x if data is None else data
     if is_served and by_keras.serves(model, rows, backend, options, checkpoint):
         more = {

@@ -93,10 +93,10 @@ class SetOptions(StepObserver):
             )
         if self.options.hook is not None:
             named.make(self.options.hook)
-        self._virtual = virtual_checks.check_count(
+        self.virtual = virtual_checks.check_count(
             self.options.virtual_replicas, backend
         )
-        virtual = self._virtual
+        virtual = self.virtual
         if virtual is not None:
             unit(lambda: deterministic.agree(virtual, backend))
         self._beside = unit(lambda: steps_beside(self.options.verify, backend))
@@ -140,7 +140,7 @@ class SetOptions(StepObserver):
             More callbacks for the call.
         """
         with contextlib.ExitStack() as inside:
-            if self._virtual is not None:
+            if self.virtual is not None:
                 inside.enter_context(deterministic.deterministic())
             if not (self.reports or self.options.steps):
                 yield []

@@ -120,7 +120,12 @@ def distributed_call(
 
     def made_before(of: keras.Model, method: str) -> Any:
         nonlocal kept
-        if of is not model or settings.hook is not None:  # whose state begins anew
+        # The state of a hook begins anew, and so does what is attached.
+        if (
+            of is not model
+            or settings.hook is not None
+            or settings.attached is not None
+        ):
             return None
         kept = kept_as_compiled(model, "functions").setdefault(key, {})
         return kept.get(method)

@@ -9,6 +9,7 @@ after a change of its ranks each of them reads another part of the same batch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +34,9 @@ class PlannedBatches:
         virtual: The pieces that replicas hold. If None, each has a share of the rows.
         most: How many batches of a pass are read at most. If None, one pass follows the
             other, and is read ahead.
+
+    Attributes:
+        after_read: Called with each batch that is read.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class PlannedBatches:
     ):
         self._inputs, self._backend, self._virtual = inputs, backend, virtual
         self._most = most
+        self.after_read: list[Callable[[Batch], None]] = []
         self._pass, self._number = -1, 0  # of the batch that was counted last
         self._iterator: Any = None  # of Keras, for this pass
         moves = most is not None or backend.elastic
@@ -118,6 +123,8 @@ class PlannedBatches:
                 raise
             raise explained from None
         self._opened = self._number + 1, replicas
+        for note in self.after_read:
+            note(batch)
         return batch if self._is_cut else packed(rows_of(batch))
 
     def _begin(self, local: range, replicas: int) -> None:

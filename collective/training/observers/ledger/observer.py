@@ -12,11 +12,12 @@ integers up to 255 are exact in all of these.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.base import Backend
 from collective.training.input.plan import RowPlan
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
@@ -27,23 +28,21 @@ BYTES = 4
 SIZE = 3 * BYTES
 
 
-class LedgerObserver(Observer, Attachment):
-    """Appends the rows that each replica has read in each finished step.
+class Receipts(Protocol):
+    """What has the receipts of all replicas after each step."""
 
-    When rank 0 has died or left, another rank becomes rank 0 and continues the file.
-    """
+    @property
+    def total(self) -> Any:
+        """Return them: what has ``numpy()``, numbers ``replicas * SIZE``."""
+        ...
 
-    def __init__(self, path: str | os.PathLike[str], position: Position, plan: RowPlan):
-        self._path = path
-        self._position = position
-        self._backend = position.backend
-        self._plan = plan
-        self._ledger: Ledger | None = None  # on rank 0
-        self.attachments = [self]
-        self._total: Total | None = None  # the receipts of the step that was just made
-        # The last finished step: its number, replicas and receipts.
-        self._last: tuple[int, int, Total] | None = None
-        self._written = -1  # the last step that this rank has written
+
+class AttachedReceipts(Attachment):
+    """Receipts that travel with a step of ``collective.training.step``."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self.total: Total | None = None
 
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
         """Return this replica's receipt; called in ``run``."""
@@ -52,7 +51,33 @@ class LedgerObserver(Observer, Attachment):
 
     def receive(self, total: Total, number: int) -> None:
         """Keep the receipts of a step."""
-        self._total = total
+        self.total = total
+
+
+class LedgerObserver(Observer):
+    """Appends the rows that each replica has read in each finished step.
+
+    When rank 0 has died or left, another rank becomes rank 0 and continues the file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        position: Position,
+        plan: RowPlan,
+        receipts: Receipts,
+    ):
+        self._path = path
+        self._position = position
+        self._backend = position.backend
+        self._plan = plan
+        self._ledger: Ledger | None = None  # on rank 0
+        self._receipts = receipts
+        if isinstance(receipts, Attachment):
+            self.attachments = [receipts]
+        # The last finished step: its number, replicas and receipts.
+        self._last: tuple[int, int, Any] | None = None
+        self._written = -1  # the last step that this rank has written
 
     def begin(self) -> None:
         """Note the first step and the number of replicas, on rank 0."""
@@ -79,16 +104,15 @@ class LedgerObserver(Observer, Attachment):
         if self._last is not None:
             number, replicas, total = self._last
             last[:2] = number, replicas
-            last[2:] = total.numpy()
+            last[2:] = total.numpy().ravel()
         return self._backend.broadcast_array(last, root)
 
     def after_step(self, step: FinishedStep) -> None:
         """Write the receipts of the step, on rank 0."""
-        assert self._total is not None
-        replicas = self._backend.replicas
-        self._last = step.number, replicas, self._total
+        replicas, total = self._backend.replicas, self._receipts.total
+        self._last = step.number, replicas, total
         if self._ledger is not None:
-            read = read_receipts(self._total.numpy())
+            read = read_receipts(total.numpy().ravel())
             self._ledger.add(step.number, read[:replicas])
             self._written = step.number
 
