@@ -252,8 +252,8 @@ class _Training(StepObserver):
         observers: list[StepObserver] = [self, self._set]
         planned = PlannedCall(backend, _is_eager(model), self._settings.virtual)
         self._open(planned, arguments)
-        if self._checkpoint is not None:
-            self._prepare()
+        if self._data is not None:
+            self._prepare(self._data)
         with contextlib.closing(planned), contextlib.ExitStack() as inside:
             if backend.size > 1:
                 observers.insert(1, self._same)
@@ -270,8 +270,9 @@ class _Training(StepObserver):
             self._begin_order = inside.enter_context(order)
             more = inside.enter_context(self._set.fitting(model, arguments))
             inside.enter_context(interrupts.between_steps())
-            host_random.read_by(self)  # the data may draw from its generators
-            inside.callback(host_random.closed, self)
+            if _may_draw(arguments, planned):
+                host_random.read_by(self)
+                inside.callback(host_random.closed, self)
             asked = options.jit_compile
             if backend.rank == 0 and (model.jit_compile if asked is None else asked):
                 say_not_compiled(log.warning if asked else log.info)
@@ -352,8 +353,6 @@ class _Training(StepObserver):
         ):
             return
         self._has_begun = True
-        if self._data is not None and isinstance(self._data.inputs, Input):
-            check_labels(model, self._data.inputs.source)
         if function.hook is not None:
             keep(model, None, None, function.hook)
         is_whole = not any(is_held(variable) for variable in model.variables)
@@ -405,17 +404,18 @@ class _Training(StepObserver):
             assert isinstance(inputs, Input)
             planned.validate(inputs, arguments)
 
-    def _prepare(self) -> None:
-        """Build the model before the training, to take the variables of a checkpoint."""
-        assert self._data is not None
+    def _prepare(self, data: TrainingData) -> None:
+        """Build the model before the training, and check that it fits the data."""
         prepare(
             self._model,
             self._backend,
-            self._data.spec,
+            data.spec,
             micro_batch_rows=32,
             hook=self._settings.hook,
             features=self._set.options.features,
         )
+        if isinstance(data.inputs, Input):
+            check_labels(self._model, data.inputs.source)
 
     def _attach(
         self,
@@ -442,6 +442,15 @@ class _Training(StepObserver):
 
 def _is_eager(model: keras.Model) -> bool:
     return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def _may_draw(arguments: Mapping[str, Any], planned: PlannedCall) -> bool:
+    """Return whether data may draw from the generators of Python and NumPy."""
+    of_step = {"train_step": "x", "test_step": "validation_data"}
+    read = [
+        arguments[name] for step, name in of_step.items() if step not in planned.reads
+    ]
+    return any(x is not None and not is_array_data(original(x)) for x in read)
 
 
 def _as_read(x: Any) -> Any:

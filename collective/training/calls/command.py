@@ -100,9 +100,13 @@ def run(
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
-            known = {"batch_size": rows, "verbose": 0, "return_dict": True}
+            how: dict[str, Any] = {
+                "verbose": 0,
+                "return_dict": True,
+                "backend": backend,
+            }
             test = result.afterwards(
-                lambda: evaluate(model, data.test, **known, backend=backend)
+                lambda: evaluate(model, data.test, batch_size=rows, **how)
             )
         parts = get_prepared(model).partition
         with contextlib.nullcontext() if parts is None else parts.whole_shapes():
