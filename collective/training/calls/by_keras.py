@@ -114,14 +114,15 @@ def serves(
 
 
 def is_plain(backend: Backend) -> bool:
-    """Return whether each rank of a backend has one device and a whole model."""
-    return not (
-        not backend.synchronous
-        or isinstance(backend, LocalDevices)
-        or hasattr(backend, "strategy")
-        or backend.tensor is not None
-        or backend.stages
-    )
+    """Return whether each device of a backend has a whole model."""
+    return not (not backend.synchronous or backend.tensor is not None or backend.stages)
+
+
+def _devices(backend: Backend) -> contextlib.AbstractContextManager[None]:
+    """Enter what lets Keras train a model with a copy on each device of a process."""
+    if isinstance(backend, LocalDevices):
+        return keras_compat.one_copy.whole_batches()
+    return contextlib.nullcontext()
 
 
 def fit(
@@ -143,7 +144,7 @@ def fit(
         if options.accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_model(model, backend)
-        with as_compiled(model, backend):
+        with as_compiled(model, backend), _devices(backend):
             training = _Training(
                 model, data, arguments, callbacks, backend, options, checkpoint, ledger
             )
@@ -170,6 +171,7 @@ def call(
     planned = PlannedCall(backend, not settings.is_distributed or _is_eager(model))
     with contextlib.ExitStack() as inside:
         inside.enter_context(guarded(backend))
+        inside.enter_context(_devices(backend))
         compare_settings(backend)
         arguments = dict(arguments)
         data = {name: arguments[name] for name in _DATA if name in arguments}

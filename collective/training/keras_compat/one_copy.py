@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
 
@@ -50,6 +50,19 @@ def on_one_device() -> Iterator[None]:
         replacing(keras.Variable, "__float__", number_of(float)),
         replacing(keras.Variable, "__int__", number_of(int)),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def whole_batches() -> Iterator[None]:
+    """Have Keras' loops read whole batches, also for a model of a strategy's scope."""
+    default = outside_strategy(tf.distribute.get_strategy)
+    begin = TFEpochIterator.__init__
+
+    def begin_whole(self: Any, distribute_strategy: Any = None, **more: Any) -> None:
+        begin(self, distribute_strategy=default, **more)
+
+    with replacing(TFEpochIterator, "__init__", begin_whole):
         yield
 
 
