@@ -176,7 +176,8 @@ def fit(
     backend = _open(model, backend, options)
     if not isinstance(model, keras.Model) and by_keras.is_plain(backend):
         with guarded(backend):
-            model = model()
+            with backend.scope():
+                model = model()
             check_model(model, backend)
     arguments = DataArguments(
         x=x,

@@ -39,7 +39,7 @@ class LiveLayout(Layout):
     def values(self) -> list[np.ndarray]:
         """Return the metrics' variables and what was returned, flat, as float64."""
         metrics = map(keras_compat.model.tf_variable, self.model.metrics_variables)
-        found = [np.asarray(variable) for variable in metrics]
+        found = [np.asarray(variable.read_value()) for variable in metrics]
         if isinstance(self.returned, Mapping):
             found += map(np.asarray, flat_logs(self.returned).values())
         return [np.ravel(value).astype(np.float64) for value in found]

@@ -175,8 +175,8 @@ class ObservedFit(StepObserver):
         )
         position.step += 1
         self._call("after_step", ended)
-        if position.step >= self._last_step:
-            if position.step < self._whole and not position.stopped:
+        if self._last_step <= position.step < self._whole:
+            if not position.stopped:
                 self._take_final()
             model.stop_training = True
 
@@ -196,6 +196,8 @@ class ObservedFit(StepObserver):
             self._end_epochs()
         else:
             self._call("between_epochs")
+        if position.step >= self._last_step:  # which no state must contain
+            position.model.stop_training = True
 
     def _end_epochs(self) -> None:
         if self.position.final is None:
