@@ -118,10 +118,12 @@ def is_plain(backend: Backend) -> bool:
     return not (not backend.synchronous or backend.tensor is not None or backend.stages)
 
 
-def _devices(backend: Backend) -> contextlib.AbstractContextManager[None]:
+def _devices(
+    model: keras.Model, backend: Backend
+) -> contextlib.AbstractContextManager[None]:
     """Enter what lets Keras train a model with a copy on each device of a process."""
     if isinstance(backend, LocalDevices):
-        return keras_compat.one_copy.whole_batches()
+        return keras_compat.one_copy.whole_batches(model)
     return contextlib.nullcontext()
 
 
@@ -144,7 +146,7 @@ def fit(
         if options.accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_model(model, backend)
-        with as_compiled(model, backend), _devices(backend):
+        with as_compiled(model, backend):
             training = _Training(
                 model, data, arguments, callbacks, backend, options, checkpoint, ledger
             )
@@ -171,7 +173,7 @@ def call(
     planned = PlannedCall(backend, not settings.is_distributed or _is_eager(model))
     with contextlib.ExitStack() as inside:
         inside.enter_context(guarded(backend))
-        inside.enter_context(_devices(backend))
+        inside.enter_context(_devices(model, backend))
         compare_settings(backend)
         arguments = dict(arguments)
         data = {name: arguments[name] for name in _DATA if name in arguments}
@@ -280,7 +282,7 @@ class _Training(StepObserver):
                 say_not_compiled(log.warning if asked else log.info)
             keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
             arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
-            with self._without_rows():
+            with self._without_rows(), _devices(model, backend):
                 keras_fit(model, **arguments)
         assert self._result is not None
         model.history = self._result

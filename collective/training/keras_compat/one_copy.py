@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
 
@@ -54,15 +54,17 @@ def on_one_device() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_batches() -> Iterator[None]:
-    """Have Keras' loops read whole batches, also for a model of a strategy's scope."""
+def whole_batches(model: keras.Model) -> Iterator[None]:
+    """Have Keras' loops read whole batches for a model of a strategy's scope.
+
+    They build no model inside. Its step does, as without a strategy.
+    """
     default = outside_strategy(tf.distribute.get_strategy)
-    begin = TFEpochIterator.__init__
-
-    def begin_whole(self: Any, distribute_strategy: Any = None, **more: Any) -> None:
-        begin(self, distribute_strategy=default, **more)
-
-    with replacing(TFEpochIterator, "__init__", begin_whole):
+    one = property(lambda _: default)
+    with (
+        replacing(model, "_distribute_strategy", None),
+        replacing(TensorFlowTrainer, "distribute_strategy", one),  # also in its scope
+    ):
         yield
 
 
