@@ -209,6 +209,19 @@ class Extended(tf_internal.MirroredExtended):
                 variable.assign(variable.values[0].read_value())
 
     @contextlib.contextmanager
+    def reading_first(self) -> Iterator[None]:
+        """Let the first component of a variable be its value inside; all processes enter it.
+
+        So each process has the whole value of a variable that is a sum over replicas.
+        """
+        for variable in self._live(replica_variables.ReadTogether):
+            variable.values[0].assign(variable.read_value())
+        with self.reading_locally():
+            yield
+        for variable in self._live(replica_variables.ReadTogether):
+            variable.assign(variable.values[0].read_value())
+
+    @contextlib.contextmanager
     def reading_locally(self) -> Iterator[None]:
         """Let rank 0 alone read variables, after ``average_written``."""
         before, self.reads_locally = self.reads_locally, True

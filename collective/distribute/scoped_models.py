@@ -50,10 +50,16 @@ def as_one_process(model: Any) -> Iterator[None]:
     uses them. Inside, the strategy has one replica and the model's variables are plain,
     so a step that divides by the number of replicas, or calls ``all_reduce`` in its
     replica context, computes the same as in one process.
+
+    The step of another model is partitioned, and writes whole values.
     """
     strategy = strategy_of(model)
-    if strategy is None or not _runs_as_one_process(model, strategy):
+    if strategy is None:
         yield
+        return
+    if not _runs_as_one_process(model, strategy):
+        with strategy.extended.reading_first():
+            yield
         return
     extended = strategy.extended
     with extended.as_one_replica(), keras_compat.one_copy.one_copy(model, strategy):

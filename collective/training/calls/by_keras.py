@@ -16,7 +16,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices
 from collective.distribute.datasets import original
-from collective.distribute.scoped_models import strategy_of
+from collective.distribute.scoped_models import as_one_process
 from collective.errors import UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
@@ -95,7 +95,7 @@ def serves(
         data: What was given as data to train on, to evaluate or to predict.
         options: Those of a training.
     """
-    if not isinstance(model, keras.Model) or strategy_of(model) is not None:
+    if not isinstance(model, keras.Model):
         return False
     prepared = get_prepared(model)
     if prepared.partition or prepared.placement:
@@ -146,7 +146,7 @@ def fit(
         if options.accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_model(model, backend)
-        with as_compiled(model, backend):
+        with as_one_process(model), as_compiled(model, backend):
             training = _Training(
                 model, data, arguments, callbacks, backend, options, checkpoint, ledger
             )
@@ -173,6 +173,7 @@ def call(
     planned = PlannedCall(backend, not settings.is_distributed or _is_eager(model))
     with contextlib.ExitStack() as inside:
         inside.enter_context(guarded(backend))
+        inside.enter_context(as_one_process(model))
         inside.enter_context(_devices(model, backend))
         compare_settings(backend)
         arguments = dict(arguments)
