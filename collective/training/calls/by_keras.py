@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -26,10 +27,11 @@ from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.calls.set_options import SetOptions
 from collective.training.calls.training_data import TrainingData
-from collective.training.input.batches import ShuffledItems
+from collective.training.input.batches import Batches, ShuffledItems
 from collective.training.input.data import DataArguments, as_data, is_array_data
 from collective.training.input.permutation_ops import permuted
 from collective.training.input.pipeline import Input
+from collective.training.input.ready_batches import ReadyBatches
 from collective.training.loop.callbacks import (
     CallbackMethods,
     Callbacks,
@@ -102,8 +104,7 @@ def serves(
         return False
     if options is not None and model.run_eagerly and backend.replicas > 1:
         return False
-    is_known = has_rows_by_number(data) or is_array_data(original(data))
-    if checkpoint is not None and not is_known:
+    if checkpoint is not None and not _is_describable(data):
         return False
     if options is None:
         alone = backend.most_replicas > 1 and trained_with(model)
@@ -111,6 +112,13 @@ def serves(
         alone = backend.most_replicas > 1 and options.per_replica
         alone = alone or options.shard_optimizer
     return is_plain(backend) and not alone
+
+
+def _is_describable(data: Any) -> bool:
+    """Return whether a checkpoint can be told of data before Keras reads them."""
+    kinds = tf.data.Dataset, keras.utils.PyDataset, types.GeneratorType
+    data = original(data)
+    return has_rows_by_number(data) or is_array_data(data) or isinstance(data, kinds)
 
 
 def is_plain(backend: Backend) -> bool:
@@ -241,7 +249,9 @@ class _Training(StepObserver):
         self._same = SameCalls(backend, _once)
         self._result: Result | None = None
         self._begin_order: Callable[[], None] = lambda: None
-        self._data: TrainingData | None = None  # that a checkpoint describes
+        self._described: Input | Batches | ReadyBatches | None = (
+            None  # for a checkpoint
+        )
         self._has_begun = self._resumes = False
         self._methods: CallbackMethods | None = None
 
@@ -257,8 +267,8 @@ class _Training(StepObserver):
         observers: list[StepObserver] = [self, self._set]
         planned = PlannedCall(backend, _is_eager(model), self._settings.virtual)
         self._open(planned, arguments)
-        if self._data is not None:
-            self._prepare(self._data)
+        if self._described is not None:
+            self._prepare(self._described)
         with contextlib.closing(planned), contextlib.ExitStack() as inside:
             if backend.size > 1:
                 observers.insert(1, self._same)
@@ -327,9 +337,8 @@ class _Training(StepObserver):
         found: list[Observer] = [TimingObserver(self._result.timing, position)]
         before_write = None
         if self._receipts is not None:
-            assert self._ledger is not None and self._data is not None
-            assert isinstance(self._data.inputs, Input)
-            plan = self._data.inputs.plan
+            assert self._ledger is not None and isinstance(self._described, Input)
+            plan = self._described.plan
             noting = LedgerObserver(self._ledger, position, plan, self._receipts)
             found.append(noting)
             before_write = noting.sync
@@ -385,11 +394,16 @@ class _Training(StepObserver):
         is_validated = has_rows_by_number(validation) or (
             of_rows and isinstance(validation, tuple | tf.data.Dataset)
         )
-        if is_planned or self._checkpoint is not None:
+        if not is_planned and not is_array_data(original(given.x)):
+            if self._checkpoint is not None:
+                steps = given.steps_per_epoch
+                ready, arguments["x"] = ReadyBatches.of(original(given.x), steps)
+                self._described = ready
+        elif is_planned or self._checkpoint is not None:
             chosen = replace(
                 given, validation_data=validation if is_validated else None
             )
-            data = self._data = TrainingData.of(
+            data = TrainingData.of(
                 chosen,
                 self._backend,
                 None,
@@ -397,6 +411,7 @@ class _Training(StepObserver):
                 whole_batches=False,
             )
             data.check(self._set.options.accumulate, {})
+            self._described = data.inputs
         if is_planned and isinstance(data.inputs, Input):
             planned.train(data.inputs, arguments)
             if isinstance(data.validation, Input):
@@ -409,7 +424,7 @@ class _Training(StepObserver):
             assert isinstance(inputs, Input)
             planned.validate(inputs, arguments)
 
-    def _prepare(self, data: TrainingData) -> None:
+    def _prepare(self, data: Input | Batches | ReadyBatches) -> None:
         """Build the model before the training, and check that it fits the data."""
         prepare(
             self._model,
@@ -419,8 +434,8 @@ class _Training(StepObserver):
             hook=self._settings.hook,
             features=self._set.options.features,
         )
-        if isinstance(data.inputs, Input):
-            check_labels(self._model, data.inputs.source)
+        if isinstance(data, Input):
+            check_labels(self._model, data.source)
 
     def _attach(
         self,
@@ -429,16 +444,17 @@ class _Training(StepObserver):
         before_write: Callable[[], None] | None,
     ) -> None:
         """Have a checkpoint serve the training, and find the state to start from."""
-        assert self._data is not None
+        data = self._described
+        assert data is not None
         model, count = self._model, self._set.options.virtual_replicas
-        plan = asdict(self._data.inputs.plan)
+        plan = asdict(data.plan)
         if count is not None:
             plan["virtual_replicas"] = count
         hook, function = get_hook(model), model.train_function
         if hook is not None:
             plan["hook"] = repr(hook.hook)
             function.hook = hook
-        identity = describe(self._data.inputs, model)
+        identity = describe(data, model)
         checkpoint.attach(position, plan, before_write, identity)
         checkpoint.find_start()
         position.agree_on_start()

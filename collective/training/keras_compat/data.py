@@ -144,6 +144,13 @@ def limit_generator(data: DataAdapter, batches: int) -> None:
         data.generator = lambda: itertools.islice(endless(), batches)
 
 
+def restored(data: DataAdapter, x: Any) -> Any:
+    """Return the data of an adapter, with the batches of a generator that it has read."""
+    if not isinstance(data, GeneratorDataAdapter):
+        return x
+    return (batch for batch in data.generator())
+
+
 class EpochIterator:
     """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
 

@@ -20,6 +20,7 @@ from collective.errors import UsageError
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
+from collective.training.input.ready_batches import ReadyBatches
 from collective.training.keras_compat.traced import nodes_of
 from collective.training.model.prepared import get_partition
 from collective.training.process import object_collectives
@@ -183,7 +184,7 @@ def _shown(text: str | None) -> str:
     return f"code or values {text}" if text.startswith("#") else text
 
 
-def describe_data(name: str, inputs: Input | Batches) -> dict[str, str]:
+def describe_data(name: str, inputs: Input | Batches | ReadyBatches) -> dict[str, str]:
     """Describe plan and rows of a data set; of ready-made batches, only the shapes."""
     if not isinstance(inputs, Input):
         return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}
