@@ -36,8 +36,10 @@ from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
 from collective.training.virtual import checks as virtual_checks
 
-# Takes a function, a program of it, the tensors of a batch, and the number of the step.
-RunStep = Callable[["BatchFunction", Program, Sequence[tf.Tensor], int], Any]
+# Takes a function, a program of it, a batch, and the number of the step. It may make the
+# step several times, and asks the batch for its tensors each time: another job may then
+# have other rows for this rank.
+RunStep = Callable[["BatchFunction", Program, Leaves, int], Any]
 _running = 0
 
 
@@ -222,7 +224,7 @@ class BatchFunction:
             if self._run_step is None:
                 outputs = program(batch.tensors, number)
             else:
-                outputs = self._run_step(self, program, batch.tensors, number)
+                outputs = self._run_step(self, program, batch, number)
         finally:
             recorder.in_no_step()
         done = time.perf_counter()

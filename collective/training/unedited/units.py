@@ -38,6 +38,7 @@ from collective.training.partition.undo import whole_or_absent
 from collective.training.process.interrupts import Agreement
 from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.steps.batch_function import BatchFunction, StepObserver
+from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Program
 from collective.training.unedited import ranks_left
 from collective.training.unedited.growth import Growth
@@ -94,9 +95,8 @@ class Units(StepObserver):
         self.interrupts = Agreement(backend)
         self._backend = backend
         self._count, self._ended = 0, _Ended()
-        self._early: _Ended | None = (
-            None  # what others ended, and this rank begins later
-        )
+        # What others have ended, and this rank begins later.
+        self._early: _Ended | None = None
         self._elastic: Elastic | None = None
         self._step = 0
         self._contexts = contextlib.ExitStack()
@@ -180,13 +180,13 @@ class Units(StepObserver):
         self,
         function: BatchFunction,
         program: Program,
-        tensors: Sequence[tf.Tensor],
+        batch: Leaves,
         number: int,
     ) -> Any:
         """Run a step as a unit; after it ranks leave that were asked to, and others join."""
         self.interrupts.say()
         if not self.are_kept:
-            result = program(tensors, number)
+            result = program(batch.tensors, number)
             self.interrupts.reached |= self.interrupts.heard(program.attached)
             if not program.attached and number % _STEPS_UNHEARD == _STEPS_UNHEARD - 1:
                 self.ask_for_interrupts()
@@ -202,7 +202,7 @@ class Units(StepObserver):
                 both = [*program.variables, *program.own_variables]
                 undone = whole_or_absent(both)
             with undone:
-                result = program(tensors, number)
+                result = program(batch.tensors, number)
             return result, program.attached[-1]
 
         is_replayed = self.growth.is_new

@@ -88,7 +88,8 @@ class Script:
         return [*self.seen, *(round(float(v.numpy()), 9) for v in self.variables)]
 
     def _step(self, number: int, early: bool = False) -> None:
-        result = self.units.run_step(None, self.programs[early], [number - 3], number)
+        batch = SimpleNamespace(tensors=[number - 3])
+        result = self.units.run_step(None, self.programs[early], batch, number)
         self.seen.append(round(float(result["loss"]), 9))
 
     def _early_step(self, number: int) -> None:
