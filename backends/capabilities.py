@@ -58,6 +58,8 @@ class Elastic(Backend):
     # Every rank calls this first after each ``regroup``. It may use collectives, and
     # ``regroup`` raises its errors. None: nothing is called.
     on_change: Callable[[], None] | None = None
+    # Whether ``regroup`` admits ranks that wait to join; the first rank's counts.
+    admits = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

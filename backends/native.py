@@ -219,7 +219,7 @@ class NativeBackend(
 
     def _regroup(self) -> list[int]:
         """Form the job again, with the ranks that are left or wait to join."""
-        former = session.regroup()
+        former = session.regroup(self.admits)
         self._renumber(session.place())
         return former
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -91,12 +92,15 @@ def lost() -> bool:
     return _place is not None and bool(library.load().collective_lost())
 
 
-def regroup() -> list[int]:
+def regroup(admits: bool = True) -> list[int]:
     """Continue with the ranks that are left, renumbered in their old order.
 
     Every surviving rank must call this, after ``lost()`` or by agreement, or die, or
     ``leave``. Joining processes get the highest ranks. Process sets end with the old
     job.
+
+    Args:
+        admits: Whether processes that wait to join do so; that of the first rank counts.
 
     Returns:
         The old rank of each new rank; -1 for a process that joined.
@@ -104,7 +108,7 @@ def regroup() -> list[int]:
     Raises:
         CollectiveError: If a rank that lives did not call this in time.
     """
-    return _meet(library.load().collective_reconfigure)
+    return _meet(partial(library.load().collective_reconfigure, int(admits)))
 
 
 def waiting() -> int:

@@ -335,11 +335,11 @@ int32_t collective_lost(void) {
   return lost;
 }
 
-int32_t collective_reconfigure(int32_t* rank, int32_t* size) {
+int32_t collective_reconfigure(int32_t admits, int32_t* rank, int32_t* size) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    Replace(NewCore(last->job()), rank, size);
+    Replace(NewCore(last->job(), admits != 0), rank, size);
   });
 }
 

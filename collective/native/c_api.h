@@ -106,9 +106,11 @@ COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
 /* Whether the job is broken because ranks died or left. If so, all survivors may
  * call collective_reconfigure, which forms a job of them, numbered from 0 in
  * their old order, without groups. It needs no death: ranks may have shut down,
- * or others wait to join. */
+ * or others wait to join. These are taken in if `admits` is not 0 on the first of
+ * the survivors; else they wait on. */
 COLLECTIVE_EXPORT int32_t collective_lost(void);
-COLLECTIVE_EXPORT int32_t collective_reconfigure(int32_t* rank, int32_t* size);
+COLLECTIVE_EXPORT int32_t collective_reconfigure(int32_t admits, int32_t* rank,
+                                                 int32_t* size);
 /* On several hosts, before collective_shutdown: lets the other ranks call
  * collective_reconfigure without this one. */
 COLLECTIVE_EXPORT int32_t collective_depart(void);
@@ -119,7 +121,7 @@ COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts, int32_t* former);
 /* On rank 0: the number of processes that wait to join; elsewhere 0. */
 COLLECTIVE_EXPORT int32_t collective_pending_joins(void);
 /* For a process that is a job of its own: waits until the running job of that
- * name takes it in. Arguments as for collective_reconfigure. */
+ * name takes it in. Results as of collective_reconfigure. */
 COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size);
 
 /* Breaks the job: collectives of all ranks fail with this message. */

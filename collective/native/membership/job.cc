@@ -94,7 +94,7 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation,
   hosts_ = network_->Gather(first);
 }
 
-Job::Job(Job& former)
+Job::Job(Job& former, bool admits)
     : info_(former.info_),
       settings_(former.settings_),
       generation_(former.generation_),
@@ -105,7 +105,8 @@ Job::Job(Job& former)
   }
   const auto meeting = [&](int local_rank) { return former.NextMeeting(local_rank); };
   RendezvousSurvivors(former.info_, former.GoneOrStuck(), meeting,
-                      settings_.timeout_seconds, former.join_listener_.get());
+                      settings_.timeout_seconds,
+                      admits ? former.join_listener_.get() : nullptr);
   if (rank() == 0) join_listener_ = std::move(former.join_listener_);
 }
 

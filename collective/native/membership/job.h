@@ -51,10 +51,10 @@ class Job {
   Job(const RankInfo& info, const Settings& settings, int generation,
       const StartNetwork& start = Network::Start);
   // Reconfigures: forms a job of the survivors of a broken one, renumbered in
-  // their old order, followed by the processes that wait to join. Every survivor
-  // must call this; one that dies during the call is left out. Either all ranks
-  // of the new job get it, or none.
-  explicit Job(Job& former);
+  // their old order, followed by the processes that wait to join, if the first
+  // survivor `admits` them. Every survivor must call this; one that dies during the
+  // call is left out. Either all ranks of the new job get it, or none.
+  Job(Job& former, bool admits);
   // Leaves a job of one rank and joins the running job of the same name.
   struct LateJoin {};
   Job(const Job& single, LateJoin);
