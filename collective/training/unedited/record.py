@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from collective.training.unedited.portable import is_composite, opened, portable
+from collective.training.process.portable import is_composite, opened, portable
 
 #: A record grows no larger: no rank can join a job whose units have returned more.
 MOST_BYTES = 1 << 28

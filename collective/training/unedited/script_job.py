@@ -28,7 +28,7 @@ from collective.training.process.failure import ends_the_job
 from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.sharding.placing import Placing
 from collective.training.unedited.resume import StateFolder
-from collective.training.unedited.units import Removal, Units
+from collective.training.unedited.units import Removal, ScriptUnits
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
 CALLS = (
@@ -51,7 +51,7 @@ class ScriptJob:
     def __init__(self, backend: Backend, folder: StateFolder | None = None):
         self.backend = backend
         self.folder = folder
-        self.units = Units(backend, folder)  # repeats what a death interrupts
+        self.units = ScriptUnits(backend, folder)  # repeats what a death interrupts
         self.units.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []

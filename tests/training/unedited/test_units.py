@@ -36,7 +36,7 @@ class Program:
         self.variables = [v._value for v in script.variables]
         self.written, self.own_variables = self.variables, ()
         self.traffic = SimpleNamespace(writes_early=early)
-        self.has_run, self.attached = False, ()
+        self.has_run, self.attached, self.report = False, (), None
 
     def __call__(self, tensors: Sequence[float], number: int) -> Any:
         rank, (first, second) = self._script.rank, self.variables

@@ -39,6 +39,7 @@ from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.loop.state import broadcast, newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.elastic.change import Change
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.state_handoff import StateHandoff
 from collective.training.process.object_collectives import gather_few
@@ -67,44 +68,6 @@ class Reconfigure(Exception):
     def __init__(self, leaving: Sequence[int] = ()):
         super().__init__("all ranks form the job again")
         self.leaving = leaving
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of the job's ranks."""
-
-    # The former number of each rank, by its new one; -1 for one that joined.
-    former: Sequence[int]
-    size: int  # the former number of ranks
-    noticed: float  # the time of notice, in seconds of ``time.perf_counter``
-    # Former ranks that have left by themselves; all other missing ranks died.
-    left: Sequence[int] = ()
-
-    @property
-    def joined(self) -> int:
-        """Return the number of new ranks."""
-        return list(self.former).count(-1)
-
-    def print(self, step: int) -> None:
-        """Print the ranks that are gone and that have joined, before the next step."""
-        died = set(range(self.size)) - set(self.former) - set(self.left)
-        parts = [
-            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
-            f"{self.size} {what}"
-            for ranks, what in ((died, "died"), (self.left, "left"))
-            if ranks
-        ]
-        if self.joined:
-            parts.append(f"{self.joined} joined")
-        parts = parts or ["a rank that was to join is gone"]
-        ranks = len(self.former)
-        print(
-            f"collective: {', '.join(parts)}; {ranks} "
-            f"rank{'s continue' if ranks > 1 else ' continues'} from step {step} after "
-            f"{time.perf_counter() - self.noticed:.2f} s",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 @dataclass
