@@ -4,7 +4,7 @@
 
 The first has a ``train_step`` with two updates, and a rank dies between them. The second
 has batches of a generator that draws from NumPy, and the last rank dies. The third has a loss
-of the whole batch, synchronized batch normalization and the gradient of each look-up, and
+of the whole batch, batch normalization and the gradient of each look-up, and
 rank 0 dies.
 """
 
@@ -26,7 +26,7 @@ from tests.training import pairs
 
 DIES_AT = 4  # of 6 steps
 CALLS: list[int] = []
-HARD = {"coupled", "sync_batch_norm", "look_ups"}
+HARD = {"coupled", "normalized", "look_ups"}
 
 
 class TwoUpdates(keras.Model):
@@ -56,7 +56,7 @@ class Dies(keras.callbacks.Callback):
 def own_step() -> keras.Model:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
-    given = keras.Input((pairs.FEATURES,))
+    given = keras.Input((pairs.COLUMNS,))
     hidden = keras.layers.Dense(6, activation="tanh")(given)
     model = TwoUpdates(given, keras.layers.Dense(2)(hidden))
     model.compile(keras.optimizers.Adam(0.05), loss="mse")
@@ -81,7 +81,7 @@ def drawn(dies: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             os.kill(os.getpid(), signal.SIGKILL)
         rows = 7 + number % 2
         yield (
-            np.random.normal(size=(rows, pairs.FEATURES)),
+            np.random.normal(size=(rows, pairs.COLUMNS)),
             np.random.normal(size=(rows, 2)),
         )
 
@@ -115,8 +115,6 @@ def main() -> None:
         *rows,
         backend=backend,
         callbacks=[Dies()],
-        sync_batch_norm=True,
-        embedding_gradients="keras",
         **words,
     )
     assert backend.size == 1
