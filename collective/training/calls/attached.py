@@ -8,10 +8,10 @@ from dataclasses import asdict
 from collective.fit_options import FitOptions
 from collective.training.calls.training_data import TrainingData
 from collective.training.input.pipeline import Input
-from collective.training.loop.callbacks import RankZeroCallbacks
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
 from collective.training.loop.progress import Heartbeat, ProgressBar
+from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
 from collective.training.loop.result import Result
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.identity import (

@@ -10,19 +10,24 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from collective import recorder
 from collective.backends.base import Backend
-from collective.backends.capabilities import LocalDevices
 from collective.distribute.datasets import original
 from collective.distribute.scoped_models import as_one_process
-from collective.errors import UsageError
+from collective.elastic import generations
+from collective.errors import NextGeneration, UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.calls.assemble import say_not_compiled
+from collective.training.calls.keras_call import (
+    as_read,
+    has_others,
+    is_eager,
+    on_devices,
+    with_announcements,
+)
 from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.calls.set_options import SetOptions
@@ -35,14 +40,13 @@ from collective.training.input.ready_batches import ReadyBatches
 from collective.training.loop.callbacks import (
     CallbackMethods,
     Callbacks,
-    RankZeroCallbacks,
     expects_nan,
 )
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
-from collective.training.loop.progress import ProgressBar, verbosity
-from collective.training.loop.rank_zero import OnRankZero
+from collective.training.loop.progress import ProgressBar
+from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
 from collective.training.loop.result import Result
 from collective.training.model.prepared import get_hook, get_prepared, keep
 from collective.training.model.variables import (
@@ -52,9 +56,16 @@ from collective.training.model.variables import (
 from collective.training.observers.checkpoint.identity import describe
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm
+from collective.training.observers.elastic.fit_membership import FitMembership
+from collective.training.observers.elastic.fit_units import units_of
+from collective.training.observers.elastic.membership import (
+    CallbackMemory,
+    check_trainings,
+)
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.ledger.receipts import Receipts
 from collective.training.observers.timing import TimingObserver
+from collective.training.partition.undo import whole_or_absent
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
 from collective.training.preparation.refusals import check_labels, check_model
@@ -67,21 +78,18 @@ from collective.training.steps.batch_function import (
     StepObserver,
 )
 from collective.training.steps.distributed import distributed_call
+from collective.training.steps.leaves import Leaves
 from collective.training.steps.own_batches import trained_with
 from collective.training.steps.program import Program
-from collective.training.steps.settings import StepSettings
-from collective.training.verification import compare_data, compare_settings
 from collective.training.verification.descriptions import describe as described
-from collective.training.verification.descriptions import short
+from collective.training.verification.descriptions import describe_model, short
 from collective.training.verification.ranks import compare
-from collective.training.verification.same_calls import SameCalls
+from collective.training.verification.same_calls import SameCalls, mark_of
 from collective.training.verification.settings import describe_settings
 
 # Arguments of ``fit`` that the ranks do not compare: data are, batch by batch.
 _NOT_COMPARED = ("x", "y", "sample_weight", "validation_data", "verbose")
 _NOT_OF_KERAS = ("data", "global_batch_size", "seed")
-_DATA = ("x", "y", "sample_weight")
-_STEPS = {"evaluate": "test_step", "predict": "predict_step"}
 
 
 def serves(
@@ -102,6 +110,8 @@ def serves(
     prepared = get_prepared(model)
     if prepared.partition or prepared.placement:
         return False
+    if model.run_eagerly and backend.elastic:
+        return False
     if options is not None and model.run_eagerly and backend.replicas > 1:
         return False
     if checkpoint is not None and not _is_describable(data):
@@ -111,6 +121,8 @@ def serves(
     else:
         alone = backend.most_replicas > 1 and options.per_replica
         alone = alone or options.shard_optimizer
+        alone = alone or (backend.elastic and bool(options.timeline or options.verify))
+        alone = alone or (backend.elastic and has_rows_by_number(data))
     return is_plain(backend) and not alone
 
 
@@ -124,15 +136,6 @@ def _is_describable(data: Any) -> bool:
 def is_plain(backend: Backend) -> bool:
     """Return whether each device of a backend has a whole model."""
     return not (not backend.synchronous or backend.tensor is not None or backend.stages)
-
-
-def _devices(
-    model: keras.Model, backend: Backend
-) -> contextlib.AbstractContextManager[None]:
-    """Enter what lets Keras train a model with a copy on each device of a process."""
-    if isinstance(backend, LocalDevices):
-        return keras_compat.one_copy.whole_batches(model)
-    return contextlib.nullcontext()
 
 
 def fit(
@@ -154,63 +157,20 @@ def fit(
         if options.accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_model(model, backend)
-        with as_one_process(model), as_compiled(model, backend):
+        check_trainings(backend)
+        with (
+            as_one_process(model),
+            as_compiled(model, backend),
+            units_of(backend).serving(trains=True),
+        ):
             training = _Training(
                 model, data, arguments, callbacks, backend, options, checkpoint, ledger
             )
-            return training.run()
-
-
-def call(
-    method: str,
-    model: keras.Model,
-    arguments: dict[str, Any],
-    callbacks: Callbacks,
-    backend: Backend,
-) -> Any:
-    """Evaluate or predict by a model; see ``collective.evaluate``. Every rank calls it.
-
-    Args:
-        method: ``evaluate`` or ``predict``.
-        arguments: Those of the method of ``keras.Model``, without the callbacks.
-    """
-    stock, observers = getattr(keras.Model, method), list[StepObserver]()
-    verbose = verbosity(arguments["verbose"])
-    has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
-    settings = StepSettings(backend)
-    planned = PlannedCall(backend, not settings.is_distributed or _is_eager(model))
-    with contextlib.ExitStack() as inside:
-        inside.enter_context(guarded(backend))
-        inside.enter_context(as_one_process(model))
-        inside.enter_context(_devices(model, backend))
-        compare_settings(backend)
-        arguments = dict(arguments)
-        data = {name: arguments[name] for name in _DATA if name in arguments}
-        if has_rows_by_number(data):
-            rows, steps = arguments["batch_size"], arguments["steps"]
-            inputs = open_inputs(as_data(**data), backend, rows, steps)
-            assert isinstance(inputs, Input)
-            compare_data(backend, inputs, None, {})
-            planned.pass_over(_STEPS[method], inputs, arguments)
-        inside.enter_context(contextlib.closing(planned))
-        if backend.size > 1:
-            same = SameCalls(backend, _once)
-            observers.append(same)
-            inside.enter_context(same.call())
-        inside.enter_context(
-            distributed_call(model, settings, observers, reads=planned.reads)
-        )
-        inside.enter_context(interrupts.between_steps())
-        inside.enter_context(recorder.span(recorder.OTHER, method))
-        bridge = OnRankZero(callbacks, model, backend, arguments["verbose"])
-        arguments |= {name: _as_read(arguments[name]) for name in data}
-        arguments |= {
-            "callbacks": [bridge],
-            "verbose": 0 if has_bar or backend.rank else verbose,
-        }
-        result = getattr(stock, "stock", stock)(model, **arguments)
-        bridge.share_state()
-        return result
+            try:
+                return training.run()
+            except NextGeneration:
+                generations.report_handed_over()
+                raise
 
 
 class _Training(StepObserver):
@@ -237,48 +197,57 @@ class _Training(StepObserver):
         self._ledger = ledger
         self._verbose = arguments["verbose"]
         asked = asdict(options) | {"hook": options.hook}
+        self._units = units = units_of(backend)
         self._set = SetOptions(
-            backend, asked, _once, self._observers, gathers=checkpoint is not None
+            backend, asked, units.run, self._observers, gathers=checkpoint is not None
         )
         self._receipts: Receipts | None = None
         if ledger is not None:
             self._receipts = Receipts(backend, self._set.virtual)
-        self._settings = self._set.of_steps(
-            attached=None if self._receipts is None else self._receipts.attached
-        )
-        self._same = SameCalls(backend, _once)
+        attached = None if self._receipts is None else self._receipts.attached
+        settings = self._set.of_steps(attached=attached)
+        self._settings = with_announcements(settings, units)
+        self._same = SameCalls(backend, units.run)
+        self._parts: dict[str, str] = {}  # what the ranks have in common
+        self._member: FitMembership | None = None  # of an elastic job
         self._result: Result | None = None
         self._begin_order: Callable[[], None] = lambda: None
         self._described: Input | Batches | ReadyBatches | None = (
             None  # for a checkpoint
         )
         self._has_begun = self._resumes = False
+        self._position: Position
         self._methods: CallbackMethods | None = None
 
     def run(self) -> Result:
         """Call Keras' ``fit``, and return the result."""
         model, backend, options = self._model, self._backend, self._set.options
         arguments = self._arguments | {
-            name: _as_read(self._arguments[name])
+            name: as_read(self._arguments[name])
             for name in ("x", "y", "validation_data")
         }
         self._compare(arguments)
-        expected = expects_nan(self._callbacks, backend)
-        observers: list[StepObserver] = [self, self._set]
-        planned = PlannedCall(backend, _is_eager(model), self._settings.virtual)
+        expected = self._units.run(lambda: expects_nan(self._callbacks, backend))
+        observers: list[StepObserver] = [self._units, self, self._set]
+        planned = PlannedCall(backend, is_eager(model), self._settings.virtual)
         self._open(planned, arguments)
         if self._described is not None:
             self._prepare(self._described)
         with contextlib.closing(planned), contextlib.ExitStack() as inside:
-            if backend.size > 1:
-                observers.insert(1, self._same)
+            if has_others(backend):
+                observers.insert(2, self._same)
                 inside.enter_context(self._same.call())
             if self._receipts is not None:
                 observers.insert(1, self._receipts)
                 planned.reads["train_step"].after_read.append(self._receipts.note)
             inside.enter_context(
                 distributed_call(
-                    model, self._settings, observers, expected, planned.reads
+                    model,
+                    self._settings,
+                    observers,
+                    self._units.run_step,
+                    expected,
+                    planned.reads,
                 )
             )
             order = _same_order(arguments, options.seed, backend)
@@ -293,10 +262,12 @@ class _Training(StepObserver):
                 say_not_compiled(log.warning if asked else log.info)
             keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
             arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
-            with self._without_rows(), _devices(model, backend):
+            with self._without_rows(), on_devices(model, backend):
                 keras_fit(model, **arguments)
         assert self._result is not None
         model.history = self._result
+        if backend.elastic:
+            self._result.repeat_afterwards(self._units.afterwards)
         checkpoint = self._checkpoint
         if checkpoint is not None and checkpoint.raises:
             checkpoint.raise_if_failed()
@@ -315,7 +286,7 @@ class _Training(StepObserver):
             ) from error
 
     def _compare(self, arguments: Mapping[str, Any]) -> None:
-        if self._backend.size == 1:
+        if not has_others(self._backend):
             return
         options = self._set.options
         shown = {k: v for k, v in arguments.items() if k not in _NOT_COMPARED}
@@ -323,15 +294,19 @@ class _Training(StepObserver):
             shown[name] = getattr(options, name)
         parts = describe_settings()
         parts |= {f"{name}=": short(described(value)) for name, value in shown.items()}
-        compare(self._backend, parts)
+        self._parts = parts
+        self._units.run(lambda: compare(self._backend, parts))
 
     def _observers(self, observed: ObservedFit) -> list[Observer]:
         """Return the observers of the training, and find the state to start from."""
         backend, options = self._backend, self._set.options
         position = observed.position
+        self._position, position.unit = position, self._units.run
         params = dict(observed.callback.params) | {"verbose": self._verbose}
         self._result = Result(position, params, False, self._settings.hook)
-        on_rank_zero = RankZeroCallbacks(self._callbacks, position, params)
+        on_rank_zero = RankZeroCallbacks(
+            self._callbacks, position, params, self._units.run
+        )
         observed.tested = self._methods = on_rank_zero.methods
         self._methods.is_shared_later = True
         found: list[Observer] = [TimingObserver(self._result.timing, position)]
@@ -343,12 +318,20 @@ class _Training(StepObserver):
             found.append(noting)
             before_write = noting.sync
         found.append(on_rank_zero)
+        if backend.elastic:
+            found.append(CallbackMemory(on_rank_zero.methods))
         if not on_rank_zero.methods.has_bar and str(self._verbose) != "0":
             # After the callbacks, so that it shows the logs that they add.
             found.append(ProgressBar(position, params["epochs"], self._verbose))
         if self._checkpoint is not None:
             self._attach(self._checkpoint, position, before_write)
             found.append(self._checkpoint)
+        if backend.elastic:
+            found.append(self._membership(observed))
+        elif self._checkpoint is not None:
+            self._checkpoint.find_start()
+            position.agree_on_start()
+        self._resumes = position.start is not None
         if DesyncAlarm.is_needed(backend, options.check_every):
             # The ranks have the same model only when the first step has been traced.
             found.append(DesyncAlarm(position, options.check_every, first=1))
@@ -367,6 +350,23 @@ class _Training(StepObserver):
         ):
             return
         self._has_begun = True
+        self._know(function, program)
+        assert self._methods is not None
+        self._methods.is_shared_later = False
+        if has_others(self._backend) and self._methods.used:  # they may assign some
+            variables, undone = program.variables, contextlib.nullcontext()
+
+            def given() -> None:
+                with whole_or_absent(variables) if self._member else undone:
+                    self._backend.broadcast(variables)
+
+            self._units.run(given, variables)
+        if seed is not None and not self._resumes:
+            keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
+
+    def _know(self, function: BatchFunction, program: Program) -> None:
+        """Note what the state of the model has, once its first step is traced."""
+        model = self._model
         if function.hook is not None:
             keep(model, None, None, function.hook)
         is_whole = not any(is_held(variable) for variable in model.variables)
@@ -374,12 +374,49 @@ class _Training(StepObserver):
             register_outside_variables(
                 get_prepared(model), self._backend, program.source, writes=True
             )
-        assert self._methods is not None
+
+    def _membership(self, observed: ObservedFit) -> FitMembership:
+        """Return what lets ranks go and admits others; find the state to start from."""
+        plan: dict[str, Any] = {}
+        if self._set.options.virtual_replicas is not None:
+            plan["virtual_replicas"] = self._set.options.virtual_replicas
+        if self._settings.hook is not None:
+            plan["hook"] = repr(self._settings.hook)
+        member = FitMembership(
+            self._units, observed, plan, self._checkpoint, self._same.restart
+        )
+        self._member = member
+        if member.joins:
+            observed.late = self._join
+        elif member.continues_others and self._checkpoint is None:
+            observed.late = self._continue
+        else:
+            member.find_start()
+        return member
+
+    def _join(self) -> None:
+        assert self._member is not None and self._methods is not None
+        self._has_begun = self._resumes = True
         self._methods.is_shared_later = False
-        if self._backend.size > 1 and self._methods.used:  # they may have assigned some
-            self._backend.broadcast(program.variables)
-        if seed is not None and not self._resumes:
-            keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
+        self._member.join()
+
+    def _continue(self) -> None:
+        assert self._member is not None
+        self._member.find_start()
+        self._resumes = self._position.start is not None
+
+    def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
+        """Describe the training by its first batch, for ranks that join it."""
+        member = self._member
+        is_first = function.name == "train_step" and function.model is self._model
+        if member is None or member.description or not is_first:
+            return
+        function.trace(data, spec)
+        program = function.programs[0]
+        self._know(function, program)
+        rows = mark_of(Leaves.of(data).tensors)
+        member.description = self._parts | describe_model(self._model)
+        member.description["training rows"] = str(rows)
 
     def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
         """Open data of which each rank reads its own rows, and those of a checkpoint.
@@ -456,13 +493,6 @@ class _Training(StepObserver):
             function.hook = hook
         identity = describe(data, model)
         checkpoint.attach(position, plan, before_write, identity)
-        checkpoint.find_start()
-        position.agree_on_start()
-        self._resumes = position.start is not None
-
-
-def _is_eager(model: keras.Model) -> bool:
-    return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
 def _may_draw(arguments: Mapping[str, Any], planned: PlannedCall) -> bool:
@@ -472,24 +502,6 @@ def _may_draw(arguments: Mapping[str, Any], planned: PlannedCall) -> bool:
         arguments[name] for step, name in of_step.items() if step not in planned.reads
     ]
     return any(x is not None and not is_array_data(original(x)) for x in read)
-
-
-def _as_read(x: Any) -> Any:
-    """Return data as Keras reads them: arrays of text become tensors."""
-
-    def read(leaf: Any) -> Any:
-        is_text = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US"
-        return tf.constant(leaf) if is_text else leaf
-
-    x = original(x)
-    if isinstance(x, np.ndarray | dict | list | tuple):
-        return keras.tree.map_structure(read, x)
-    return x
-
-
-def _once(unit: Callable[[], Any]) -> Any:
-    """Run what all ranks do together; no rank leaves the job."""
-    return unit()
 
 
 @contextlib.contextmanager
@@ -505,7 +517,7 @@ def _same_order(
         What has the next pass over arrays be the first.
     """
     of_script = keras_compat.data.tensorflow_seed()
-    if backend.size > 1:
+    if backend.size > 1 and not backend.elastic:  # others may join later
         of_script = broadcast_object(backend, of_script)
     if seed is None and of_script is not None:
         with keras_compat.data.seeded(of_script):

@@ -14,7 +14,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.calls import by_keras
+from collective.training.calls import by_keras, keras_call
 from collective.training.calls.evaluation import make_evaluation
 from collective.training.calls.opening import open_backend, open_inputs
 from collective.training.input.batches import Batches
@@ -82,7 +82,7 @@ def evaluate(
             "steps": steps,
             "return_dict": return_dict,
         }
-        return by_keras.call("evaluate", model, arguments, callbacks, backend)
+        return keras_call.call("evaluate", model, arguments, callbacks, backend)
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)

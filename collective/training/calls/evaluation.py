@@ -14,7 +14,8 @@ from collective.fit_options import FitOptions
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input, ReadAhead
-from collective.training.loop.callbacks import BatchMethods, CallbackMethods
+from collective.training.loop.batch_methods import BatchMethods
+from collective.training.loop.callbacks import CallbackMethods
 from collective.training.loop.loop import TrainingStep
 from collective.training.model.prepared import PreparedModel
 from collective.training.process import interrupts

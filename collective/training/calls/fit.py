@@ -22,11 +22,11 @@ from collective.training.input.data import DataArguments
 from collective.training.input.feed import ENDLESS
 from collective.training.loop.callbacks import (
     Callbacks,
-    RankZeroCallbacks,
     expects_nan,
 )
 from collective.training.loop.loop import Loop
 from collective.training.loop.position import Position
+from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.membership import Start, repeat_start
@@ -196,7 +196,9 @@ def fit(
         global_batch_size=global_batch_size,
     )
     is_eager = isinstance(model, keras.Model) and model.run_eagerly
-    is_served = not backend.elastic and (ledger is None or not is_eager)
+    of_plan = data is not None or global_batch_size is not None or ledger is not None
+    is_served = not (backend.elastic and of_plan)
+    is_served &= ledger is None or not is_eager
     rows = x if data is None else data
     if is_served and by_keras.serves(model, rows, backend, options, checkpoint):
         more = {

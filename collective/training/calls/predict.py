@@ -21,7 +21,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.calls import by_keras
+from collective.training.calls import by_keras, keras_call
 from collective.training.calls.evaluate import (
     agreed_methods,
     shown,
@@ -35,7 +35,8 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.keras_compat.traced import traced
-from collective.training.loop.callbacks import BatchMethods, CallbackMethods, Callbacks
+from collective.training.loop.batch_methods import BatchMethods
+from collective.training.loop.callbacks import CallbackMethods, Callbacks
 from collective.training.model.prepared import get_prepared
 from collective.training.parallel import equal
 from collective.training.partition import devices
@@ -94,7 +95,7 @@ def predict(
             "verbose": verbose,
             "steps": steps,
         }
-        return by_keras.call("predict", model, arguments, callbacks, backend)
+        return keras_call.call("predict", model, arguments, callbacks, backend)
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

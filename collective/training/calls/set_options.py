@@ -85,7 +85,7 @@ class SetOptions(StepObserver):
         of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
         self.options, self._backend = FitOptions(**of_fit), backend
         compatibility.check(self._features, backend)
-        if self.options.timeline and backend.elastic:
+        if self.options.timeline and backend.elastic and more is None:
             raise UsageError(
                 "a timeline of an unedited script does not work with an elastic job "
                 "(--min-np)",
@@ -197,6 +197,11 @@ class SetOptions(StepObserver):
         if function.name == "train_step":  # a model that predicts may not be compiled
             features = self._features | features_of(function.model)
             compatibility.check(features, self._backend)
+
+    def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
+        """Tell the call; see ``StepObserver``."""
+        if self._observed is not None:
+            self._observed.read(function, data, spec)
 
     def is_past(self, model: keras.Model, method: str) -> bool:
         """Ask the call; see ``StepObserver``."""

@@ -14,7 +14,7 @@ import hashlib
 import io
 import pickle
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -63,22 +63,42 @@ class CallbackState:
             key: (value, digest(value)) for key, value in self._values().items()
         }
 
-    def share(self, backend: Backend, model: keras.Model, params: Any) -> bool:
+    def share(
+        self,
+        backend: Backend,
+        model: keras.Model,
+        params: Any,
+        unit: Callable[[Callable[[], Any]], Any] = lambda attempt: attempt(),
+    ) -> bool:
         """Give every rank the changes on rank 0 since the last call of this method.
 
         Every rank calls it, and learns whether it has rank 0's state now.
+
+        Args:
+            unit: Runs what all ranks do together, again where one of them has died.
         """
         kinds = [f"{type(c).__module__}.{type(c).__qualname__}" for c in self.callbacks]
-        changed: dict[Key, bytes] = {}
-        in_part: set[int] = set()
-        if backend.rank == 0:
-            changed = dict(self._changed(in_part))
+        gives = False
+
+        def exchanged() -> Any:
+            nonlocal gives
+            changed: dict[Key, bytes] = {}
+            in_part: set[int] = set()
+            gives = backend.rank == 0
+            if gives:
+                changed = dict(self._changed(in_part))
+            return broadcast_object(backend, (kinds, changed, in_part))
+
+        found = unit(exchanged)
+        if found is None:
+            return False
+        first, changed, in_part = found
+        if gives:
             values = self._values()
             for key in changed:  # what changes back is sent again
                 self._before[key] = values[key], digest(values[key])
-        first, changed, in_part = broadcast_object(backend, (kinds, changed, in_part))
-        if backend.rank == 0 or first != kinds:
-            return first == kinds
+        if gives or first != kinds:
+            return bool(first == kinds)
         for callback in self.callbacks:
             # Keras' own: a user's ``set_model`` is for the rank that runs the callbacks.
             keras.callbacks.Callback.set_model(callback, model)

@@ -10,29 +10,31 @@ wait for ranks that do not call it; it raises instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError
 from collective.training import keras_compat
 from collective.training.keras_compat.batch_functions import keras_own
 from collective.training.loop import callback_state
 from collective.training.loop.callback_shards import CallbackShards
-from collective.training.loop.observer import FinishedStep, Observer
-from collective.training.loop.position import Position
 from collective.training.model.prepared import get_partition
 from collective.training.model.variables import (
     check_frozen_layers,
     outside_variables,
     replicated_variables,
 )
+from collective.training.partition.undo import whole_or_absent
 from collective.training.process import failure, host_random
 from collective.training.process.object_collectives import broadcast_object
+from collective.training.process.unit import Unit, at_once
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 METHODS = tuple(
@@ -51,6 +53,32 @@ _ALIASES = {
 
 Callbacks = Any
 """What ``keras.Model.fit`` takes: None, a callback, a list, or a ``CallbackList``."""
+
+
+@dataclass
+class _Ran:
+    """What a method of callbacks has done on rank 0."""
+
+    has_drawn: bool = False  # random numbers
+    has_assigned: bool = False  # a variable, in a method of a batch
+    error: Exception | None = None
+
+
+@dataclass
+class _Outcome:
+    """What a method has done, for all ranks to follow.
+
+    Attributes:
+        stops: The values of ``_STOPS``.
+        trainable: The flags of the layers; None if they are as before.
+        random: The state of the generators; None if it is as before.
+        error: What was raised, as ``failure.sent`` returns it.
+    """
+
+    stops: list[float]
+    trainable: list[bool] | None = None
+    random: Any = None
+    error: tuple[bytes, str] | None = None
 
 
 def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
@@ -72,6 +100,8 @@ class CallbackMethods:
 
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
+        unit: Runs what all ranks do together, again where one of them has died; returns
+            None on a rank that takes no part.
     """
 
     def __init__(
@@ -80,7 +110,9 @@ class CallbackMethods:
         model: keras.Model,
         backend: Backend,
         params: Mapping[str, Any],
+        unit: Unit = at_once,
     ):
+        self._unit = unit
         self.batches = 0  # of the pass, so far
         #: Whether rank 0's weights reach the other ranks later: a model may have its
         #: variables on all ranks only when its first step is traced.
@@ -102,6 +134,11 @@ class CallbackMethods:
         self._last: dict[str, tuple[int, ...]] = {}  # where each method was called last
 
     @property
+    def _has_others(self) -> bool:
+        """Return whether there are other ranks, or were some, or may be."""
+        return self.backend.size > 1 or self.backend.elastic
+
+    @property
     def _variables(self) -> list[keras.Variable]:
         """Return the variables that callbacks may assign.
 
@@ -121,22 +158,29 @@ class CallbackMethods:
 
         Rank 0 decides: a script may make callbacks there only. Every rank calls it.
         """
+
+        def agreed() -> list[bool]:
+            self._make_ready()
+            mine = [
+                any(_overrides(c, method) for c in self.callbacks) for method in METHODS
+            ]
+            return list(self.backend.broadcast_array(np.array(mine)))
+
+        found = self._unit(agreed)
+        self.used = {
+            method for method, used in zip(METHODS, found, strict=True) if used
+        }
+        if {"on_train_batch_begin", "on_train_batch_end"} & self.used:
+            self.used.add("on_epoch_end")  # broadcasts what methods of batches changed
+
+    def _make_ready(self) -> None:
         if self.backend.rank == 0 and not self._ready:
             self._ready = True
-            if self.backend.size > 1:
+            if self._has_others:
                 self._state.begin()
             for callback in self.callbacks:
                 callback.set_params(self.params)
                 callback.set_model(self.model)
-        mine = [
-            any(_overrides(c, method) for c in self.callbacks) for method in METHODS
-        ]
-        agreed = self.backend.broadcast_array(np.array(mine, np.float32))
-        self.used = {
-            method for method, used in zip(METHODS, agreed, strict=True) if used
-        }
-        if {"on_train_batch_begin", "on_train_batch_end"} & self.used:
-            self.used.add("on_epoch_end")  # broadcasts what methods of batches changed
 
     def call(self, method: str, place: tuple[int, ...], *args: Any) -> None:
         """Run a method on rank 0; afterwards all ranks have the same model again.
@@ -145,7 +189,8 @@ class CallbackMethods:
         broadcast; after all others, the end of the epoch among them, and where a method of
         a batch has assigned a variable, every variable of model and optimizer is. No method
         is called twice for the same place, though an elastic job repeats what a dead rank
-        has interrupted.
+        has interrupted. If rank 0 dies in the method that ends a batch, the next rank 0
+        does not call it.
 
         Args:
             place: Epoch, batch; what distinguishes two calls.
@@ -156,54 +201,95 @@ class CallbackMethods:
         """
         if method not in self.used:
             return
-        error: Exception | None = None
-        drawn = assigned = False
-        if self.backend.rank == 0 and self._last.get(method) != place:
-            self._last[method] = place
-            drawn, assigned, error = self._run_and_look(method, args)
-        if self.backend.size == 1:
+        ran: list[_Ran] = []  # on rank 0: it is not called again
+        began = self.backend.rank == 0
+        variables = self._tf_variables() if self.backend.elastic else ()
+
+        def attempt() -> _Outcome:
+            if self.backend.rank == 0 and not ran:
+                calls = self._last.get(method) != place
+                calls &= began or not method.endswith("batch_end")
+                self._last[method] = place
+                ran.append(self._run_and_look(method, args) if calls else _Ran())
+            return self._agreed(method, ran[0] if ran else _Ran())
+
+        outcome = self._unit(attempt, variables)
+        if outcome is not None:
+            self._follow(outcome, ran[0].error if ran else None)
+
+    def _tf_variables(self) -> list[tf.Variable]:
+        """Return what methods may change of the model on rank 0, for other ranks."""
+        if self.is_shared_later:
+            return []
+        found = map(keras_compat.model.tf_variable, self._variables)
+        return [*outside_variables(self.model), *found]
+
+    def _agreed(self, method: str, ran: _Ran) -> _Outcome:
+        """Give every rank what a method has changed on rank 0."""
+        backend, model = self.backend, self.model
+        stops = [float(getattr(model, name, False)) for name in _STOPS]
+        if backend.size == 1:
             self._shards.put()
-            if error is not None:
-                raise error
-            return
-        stops = [float(getattr(self.model, name, False)) for name in _STOPS]
-        trainable = keras_compat.model.trainable_flags(self.model)
+            error = None if ran.error is None else failure.sent(ran.error, method)
+            return _Outcome(stops, error=error)
+        trainable = keras_compat.model.trainable_flags(model)
         changed = trainable != self._trainable
-        found = changed, drawn, assigned, error is not None
+        found = changed, ran.has_drawn, ran.has_assigned, ran.error is not None
         flags = np.array([*stops, *map(float, found)])
         *agreed, changed, drawn, assigned, failed = self._shards.agree(flags)
+        outcome = _Outcome(agreed)
         if failed:
-            raise failure.share(error, f"a callback's {method}", self.backend)
-        for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
-            if mine != value:
-                setattr(self.model, name, bool(value))
+            mine = failure.sent(ran.error, f"a callback's {method}")
+            outcome.error = broadcast_object(backend, mine)
+            return outcome
         if changed:
-            self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
-            keras_compat.model.set_trainable_flags(self.model, self._trainable)
+            outcome.trainable = list(backend.broadcast_array(np.array(trainable)))
         if drawn:
-            host_random.share(self.backend)
-        self._follow(method, bool(assigned))
+            outcome.random = broadcast_object(backend, host_random.state())
+        undone: Any = contextlib.nullcontext()
+        if backend.elastic:
+            undone = whole_or_absent(self._tf_variables())
+        with undone:
+            self._give(method, bool(assigned))
+        return outcome
 
-    def _run_and_look(
-        self, method: str, args: tuple[Any, ...]
-    ) -> tuple[bool, bool, Exception | None]:
+    def _follow(self, outcome: _Outcome, error: Exception | None) -> None:
+        """Do what a method has done on rank 0.
+
+        Args:
+            error: What it has raised, on rank 0.
+        """
+        if outcome.error is not None:
+            if self.backend.size == 1 and error is not None:
+                raise error
+            raise failure.shared(outcome.error, error, self.backend)
+        for name, value in zip(_STOPS, outcome.stops, strict=True):
+            if float(getattr(self.model, name, False)) != value:
+                setattr(self.model, name, bool(value))
+        if outcome.trainable is not None:
+            self._trainable = outcome.trainable
+            keras_compat.model.set_trainable_flags(self.model, self._trainable)
+        if outcome.random is not None:
+            host_random.set_state(outcome.random)
+
+    def _run_and_look(self, method: str, args: tuple[Any, ...]) -> _Ran:
         """Like ``_run``; also finds what other ranks then lack: random numbers, assigned weights.
 
         Between batches, numbers are not looked at: threads that read data draw, too.
         At all other times every rank gets the weights anyway.
         """
         if self.backend.size == 1:
-            return False, False, self._run(method, args)
+            return _Ran(error=self._run(method, args))
         if "batch" in method or method.startswith("on_predict"):
             with keras_compat.model.assignments() as seen:
                 error = self._run(method, args)
             optimizer = _optimizer(self.model)
             rates = _learning_rate(optimizer) if optimizer is not None else []
             watched = set(map(id, self._variables)) - set(map(id, rates))
-            return False, bool(seen & watched), error
+            return _Ran(has_assigned=bool(seen & watched), error=error)
         before = host_random.state()
         error = self._run(method, args)
-        return host_random.drawn_since(before), False, error
+        return _Ran(has_drawn=host_random.drawn_since(before), error=error)
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[None]:
         """Enter one device around methods, if a strategy has the model on several."""
@@ -238,7 +324,7 @@ class CallbackMethods:
             check_frozen_layers(self.model, method)
         return None
 
-    def _follow(self, method: str, assigned: bool) -> None:
+    def _give(self, method: str, assigned: bool) -> None:
         """Give every rank whatever the method may have changed on rank 0."""
         if method.startswith(("on_test_batch", "on_predict")) and not assigned:
             return
@@ -255,167 +341,27 @@ class CallbackMethods:
 
     def share_state(self) -> None:
         """Give every rank what rank 0's callbacks have gathered; every rank calls it."""
-        if self.backend.size > 1 and self.used:
-            self._state.share(self.backend, self.model, self.params)
+        if self._has_others and self.used:
+            self._state.share(self.backend, self.model, self.params, self._unit)
 
     def share_memory(self) -> None:
         """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
         It then continues after the last method. Every rank calls it.
         """
-        if self.backend.size == 1 or not self.used:
+        if not (self._has_others and self.used):
             return
-        last = broadcast_object(self.backend, self._last)
-        if self._state.share(self.backend, self.model, self.params):
+        last = self._unit(lambda: broadcast_object(self.backend, self._last))
+        if self._state.share(self.backend, self.model, self.params, self._unit):
             last.pop("on_train_begin", None)  # see CallbackState.begin_training
             self._last = last if self.backend.rank else self._last
 
     def agreed_logs(self, method: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
-        if method not in self.used or self.backend.size == 1:
+        if method not in self.used or not self._has_others:
             return logs
-        return broadcast_object(self.backend, logs)
-
-
-class BatchMethods:
-    """The methods of the batches of one pass: ``train``, ``test`` or ``predict``.
-
-    Keras runs ``steps_per_execution`` batches at a time, and calls methods before the first
-    and after the last of them.
-    """
-
-    def __init__(self, methods: CallbackMethods, what: str):
-        self.methods = methods
-        self._begin = f"on_{what}_batch_begin"
-        self._end = f"on_{what}_batch_end"
-        self._open: int | None = None  # the first batch of those that run
-        self._ran = False  # whether any of them has run
-
-    def before(self, batch: int, *place: int) -> None:
-        """Before a batch, counted from 0."""
-        if not self._called:
-            return
-        if batch % self._together == 0:
-            self._open, self._ran = batch, False
-            self.methods.call(self._begin, (*place, batch), batch, {})
-
-    def ends(self, batch: int, last: bool) -> bool:
-        """After a batch: whether methods follow it."""
-        self.methods.batches = batch + 1
-        if not self._called:
-            return False
-        self._ran = True
-        return last or (batch + 1) % self._together == 0
-
-    def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
-        """After the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
-        if self._open is None or not self._ran:
-            return
-        methods, number, self._open = (
-            self.methods,
-            self._open + self._together - 1,
-            None,
-        )
-        shown = self._end in methods.used and methods.backend.rank == 0
-        sorted_logs = dict(sorted(logs().items())) if shown else {}
-        methods.call(self._end, (*place, number), number, sorted_logs)
-
-    @property
-    def _called(self) -> bool:
-        return bool({self._begin, self._end} & self.methods.used)
-
-    @property
-    def _together(self) -> int:
-        return int(getattr(self.methods.model, "steps_per_execution", 1) or 1)
-
-
-class RankZeroCallbacks(Observer):
-    """Runs methods on rank 0, and makes every rank follow what they decided."""
-
-    def __init__(
-        self, callbacks: Callbacks, position: Position, params: dict[str, Any]
-    ):
-        self.position = position
-        self.model = position.model
-        self.backend = position.backend
-        # Calls them, also those of the validation.
-        self.methods = CallbackMethods(callbacks, self.model, self.backend, params)
-        self._batches = BatchMethods(self.methods, "train")
-        self._epoch = self._first = self._stop = 0
-        self._logs: dict[str, Any] = {}  # of the last epoch
-        # Which layers the step trains; until the first step.
-        self._trained: list[bool] | None = keras_compat.model.trainable_flags(
-            self.model
-        )
-        self.model.stop_training = False
-
-    def begin(self) -> None:
-        """Find out which methods matter, and call ``on_train_begin``.
-
-        There a callback may say with which epoch the training begins
-        (``BackupAndRestore``).
-        """
-        self.methods.agree()
-        self.methods.call("on_train_begin", (), {})
-        initial = (
-            keras_compat.model.initial_epoch(self.model) or self.position.initial_epoch
-        )
-        agreed = self.backend.broadcast_array(np.array([float(initial)]))
-        self.position.initial_epoch = int(agreed[0])
-
-    def reconfigured(self, root: int) -> None:
-        """Like ``begin``, because another rank may have become rank 0."""
-        self.begin()
-
-    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
-        """Call ``on_epoch_begin``."""
-        self._epoch, self._first, self._stop = epoch, first, last
-        self.methods.call("on_epoch_begin", (epoch,), epoch, {})
-
-    def before_input(self, number: int) -> None:
-        """Call ``on_train_batch_begin``; refuse what changed the trained layers before."""
-        if self._trained is not None:
-            if self._trained != keras_compat.model.trainable_flags(self.model):
-                raise UsageError(
-                    "a callback's on_train_begin, or another method before the first step, has "
-                    "changed layer.trainable",
-                    hint="set it before collective.fit, and compile the model",
-                )
-            self._trained = None
-        self._batches.before(number - self._first, self._epoch)
-
-    def after_step(self, step: FinishedStep) -> None:
-        """Call ``on_train_batch_end``."""
-        last = step.number + 1 == self._stop
-        if self._batches.ends(step.number - self._first, last):
-            self._end_batches()
-
-    def before_validation(self) -> None:
-        """Call ``on_train_batch_end`` if the epoch ended unexpectedly."""
-        self._end_batches()
-
-    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Call ``on_epoch_end``, and take over what callbacks add to the logs."""
-        self._end_batches()
-        self.methods.call("on_epoch_end", (epoch,), epoch, logs)
-        agreed = self.methods.agreed_logs("on_epoch_end", logs)
-        if agreed is not logs:
-            logs.clear()
-            logs.update(agreed)
-        self._logs = dict(logs)
-
-    def end(self) -> None:
-        """Call ``on_train_end``."""
-        self.methods.call("on_train_end", (), dict(self._logs))
-        self.methods.share_state()
-
-    def _end_batches(self) -> None:
-        reports = self.position.reports
-
-        def logs() -> dict[str, Any]:
-            return {} if reports is None else reports.logs()
-
-        self._batches.after(logs, self._epoch)
+        found = self._unit(lambda: broadcast_object(self.backend, logs))
+        return logs if found is None else found
 
 
 def _call(

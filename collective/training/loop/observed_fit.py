@@ -4,7 +4,9 @@ The function of a batch tells of each step, a callback of Keras of everything el
 method of an observer runs on every rank, as ``collective.training.loop.observer`` says.
 
 A training that is resumed reads its data from the start: Keras' loop runs over the steps
-that were made before, and nothing is computed in them.
+that were made before, and nothing is computed in them. Where the state comes from ranks that
+train, or have trained before, it is taken late: the first step is traced by then, so the
+model has all variables, and those ranks have not waited for that.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.input.feed import ENDLESS
-from collective.training.loop.callbacks import BatchMethods, CallbackMethods
+from collective.training.loop.batch_methods import BatchMethods
+from collective.training.loop.callbacks import CallbackMethods
 from collective.training.loop.live_reports import LiveLayout
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
+from collective.training.model.variables import all_variables
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program
 
@@ -45,6 +49,9 @@ class ObservedFit(StepObserver):
         callback: For the callbacks of the call.
         tested: The callbacks whose hooks of a validation are called; None where Keras
             calls them.
+        late: Takes the state once the first step is traced; None where it is found in
+            ``setup``.
+        epochs: The number of the epoch before which the training ends.
     """
 
     def __init__(
@@ -63,8 +70,10 @@ class ObservedFit(StepObserver):
         self._observers: Sequence[Observer] = ()
         self._setup, self._last_step = setup, last_step
         self._first = self._whole = 0  # the steps of the epoch, half-open
-        self._epochs, self._read, self._batch = 0, 0, 0
-        self._resumes = self._is_past = False
+        self.late: Callable[[], None] | None = None
+        self.epochs, self._read, self._batch = 0, 0, 0
+        self._resumes = self._is_past = self._has_begun = self._has_joined = False
+        self._postponed: tuple[int, int | None] = 0, None  # an epoch that has begun
         self._layout: LiveLayout  # once the model has its metrics
         self._tested: BatchMethods | None = None
         self._left: contextlib.ExitStack = contextlib.ExitStack()
@@ -78,19 +87,27 @@ class ObservedFit(StepObserver):
         Raises:
             UsageError: The state is beyond the last step.
         """
-        position, self._epochs = self.position, epochs
+        position, self.epochs = self.position, epochs
         position.layout = self._layout = LiveLayout(position.model)
         self._observers = self._setup(self)
+        if self.late is None:
+            self._begin()
+        else:
+            self._resumes = True
+
+    def _begin(self) -> None:
+        position = self.position
         position.restore()
         position.check_before(self._last_step)
         position.put()  # for observers to see,
         initial, self._resumes = position.initial_epoch, position.start is not None
+        self._has_begun = True
         self._call("begin")
         if not self._resumes:
             position.begin(0)
         position.put()  # and not to change
-        if self._is_over or position.epoch >= self._epochs:
-            self._begin_with(max(1, self._epochs))
+        if self.is_over or position.epoch >= self.epochs:
+            self._begin_with(max(1, self.epochs))
             self._end_epochs()
         elif position.initial_epoch != initial and not self._resumes:
             self._begin_with(position.initial_epoch)  # as a callback wants
@@ -103,7 +120,8 @@ class ObservedFit(StepObserver):
         self._left.callback(set_epoch, self.position.model, before)
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return whether no step follows."""
         position = self.position
         return position.stopped or position.step >= self._last_step
 
@@ -114,6 +132,9 @@ class ObservedFit(StepObserver):
             steps: The number of its steps, if it is known.
         """
         position = self.position
+        if self.late is not None:
+            self._postponed = epoch, steps
+            return
         self._is_past = self._resumes and epoch < position.epoch
         if self._is_past:
             return
@@ -128,6 +149,58 @@ class ObservedFit(StepObserver):
         self._layout.restore_metrics(position.reports.last())
         self._resumes = self._resumes and self._read < position.step
 
+    def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
+        """Trace what the other ranks have traced, before it is told of the batch."""
+        if function.model is not self.position.model:
+            return
+        late = self.late
+        if late is not None and function.name == "train_step":
+            function.trace(data, spec)
+            late()
+            self.late = None
+            if not self._has_joined:
+                self._begin()
+            self.begin_epoch(*self._postponed)
+            self.before_batch()
+        elif self.is_reading_over:
+            function.trace(data, spec)
+
+    @property
+    def is_reading_over(self) -> bool:
+        """Return whether this rank has joined, and reads what the others have read."""
+        is_behind = self._resumes and self._read < self.position.step
+        return self._has_joined and is_behind
+
+    def take_over(self) -> None:
+        """Continue from the state of the ranks that this one joins.
+
+        Raises:
+            UsageError: The state is beyond the last step.
+        """
+        self.position.restore()
+        self.position.check_before(self._last_step)
+        self.position.put()
+        self._resumes = self._has_joined = self._has_begun = True
+
+    def reconfigured(self, root: int) -> None:
+        """Tell the observers of a change of the ranks; every rank calls it.
+
+        Args:
+            root: A rank that has made all steps that any has.
+        """
+        if not self._has_begun:
+            return
+        variables = all_variables(self.position.model)
+        before = [tf.convert_to_tensor(variable.value) for variable in variables]
+        self._call("reconfigured", root)
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)  # to see, and not to change
+
+    def leave(self) -> None:
+        """End on a rank that leaves a job that continues."""
+        self._call("leaving")
+        self.close()
+
     def is_past(self, model: keras.Model, method: str) -> bool:
         """Count a batch that was read; see ``StepObserver``."""
         if not self._resumes or model is not self.position.model:
@@ -141,8 +214,9 @@ class ObservedFit(StepObserver):
 
     def before_batch(self) -> None:
         """Tell of a step of the training whose batch is not read yet."""
-        if not self._resumes or (
-            not self._is_past and self._read >= self.position.step
+        if self.late is None and (
+            not self._resumes
+            or (not self._is_past and self._read >= self.position.step)
         ):
             self._call("before_input", self.position.step)
 
@@ -192,7 +266,7 @@ class ObservedFit(StepObserver):
         stops_early = position.stopped and position.step < self._last_step
         self._call("end_epoch", epoch, logs)
         position.end_epoch(logs)
-        if stops_early or self._is_over or position.epoch >= self._epochs:
+        if stops_early or self.is_over or position.epoch >= self.epochs:
             self._end_epochs()
         else:
             self._call("between_epochs")

@@ -6,7 +6,8 @@ an elastic job broadcasts; ``restore`` is the way back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -44,6 +45,7 @@ class Position:
         epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.
         losses: Of every step of the finished epochs.
+        unit: Runs what all ranks do together, again where one of them has died.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Position:
         self.epochs: list[int] = []
         self.history: dict[str, list[float]] = {}
         self.losses: list[float] = []
+        self.unit: Callable[[Callable[[], Any]], Any] = lambda attempt: attempt()
         self._gathers = gathers
         self._losses = np.zeros(0)  # ``losses`` at the start of the epoch
 
@@ -129,7 +132,7 @@ class Position:
 
     def take_whole(self) -> State:
         """Return the state now, for a checkpoint. Every rank calls it."""
-        return self.take(gathered=self.gather())
+        return self.take(gathered=self.unit(self.gather))
 
     def gather(self) -> Gathered:
         """Partitioned variables whole, and errors of a hook added up, on rank 0.

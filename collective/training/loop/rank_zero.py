@@ -10,6 +10,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.training.loop.callbacks import CallbackMethods, Callbacks
+from collective.training.process.unit import Unit, at_once
 
 Logs = Mapping[str, Any] | None
 
@@ -19,6 +20,7 @@ class OnRankZero(keras.callbacks.Callback):
 
     Args:
         verbose: What the callbacks read in their ``params``.
+        unit: See ``CallbackMethods``.
     """
 
     def __init__(
@@ -27,10 +29,12 @@ class OnRankZero(keras.callbacks.Callback):
         model: keras.Model,
         backend: Backend,
         verbose: str | int,
+        unit: Unit = at_once,
     ):
         super().__init__()
         self._callbacks, self._of, self._backend = callbacks, model, backend
         self._verbose, self._calls = verbose, itertools.count()
+        self._unit = unit
         self._methods: CallbackMethods | None = None
 
     def share_state(self) -> None:
@@ -41,7 +45,7 @@ class OnRankZero(keras.callbacks.Callback):
     def _begin(self, method: str) -> None:
         params = dict(self.params) | {"verbose": self._verbose}
         self._methods = CallbackMethods(
-            self._callbacks, self._of, self._backend, params
+            self._callbacks, self._of, self._backend, params, self._unit
         )
         self._methods.agree()
         self._call(method, {})

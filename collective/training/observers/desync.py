@@ -64,11 +64,11 @@ class DesyncAlarm(Observer):
     def before_input(self, number: int) -> None:
         """Compare before each ``every``th step, step 0 included."""
         if number >= self.first and number % self.every == 0:
-            self.compare(number)
+            self.position.unit(lambda: self.compare(number))
 
     def end_epochs(self) -> None:
         """Compare after the last step."""
-        self.compare(self.position.step)
+        self.position.unit(lambda: self.compare(self.position.step))
 
     @staticmethod
     def is_needed(backend: Backend, every: int) -> bool:

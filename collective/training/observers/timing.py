@@ -31,8 +31,9 @@ class TimingObserver(Observer):
         self._read_reports()
 
     def reconfigured(self, root: int) -> None:
-        """Read the reports of the interrupted epoch's steps."""
-        self._read_reports()
+        """Read the reports of the epoch's steps, if the change has ended it."""
+        if self._reports is not self.position.reports:
+            self._read_reports()
 
     def _read_reports(self) -> None:
         if self._reports is None:
@@ -48,4 +49,5 @@ class TimingObserver(Observer):
 
     def end(self) -> None:
         """Exchange the times when each rank was ready."""
-        self.timing.compute_wait(self.position.backend)
+        backend = self.position.backend
+        self.position.unit(lambda: self.timing.compute_wait(backend))

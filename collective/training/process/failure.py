@@ -117,15 +117,31 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
         On rank 0 the error itself; on other ranks a copy, or a ``CollectiveError`` with its
         text if it cannot be copied.
     """
-    mine: tuple[bytes, str] = b"", ""
-    if error is not None:
-        text = f"{what} raised {type(error).__name__}: {error}"
-        try:
-            pickle.loads(data := pickle.dumps(error))
-        except Exception:
-            data = b""
-        mine = data, text
-    data, text = broadcast_object(backend, mine)
+    return shared(broadcast_object(backend, sent(error, what)), error, backend)
+
+
+def sent(error: Exception | None, what: str) -> tuple[bytes, str]:
+    """Return an error in a form that other ranks can read; empty without one."""
+    if error is None:
+        return b"", ""
+    text = f"{what} raised {type(error).__name__}: {error}"
+    try:
+        pickle.loads(data := pickle.dumps(error))
+    except Exception:
+        data = b""
+    return data, text
+
+
+def shared(
+    received: tuple[bytes, str], error: Exception | None, backend: Backend
+) -> Exception:
+    """Return what ``share`` returns.
+
+    Args:
+        received: What rank 0 has ``sent``.
+        error: That of rank 0 there; None elsewhere.
+    """
+    data, text = received
     if error is None:
         try:
             error = pickle.loads(data)
@@ -134,8 +150,8 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
         assert error is not None
         _when_uncaught(error, lambda: None, prints=False)
     else:
-        text = _description(backend.rank, error)
-        _when_uncaught(error, lambda: recorder.request_dump(text), prints=True)
+        description = _description(backend.rank, error)
+        _when_uncaught(error, lambda: recorder.request_dump(description), prints=True)
     _shared[:] = [error]
     return error
 

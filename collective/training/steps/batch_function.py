@@ -80,6 +80,13 @@ class StepObserver:
     def before_overrun(self, program: Program) -> None:
         """Act before the writes of a step that has no batch."""
 
+    def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
+        """Take a batch that was read; its step may be one that was made before.
+
+        Args:
+            spec: The specification of all batches, if the data have one.
+        """
+
     def is_past(self, model: keras.Model, method: str) -> bool:
         """Return whether the batch that was read belongs to a step made before.
 
@@ -171,6 +178,8 @@ class BatchFunction:
                 raise StopIteration from None
             if self._reads is not None:
                 self._reads.count(iterator)
+            for observer in self._observers:
+                observer.read(self, data, spec)
             if any([o.is_past(self.model, self.name) for o in self._observers]):
                 outputs = self.model.get_metrics_result()
             else:
@@ -211,11 +220,7 @@ class BatchFunction:
 
     def _run(self, data: Any, spec: Any, begin: float, ready: float) -> Any:
         batch = Leaves.of(data)
-        kind = batch.kind, determinism.is_enabled()
-        program = self._by_kind.get(kind)
-        if program is None:
-            program = self._by_kind[kind] = self._program(batch, spec)
-        self._last = program
+        program = self._last = self._program_of(batch, spec)
         number, self._number = self._number, self._number + 1
         for observer in self._observers:
             observer.before_step(self, program, batch.tensors)
@@ -236,6 +241,12 @@ class BatchFunction:
             program.explain(f"{self.name} of {self.model.name!r}")
         return outputs
 
+    def trace(self, data: Any, spec: Any = None) -> None:
+        """Trace the step for a batch, and run nothing; see ``run``."""
+        if not tf.config.functions_run_eagerly():
+            with running():
+                self._program_of(Leaves.of(data), spec).trace()
+
     def _overrun(self, spec: Any) -> None:
         """Do what a step of Keras does before it finds that there is no batch."""
         is_counted = spec is not None and self.model.steps_per_execution == 1
@@ -243,6 +254,13 @@ class BatchFunction:
             for observer in self._observers:
                 observer.before_overrun(self._last)
             self._last.overrun()
+
+    def _program_of(self, batch: Leaves, spec: Any) -> Program:
+        kind = batch.kind, determinism.is_enabled()
+        program = self._by_kind.get(kind)
+        if program is None:
+            program = self._by_kind[kind] = self._program(batch, spec)
+        return program
 
     def _program(self, batch: Leaves, spec: Any) -> Program:
         """Return a program for a batch: an earlier one that fits it, or a new one."""

@@ -99,6 +99,7 @@ def distributed_call(
     model: keras.Model,
     settings: StepSettings,
     observers: Sequence[StepObserver] = (),
+    run_step: RunStep | None = None,
     expects_nan: bool = False,
     reads: Mapping[str, PlannedBatches] = MappingProxyType({}),
 ) -> Iterator[None]:
@@ -108,7 +109,7 @@ def distributed_call(
     is kept for later calls with the same settings.
     """
     if not settings.is_distributed:  # Keras' own functions serve, which the model keeps
-        with distributed(settings, observers, expects_nan=expects_nan):
+        with distributed(settings, observers, run_step, expects_nan=expects_nan):
             yield
         return
     kept: dict[str, Any] = {}
@@ -137,6 +138,7 @@ def distributed_call(
             distributed(
                 settings,
                 observers,
+                run_step,
                 expects_nan=expects_nan,
                 made_before=made_before,
                 reads=reads,

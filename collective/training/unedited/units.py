@@ -234,7 +234,7 @@ class ScriptUnits(Units):
     def _is_new(self) -> bool:
         return self.growth.is_new
 
-    def _admit(self, ahead: int) -> None:
+    def _admit(self, ahead: int, count: int) -> None:
         self.growth.give_record(ahead)
         if not self.growth.is_new:
             self.growth.give_variables()  # waits until each newcomer stands here

@@ -52,9 +52,13 @@ class SameCalls(StepObserver):
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Compare the batches of a call of Keras, also at its end."""
-        self._mark = self._count = self._compared = 0
+        self.restart()
         yield
         self._compare_rows()
+
+    def restart(self) -> None:
+        """Begin to compare from the next batch on, for ranks that have read no other."""
+        self._mark = self._count = self._compared = 0
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Compare models and the constants of their graphs."""
@@ -71,8 +75,7 @@ class SameCalls(StepObserver):
         """Hash the batch, and compare the hashes of all ranks now and then."""
         # Of own rows only their number in all ranks is alike.
         alike = tensors[-1:] if program.kind.is_read_cut else tensors
-        for tensor in alike:
-            self._mark = _hash(tensor, self._mark)
+        self._mark = mark_of(alike, self._mark)
         self._count += 1
         self._names[_ROWS[function.name]] = None
         if self._count & (self._count - 1) == 0:
@@ -118,10 +121,16 @@ def share_weights(
         variable.assign(value)
 
 
-def _hash(tensor: tf.Tensor, mark: int) -> int:
-    if tensor.dtype in (tf.resource, tf.variant):
-        return mark
-    return _hash_array(tensor.numpy(), mark, _WHOLE_BYTES)
+def mark_of(tensors: Sequence[tf.Tensor], mark: int = 0) -> int:
+    """Return a CRC-32 of the tensors of a batch.
+
+    Args:
+        mark: That of what came before.
+    """
+    for tensor in tensors:
+        if tensor.dtype not in (tf.resource, tf.variant):
+            mark = _hash_array(tensor.numpy(), mark, _WHOLE_BYTES)
+    return mark
 
 
 def _hash_array(value: Any, mark: int, most: int) -> int:

@@ -175,7 +175,7 @@ class Checkpoint(Observer):
 
     def _save_if_due(self) -> None:
         if self.every is None or self._position.step % self.every == 0:
-            gathered = self._position.gather()  # a collective
+            gathered = self._position.unit(self._position.gather)  # a collective
             if self._writes:
                 self._save(gathered)
 

@@ -24,8 +24,12 @@ class Change:
         """Return the number of new ranks."""
         return list(self.former).count(-1)
 
-    def print(self, step: int) -> None:
-        """Print the ranks that are gone and that have joined, before the next step."""
+    def print(self, step: int | None) -> None:
+        """Print the ranks that are gone and that have joined.
+
+        Args:
+            step: The next step; None if no training runs.
+        """
         died = set(range(self.size)) - set(self.former) - set(self.left)
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
@@ -37,9 +41,10 @@ class Change:
             parts.append(f"{self.joined} joined")
         parts = parts or ["a rank that was to join is gone"]
         ranks = len(self.former)
+        where = "" if step is None else f" from step {step}"
         print(
             f"collective: {', '.join(parts)}; {ranks} "
-            f"rank{'s continue' if ranks > 1 else ' continues'} from step {step} after "
+            f"rank{'s continue' if ranks > 1 else ' continues'}{where} after "
             f"{time.perf_counter() - self.noticed:.2f} s",
             file=sys.stderr,
             flush=True,

@@ -93,7 +93,7 @@ def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) ->
     """
     before, change = RandomState(model), None
     while True:
-        _check_trainings(backend)
+        check_trainings(backend)
         with contextlib.ExitStack() as contexts:
             start = Start(contexts, change)
             try:
@@ -111,7 +111,7 @@ def repeat_start(backend: Backend, model: Any, attempt: Callable[[Start], T]) ->
         before.put()
 
 
-def _check_trainings(backend: Backend) -> None:
+def check_trainings(backend: Backend) -> None:
     """Refuse a further training of ranks that joined in another one, and are left alone.
 
     Their scripts have made fewer trainings than those of the ranks that began the job.

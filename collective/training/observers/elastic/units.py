@@ -74,10 +74,17 @@ class Units(StepObserver):
             with tf.device("CPU"):
                 self._announced = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._flags = 0  # the value of that variable
+            self._preemption = Preemption()
 
-    def _enter(self) -> None:
-        """Begin to hear of what follows from outside, until ``_contexts`` are closed."""
-        self._preemption = self._contexts.enter_context(Preemption())
+    def _enter(self, hears: bool = True) -> None:
+        """Begin to look at what happens between steps, until ``_contexts`` are closed.
+
+        Args:
+            hears: Whether SIGTERM asks this rank to leave.
+        """
+        self._preemption = Preemption()
+        if hears:
+            self._contexts.enter_context(self._preemption)
         self._contexts.enter_context(keras_compat.model.before_assignments(self._note))
 
     def _note(self, variable: Any) -> None:
@@ -223,17 +230,18 @@ class Units(StepObserver):
                 self._end(ended)
                 self._early = ended
         if is_new.any():
-            self._admit(ahead)
+            self._admit(ahead, int(counts.max()))
         self._changed_to(change, what, ahead)
 
     def _check_size(self, before: int, size: int) -> None:
         """Act if too few ranks are left."""
 
-    def _admit(self, ahead: int) -> None:
+    def _admit(self, ahead: int, count: int) -> None:
         """Give ranks that have joined what the others have; every rank calls it.
 
         Args:
             ahead: A rank that has ended the last unit.
+            count: How many units it has ended.
         """
 
     def _changed_to(self, change: Change, what: str, ahead: int) -> None:
