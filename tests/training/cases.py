@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from collective.fit_options import FitOptions
 from collective.training.input.pipeline import Batch, share
+from collective.training.loop.position import Position
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.preparation.prepare import prepare
@@ -431,7 +431,7 @@ def train(
     )
     alarm = None
     if DesyncAlarm.is_needed(backend, check_every):
-        alarm = DesyncAlarm(SimpleNamespace(model=model, backend=backend), check_every)
+        alarm = DesyncAlarm(Position(model, backend), check_every)
     reports = []
     for number in range(STEPS):
         if alarm is not None:

@@ -5,13 +5,12 @@ Plain, it runs on three devices of one process; ``test_fit`` starts it on ranks.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
+from collective.training.loop.position import Position
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.steps.choose_step import make_step
@@ -53,7 +52,7 @@ def take(step, alarm, numbers) -> None:
 @pytest.mark.parametrize("pick", ["weight", "optimizer's state"])
 def test_names_replica_tensor_and_step(pick, backend):
     model, step = made(backend)
-    alarm = DesyncAlarm(SimpleNamespace(model=model, backend=backend), EVERY)
+    alarm = DesyncAlarm(Position(model, backend), EVERY)
     odd = backend.replicas - 1
     take(step, alarm, range(FLIPPED_AFTER))
     kernel = model.trainable_variables[-2]
