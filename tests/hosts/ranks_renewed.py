@@ -1,10 +1,11 @@
 """A training whose hosts change in its middle; run by ``test_growing``.
 
-    ranks_renewed.py BACKEND FOLDER HOSTS...
+    ranks_renewed.py BACKEND[:arrays] FOLDER HOSTS...
 
 In each generation, after some steps, rank 0 has the discovery script print the next of HOSTS,
 such as ``node1:1,node2:1``. ``kill``: rank 0 kills itself, and the other rank waits for its
 replacement; ``leave``: the same with SIGTERM. ``cut``: it waits for the test to cut off a host.
+With ``:arrays``, Keras' own ``fit`` reads the rows, and there are no checkpoints.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 
+import collective
 from collective import backends
 from collective.elastic import generations
 from collective.training import Checkpoint
-from tests.training.small import everything, rows, train
+from collective.training.loop.result import Result
+from tests.training.small import BATCH, everything, rows, train
 
 CHANGES_AT = (5, 12)  # the second is at the end of an epoch
 KILLED_AT, STEPS = 5, 20
@@ -60,9 +64,21 @@ class Changes(keras.callbacks.Callback):
 
 def main(name: str, folder: str, *hosts: str) -> None:
     keras.config.set_floatx("float64")
+    name, *of_arrays = name.split(":")
     backend = backends.get(name, backends.Options(min_np=1))
     changes = Changes(backend, Path(folder), list(hosts))
-    train_and_note(backend, Path(folder), changes)
+    if not of_arrays:
+        train_and_note(backend, Path(folder), changes)
+        return
+    note(train_on_arrays(backend, changes), Path(folder))
+
+
+def train_on_arrays(backend: backends.Backend, *callbacks: Any) -> Result:
+    x, y = rows()
+    words = {"batch_size": BATCH, "epochs": 4, "steps": STEPS, "seed": 5, "verbose": 0}
+    return collective.fit(
+        everything(), x, y, backend=backend, callbacks=list(callbacks), **words
+    )
 
 
 def train_and_note(backend, folder: Path, callback: keras.callbacks.Callback) -> None:
@@ -76,10 +92,15 @@ def train_and_note(backend, folder: Path, callback: keras.callbacks.Callback) ->
         checkpoint=Checkpoint(folder / "runs", every=2),
         ledger=folder / "ledger",
     )
-    if backend.rank == 0:
-        results = {"losses": result.losses, "size": backend.size}
+    note(result, folder)
+
+
+def note(result: Result, folder: Path) -> None:
+    """Write the result on rank 0."""
+    if result.backend.rank == 0:
+        results = {"losses": result.losses, "size": result.backend.size}
         (folder / "result.json").write_text(json.dumps(results))
-    backend.barrier()
+    result.backend.barrier()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collective.training.observers.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
 from tests.hosts.ranks_overlapping import ANNOUNCED_AT, FAILURES
-from tests.hosts.ranks_renewed import STEPS, announce
+from tests.hosts.ranks_renewed import STEPS, announce, train_on_arrays
 from tests.hosts.test_launching import is_launcher
 from tests.training.small import everything, rows, train
 
@@ -66,13 +66,21 @@ def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed():
+def float64():
     keras.config.set_floatx("float64")
-    try:
-        single = backends.get("single")
-        return train(single, steps=STEPS, model=everything(), data=rows()).losses
-    finally:
-        keras.config.set_floatx("float32")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(float64):
+    single = backends.get("single")
+    return train(single, steps=STEPS, model=everything(), data=rows()).losses
+
+
+@pytest.fixture(scope="module")
+def of_arrays(float64):
+    return train_on_arrays(backends.get("single")).losses
 
 
 @pytest.mark.parametrize(
@@ -102,6 +110,20 @@ def test_hosts_come_and_go(
     assert [n for i, n in enumerate(had) if had[i - 1 : i] != [n]] == replicas, printed
     assert f"collective: generation {len(then)}: {replicas[-1]} rank" in printed
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [[f"{ONE},{TWO},{THREE}", f"{ONE},{THREE}"], ["leave"]],
+    ids=["comes and goes", "left"],
+)
+def test_hosts_come_and_go_in_a_training_of_arrays(then, hosts, of_arrays, tmp_path):
+    """The next generation traces its first step before it takes the state."""
+    command = SCRIPT, "native:arrays", str(tmp_path), *then
+    printed = start(hosts, tmp_path, f"{ONE},{TWO}", *command)
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], of_arrays, rtol=1e-12)
+    assert f"collective: generation {len(then)}: " in printed
 
 
 def made(folder: Path) -> list[tuple[int, int]]:

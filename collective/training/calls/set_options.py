@@ -85,7 +85,7 @@ class SetOptions(StepObserver):
         of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
         self.options, self._backend = FitOptions(**of_fit), backend
         compatibility.check(self._features, backend)
-        if self.options.timeline and backend.elastic and more is None:
+        if self.options.timeline and backend.elastic:
             raise UsageError(
                 "a timeline of an unedited script does not work with an elastic job "
                 "(--min-np)",

@@ -58,8 +58,19 @@ class RankZeroCallbacks(Observer):
         self.position.initial_epoch = int(agreed[0])
 
     def reconfigured(self, root: int) -> None:
-        """Like ``begin``, because another rank may have become rank 0."""
+        """Like ``begin``, because another rank may have become rank 0.
+
+        Its callbacks begin with the current epoch.
+        """
         self.begin()
+        mine = -1 if self.position.reports is None else self._epoch
+        epoch = int(
+            self.position.unit(lambda: self.backend.broadcast_array(np.array([mine])))[
+                0
+            ]
+        )
+        if epoch >= 0:
+            self.methods.call("on_epoch_begin", (epoch,), epoch, {})
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
         """Call ``on_epoch_begin``."""

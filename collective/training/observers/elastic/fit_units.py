@@ -114,7 +114,7 @@ class FitUnits(Units):
             return None
 
         def together() -> Any:
-            with self._within():
+            with self.as_one():
                 result = attempt()
                 gather_few(self._backend, [1])  # a broadcast waits for nobody
                 return result
@@ -127,7 +127,8 @@ class FitUnits(Units):
             return self.run(action)
 
     @contextlib.contextmanager
-    def _within(self) -> Iterator[None]:
+    def as_one(self) -> Iterator[None]:
+        """Inside, units are parts of what the caller repeats."""
         self._depth += 1
         try:
             yield
@@ -156,7 +157,7 @@ class FitUnits(Units):
             action: Uses collectives.
         """
         try:
-            with self._within():
+            with self.as_one():
                 changes = action()
         except Exception as error:
             if self._elastic is None or not self._elastic.is_repeated(error):
@@ -225,7 +226,7 @@ class FitUnits(Units):
 
     def _admit(self, ahead: int, count: int) -> None:
         assert self.training is not None
-        with self._within():
+        with self.as_one():
             self.training.admit(self._joins)
         if self._joins:
             self._joins, self._count, self._ended = False, count, Ended()
@@ -240,7 +241,7 @@ class FitUnits(Units):
         ):
             change.print(None if step[0] < 0 else int(step[0]))
         if training is not None:
-            with self._within():
+            with self.as_one():
                 training.changed(ahead)
 
 

@@ -41,6 +41,7 @@ from collective.training.loop.state import broadcast, newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.elastic.change import Change
 from collective.training.observers.elastic.control_messages import ControlMessages
+from collective.training.observers.elastic.fit_units import units_of
 from collective.training.observers.elastic.state_handoff import StateHandoff
 from collective.training.process.object_collectives import gather_few
 from collective.training.process.random_state import RandomState
@@ -204,7 +205,8 @@ class Membership(Observer):
             if change is not None:
                 with contextlib.closing(self.loop):
                     self._attempt(change)
-            return action()
+            with units_of(self.backend).as_one():
+                return action()
 
         return repeat_on_change(self.backend, attempt)
 
