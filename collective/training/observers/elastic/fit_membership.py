@@ -71,7 +71,7 @@ class FitMembership(Observer):
     @property
     def joins(self) -> bool:
         """Return whether this rank has still to join the others."""
-        return bool(getattr(self._backend, "joins", False))
+        return self._backend.joins
 
     @property
     def continues_others(self) -> bool:
