@@ -83,7 +83,7 @@ from collective.training.steps.own_batches import trained_with
 from collective.training.steps.program import Program
 from collective.training.verification.descriptions import describe as described
 from collective.training.verification.descriptions import describe_model, short
-from collective.training.verification.ranks import compare
+from collective.training.verification.ranks import compare, describe_data
 from collective.training.verification.same_calls import SameCalls, mark_of
 from collective.training.verification.settings import describe_settings
 
@@ -121,8 +121,6 @@ def serves(
     else:
         alone = backend.most_replicas > 1 and options.per_replica
         alone = alone or options.shard_optimizer
-        alone = alone or (backend.elastic and bool(options.timeline or options.verify))
-        alone = alone or (backend.elastic and has_rows_by_number(data))
     return is_plain(backend) and not alone
 
 
@@ -378,6 +376,8 @@ class _Training(StepObserver):
     def _membership(self, observed: ObservedFit) -> FitMembership:
         """Return what lets ranks go and admits others; find the state to start from."""
         plan: dict[str, Any] = {}
+        if isinstance(self._described, Input):
+            plan |= asdict(self._described.plan)
         if self._set.options.virtual_replicas is not None:
             plan["virtual_replicas"] = self._set.options.virtual_replicas
         if self._settings.hook is not None:
@@ -411,12 +411,17 @@ class _Training(StepObserver):
         is_first = function.name == "train_step" and function.model is self._model
         if member is None or member.description or not is_first:
             return
+        if function.reads is not None:
+            data, spec = function.reads.read(), function.reads.spec
         function.trace(data, spec)
         program = function.programs[0]
         self._know(function, program)
-        rows = mark_of(Leaves.of(data).tensors)
         member.description = self._parts | describe_model(self._model)
-        member.description["training rows"] = str(rows)
+        if isinstance(self._described, Input):
+            member.description |= describe_data("training", self._described)
+        else:
+            rows = mark_of(Leaves.of(data).tensors)
+            member.description["training rows"] = str(rows)
 
     def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
         """Open data of which each rank reads its own rows, and those of a checkpoint.
@@ -447,7 +452,7 @@ class _Training(StepObserver):
                 with_rows_read=self._ledger is not None,
                 whole_batches=False,
             )
-            data.check(self._set.options.accumulate, {})
+            self._units.run(lambda: data.check(self._set.options.accumulate, {}))
             self._described = data.inputs
         if is_planned and isinstance(data.inputs, Input):
             planned.train(data.inputs, arguments)

@@ -196,9 +196,7 @@ def fit(
         global_batch_size=global_batch_size,
     )
     is_eager = isinstance(model, keras.Model) and model.run_eagerly
-    of_plan = data is not None or global_batch_size is not None or ledger is not None
-    is_served = not (backend.elastic and of_plan)
-    is_served &= ledger is None or not is_eager
+    is_served = ledger is None or not is_eager
     rows = x if data is None else data
     if is_served and by_keras.serves(model, rows, backend, options, checkpoint):
         more = {

@@ -128,4 +128,9 @@ def with_announcements(settings: StepSettings, units: FitUnits) -> StepSettings:
     """Return settings with what the ranks of an elastic job say in each step."""
     if not settings.backend.elastic:
         return settings
-    return replace(settings, attached=units.announcement, is_kept=True)
+    given = settings.attached
+
+    def attached() -> list[tf.Tensor]:
+        return [*units.announcement(), *(() if given is None else given())]
+
+    return replace(settings, attached=attached, is_kept=True)

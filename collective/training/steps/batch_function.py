@@ -140,7 +140,8 @@ class BatchFunction:
         run_step: RunStep | None = None,
     ):
         self._run_step = run_step
-        self._reads: PlannedBatches | None = None
+        #: Reads the batches, of which Keras' iterator has stand-ins; None if it has them.
+        self.reads: PlannedBatches | None = None
         self.model, self._step, self.name = model, step, name
         self.settings = settings
         self._observers: Sequence[StepObserver] = ()
@@ -176,8 +177,8 @@ class BatchFunction:
                     break
                 self._overrun(spec)
                 raise StopIteration from None
-            if self._reads is not None:
-                self._reads.count(iterator)
+            if self.reads is not None:
+                self.reads.count(iterator)
             for observer in self._observers:
                 observer.read(self, data, spec)
             if any([o.is_past(self.model, self.name) for o in self._observers]):
@@ -195,13 +196,13 @@ class BatchFunction:
             observers: Called around each step, in this order.
             reads: Reads the batches, of which Keras' iterator has stand-ins.
         """
-        self._observers, self._reads, self._number = observers, reads, 0
+        self._observers, self.reads, self._number = observers, reads, 0
 
     def _run_next(self, data: Any, spec: Any, begin: float | None = None) -> Any:
         """Run the step on the batch that an iterator has given."""
-        if self._reads is None:
+        if self.reads is None:
             return self.run(data, spec, begin)
-        return self.run(self._reads.read(), self._reads.spec, begin)
+        return self.run(self.reads.read(), self.reads.spec, begin)
 
     def run(self, data: Any, spec: Any = None, begin: float | None = None) -> Any:
         """Run the step on one batch.
@@ -219,7 +220,8 @@ class BatchFunction:
             return self._run(data, spec, ready if begin is None else begin, ready)
 
     def _run(self, data: Any, spec: Any, begin: float, ready: float) -> Any:
-        batch = Leaves.of(data)
+        again = None if self.reads is None else self.reads.read
+        batch = Leaves.of(data, again)
         program = self._last = self._program_of(batch, spec)
         number, self._number = self._number, self._number + 1
         for observer in self._observers:
@@ -359,8 +361,8 @@ class PredictFunction(BatchFunction):
         outputs = []
         for data in iterator:
             interrupts.check()
-            if self._reads is not None:
-                self._reads.count(self._reads)
+            if self.reads is not None:
+                self.reads.count(self.reads)
             outputs.append(self._run_next(data, None))
         if len(outputs) == 1:
             return outputs[0]

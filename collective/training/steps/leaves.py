@@ -9,7 +9,7 @@ the partition is right for any of them: it decides how much each replica compute
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,24 +34,31 @@ class Leaves:
             which this process has read its own rows: those, and the number of all, int64.
         data: The batch, with ``None`` for a ``tf.experimental.Optional``.
         rows: Of the whole batch, if this process has read its own only; else None.
+        again: Returns the batch after a change of the ranks, of which each has read its
+            own rows. If None, it is the same.
     """
 
     kind: Any
     tensors: list[tf.Tensor]
     data: Any
     rows: int | None = None
+    again: Callable[[], Any] | None = None
 
     @classmethod
-    def of(cls, data: Any) -> Leaves:
+    def of(cls, data: Any, again: Callable[[], Any] | None = None) -> Leaves:
         """Read a batch; arrays become tensors of the same dtype."""
         tensors: list[tf.Tensor] = []
         if isinstance(data, Batch):
             kind, read = _read(packed(rows_of(data)), tensors)
             tensors.append(data.global_rows)
             rows = int(data.global_rows)
-            return cls((Batch, kind, rows), tensors, read, rows)
+            return cls((Batch, kind, rows), tensors, read, rows, again)
         kind, read = _read(data, tensors)
         return cls(kind, tensors, read)
+
+    def now(self) -> list[tf.Tensor]:
+        """Return what this process has of the batch now; see ``tensors``."""
+        return self.tensors if self.again is None else Leaves.of(self.again()).tensors
 
     @property
     def lengths(self) -> list[int | None]:

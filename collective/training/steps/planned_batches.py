@@ -55,6 +55,7 @@ class PlannedBatches:
         self._open = inputs.movable() if moves else inputs.read_ahead
         self._reads: ReadAhead | None = None
         self._opened: Any = None  # the batch that follows, and for which replicas
+        self._last: Any = None  # the batch that was read last, its number and replicas
         parts = present(inputs.spec)
         is_dense = all(isinstance(part, tf.TensorSpec) for part in parts)
         self._is_cut = is_dense and inputs.source.random_access
@@ -103,7 +104,7 @@ class PlannedBatches:
             self._number += 1
 
     def read(self) -> Any:
-        """Return the batch that was counted last.
+        """Return the batch that was counted last, for the ranks that are there now.
 
         Returns:
             A ``Batch`` with the rows of this process, or all rows as Keras has them.
@@ -112,6 +113,8 @@ class PlannedBatches:
             UsageError: The data cannot be read.
         """
         replicas = self._replicas()
+        if self._last is not None and self._last[:2] == (self._number, replicas):
+            return self._last[2]
         if self._opened != (self._number, replicas):
             self._begin(*replicas)
         assert self._reads is not None
@@ -125,7 +128,9 @@ class PlannedBatches:
         self._opened = self._number + 1, replicas
         for note in self.after_read:
             note(batch)
-        return batch if self._is_cut else packed(rows_of(batch))
+        found = batch if self._is_cut else packed(rows_of(batch))
+        self._last = self._number, replicas, found
+        return found
 
     def _begin(self, local: range, replicas: int) -> None:
         """Read from the batch that was counted last."""
@@ -148,7 +153,7 @@ class PlannedBatches:
         """End what reads ahead. May be called twice."""
         if self._reads is not None:
             self._reads.close()
-        self._reads = self._opened = None
+        self._reads = self._opened = self._last = None
 
 
 def _placeholder(spec: tf.TypeSpec) -> Any:

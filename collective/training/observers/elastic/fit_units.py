@@ -140,7 +140,7 @@ class FitUnits(Units):
     ) -> Any:
         """Run a step as a unit."""
         if self._elastic is None or self._depth:
-            return program(batch.tensors, number)
+            return program(batch.now(), number)
         self._announce(LEAVES | WAITING | RESTARTS)
         self.announced = None
         result, _, is_own = self._step(program, batch, number, "")

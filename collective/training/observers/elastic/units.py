@@ -136,7 +136,7 @@ class Units(StepObserver):
                 both = [*program.variables, *program.own_variables]
                 undone = whole_or_absent(both)
             with undone:
-                result = program(batch.tensors, number)
+                result = program(batch.now(), number)
             return result, program.attached[-1], program.report
 
         found, is_own = self._run(attempt, program.variables, "", what)

@@ -74,4 +74,4 @@ class Receipts(StepObserver):
     def total(self) -> tf.Tensor:
         """Return the receipts of all replicas in the last step: ``[replicas, SIZE]``."""
         assert self._program is not None
-        return self._program.attached[0]
+        return self._program.attached[-1]
