@@ -88,7 +88,7 @@ class Script:
         return [*self.seen, *(round(float(v.numpy()), 9) for v in self.variables)]
 
     def _step(self, number: int, early: bool = False) -> None:
-        batch = SimpleNamespace(tensors=[number - 3])
+        batch = SimpleNamespace(now=lambda: [number - 3])
         result = self.units.run_step(None, self.programs[early], batch, number)
         self.seen.append(round(float(result["loss"]), 9))
 
