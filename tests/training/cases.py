@@ -385,15 +385,12 @@ def own_part(rows: Rows, backend: Any) -> Batch:
     return Batch(*parts, tf.constant(total, tf.int64))
 
 
-def built(
-    make: Callable[[], Any], backend: Any, spec: Batch, shard: bool = False
-) -> keras.Model:
+def built(make: Callable[[], Any], backend: Any, spec: Batch) -> keras.Model:
     """Return a model with all its variables, the same on every rank."""
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-    options = {"shard_optimizer": shard, "micro_batch_rows": 4}
-    return prepare(model, backend, spec, **options).model
+    return prepare(model, backend, spec, micro_batch_rows=4).model
 
 
 def train(

@@ -15,18 +15,6 @@ from tests.training import cases, small
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
-def test_a_second_fit_uses_the_same_shards(backends_by_name):
-    backend = backends_by_name("single")
-    model = small.model()()
-    first = small.train(backend, model=model, steps=2, shard_optimizer=True)
-    partition = get_prepared(model).partition
-    assert partition is not None
-    second = small.train(backend, model=model, steps=2, shard_optimizer=True)
-    assert get_prepared(model).partition is partition
-    assert int(model.optimizer.iterations) == 4
-    assert second.losses != first.losses
-
-
 def test_a_whole_model_has_an_empty_record(backends_by_name):
     model = small.model()()
     small.train(backends_by_name("single"), model=model, steps=1)
@@ -35,16 +23,12 @@ def test_a_whole_model_has_an_empty_record(backends_by_name):
     assert record.partition is None and record.placement is None
 
 
-@pytest.mark.parametrize("kind", ["shards", "devices"])
-def test_the_record_ends_with_its_model(kind, backends_by_name):
-    if kind == "shards":
-        backend = backends_by_name("single")
-    else:
-        backend = backends.get("single", backends.Options(model_parallel=2))
+def test_the_record_ends_with_its_model():
+    backend = backends.get("single", backends.Options(model_parallel=2))
     spec = cases.spec_of(cases.labelled(np.random.default_rng(0), 4, 0))
-    model = cases.built(cases.mlp(cases.sgd), backend, spec, shard=kind == "shards")
+    model = cases.built(cases.mlp(cases.sgd), backend, spec)
     record = get_prepared(model)
-    assert record.partition is not None or record.placement is not None
+    assert record.placement is not None
     assert record.trainable == model.trainable_variables
     del record
     gone = weakref.ref(model)

@@ -66,6 +66,7 @@ from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.ledger.receipts import Receipts
 from collective.training.observers.timing import TimingObserver
 from collective.training.partition.undo import whole_or_absent
+from collective.training.preparation import slots
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
 from collective.training.preparation.refusals import check_labels, check_model
@@ -120,7 +121,6 @@ def serves(
         alone = backend.most_replicas > 1 and trained_with(model)
     else:
         alone = backend.most_replicas > 1 and options.per_replica
-        alone = alone or options.shard_optimizer
     return is_plain(backend) and not alone
 
 
@@ -228,10 +228,12 @@ class _Training(StepObserver):
         expected = self._units.run(lambda: expects_nan(self._callbacks, backend))
         observers: list[StepObserver] = [self._units, self, self._set]
         planned = PlannedCall(backend, is_eager(model), self._settings.virtual)
-        self._open(planned, arguments)
-        if self._described is not None:
-            self._prepare(self._described)
         with contextlib.closing(planned), contextlib.ExitStack() as inside:
+            if options.shard_optimizer:
+                inside.enter_context(slots.in_pieces(model, backend))
+            self._open(planned, arguments)
+            if self._described is not None:
+                self._prepare(self._described)
             if has_others(backend):
                 observers.insert(2, self._same)
                 inside.enter_context(self._same.call())

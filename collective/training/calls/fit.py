@@ -291,8 +291,6 @@ def fit(
                 result.repeat_afterwards(membership.repeat)
             else:
                 loop.run()
-        if chosen.virtual is not None:
-            result.gather_state_sha256()
         model.history = result
         if checkpoint is not None and checkpoint.raises:
             checkpoint.raise_if_failed()

@@ -16,7 +16,6 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
-from collective.log import log
 from collective.training.compression import named
 from collective.training.input.feed import ENDLESS
 from collective.training.loop.observed_fit import ObservedFit
@@ -25,7 +24,6 @@ from collective.training.model.prepared import get_prepared
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.preparation import compatibility
 from collective.training.preparation.prepare import features_of
-from collective.training.sharding.held import is_held
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
@@ -182,13 +180,9 @@ class SetOptions(StepObserver):
         return found if self._more is None else [*found, *self._more(observed)]
 
     def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
-        prepared = get_prepared(model)
-        if not self._beside or not can_run_beside(prepared, self._backend):
-            return ()
-        if any(is_held(variable) for variable in model.variables):
-            log.warning(
-                "no steps beside Keras' own: each rank has a part of the weights"
-            )
+        prepared, backend = get_prepared(model), self._backend
+        in_parts = self.options.shard_optimizer and backend.size > 1
+        if not self._beside or not can_run_beside(prepared, backend, in_parts):
             return ()
         return [StockRun(prepared, self._backend, self._beside)]
 

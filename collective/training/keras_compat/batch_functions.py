@@ -43,6 +43,12 @@ def made_by(make: Make) -> Iterator[None]:
         yield
 
 
+def forget(model: keras.Model) -> None:
+    """Have Keras make the functions of a model anew: its variables are others now."""
+    for attribute in FUNCTIONS:
+        setattr(model, attribute, None)
+
+
 @contextlib.contextmanager
 def keras_own(
     model: keras.Model, kept: MutableMapping[str, Any] | None = None

@@ -80,38 +80,6 @@ def count_atomically(optimizer: keras.Optimizer) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def variables_seen(
-    optimizers: Iterable[keras.Optimizer],
-    on_made: Callable[[keras.Variable], None],
-) -> Iterator[None]:
-    """Call a function with each variable that optimizers make inside."""
-
-    def seeing(
-        track: Callable[[keras.Variable], None],
-    ) -> Callable[[keras.Variable], None]:
-        def tracked(variable: keras.Variable) -> None:
-            track(variable)
-            on_made(variable)
-
-        return tracked
-
-    with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
-            for single in {
-                id(o): o for o in (optimizer, core_optimizer(optimizer))
-            }.values():
-                new = seeing(single._track_variable)
-                stack.enter_context(replacing(single, "_track_variable", new))
-        yield
-
-
-def replace_value(variable: keras.Variable, value: tf.Tensor) -> None:
-    """Give a variable a value of another shape."""
-    kept = tf.Variable(value, trainable=False, name=variable.name, dtype=variable.dtype)
-    variable._value, variable._shape = kept, tuple(kept.shape)
-
-
 def build_optimizer(
     optimizer: keras.Optimizer,
     variables: Sequence[keras.Variable],
@@ -233,18 +201,11 @@ def find_overflow(
 @contextlib.contextmanager
 def replace_shapes(
     shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],
-    values: Sequence[tf.Variable] = (),
 ) -> Iterator[None]:
-    """Have variables accept values of these shapes in a StatelessScope.
-
-    Args:
-        values: Values that the variables hold inside; by default their present ones.
-    """
+    """Have variables accept values of these shapes in a StatelessScope."""
     with contextlib.ExitStack() as stack:
         for variable, shape in shapes:
             stack.enter_context(replacing(variable, "_shape", shape))
-        for (variable, _), value in zip(shapes, values, strict=False):
-            stack.enter_context(replacing(variable, "_value", value))
         yield
 
 

@@ -22,8 +22,13 @@ from collective.training.loop.state import (
     values_of,
 )
 from collective.training.model.prepared import get_hook, get_partition
-from collective.training.model.variables import broadcast_model, outside_variables
+from collective.training.model.variables import (
+    all_variables,
+    broadcast_model,
+    outside_variables,
+)
 from collective.training.process.object_collectives import gather_few
+from collective.training.sharding import held
 from collective.training.step.report_layout import Layout, Reports
 
 
@@ -143,6 +148,7 @@ class Position:
         if self._gathers:
             for kept in (get_partition(self.model), get_hook(self.model)):
                 found |= {} if kept is None else kept.gather()
+            found |= held.gathered(all_variables(self.model), self.backend.rank == 0)
         return found
 
     def restore(self) -> None:

@@ -14,7 +14,7 @@ from collective.training.loop.position import Position
 from collective.training.loop.state import state_sha256
 from collective.training.loop.times import Timing
 from collective.training.model.prepared import get_partition, get_prepared
-from collective.training.process.object_collectives import broadcast_object
+from collective.training.model.variables import is_in_parts
 
 T = TypeVar("T")
 
@@ -55,7 +55,6 @@ class Result(keras.callbacks.History):
         self.per_replica = per_replica
         self.not_equal_to_one_process = None if hook is None else f"hook {hook!r}"
         self._hook = hook
-        self._of_shards: str | None = None
         self._repeat: Callable[[Callable[[], Any]], Any] | None = None
 
     @property
@@ -68,20 +67,11 @@ class Result(keras.callbacks.History):
     def state_sha256(self) -> str | None:
         """Return the SHA-256 of the model's weights, layer state and optimizer state now.
 
-        Where ranks have shards of them, that of the end of the training with virtual
-        replicas, and None without.
+        None where ranks have parts of them.
         """
-        if get_partition(self.model) is not None:
-            return self._of_shards
+        if get_partition(self.model) is not None or is_in_parts(self.model):
+            return None
         return state_sha256(self.model)
-
-    def gather_state_sha256(self) -> None:
-        """Gather what ``state_sha256`` needs of other ranks; every rank calls it."""
-        partition = get_partition(self.model)
-        if partition is not None:
-            whole = partition.gather()
-            found = state_sha256(self.model, whole) if self.backend.rank == 0 else ""
-            self._of_shards = broadcast_object(self.backend, found)
 
     def afterwards(self, action: Callable[[], T]) -> T:
         """Run what all ranks do together after the training, as an evaluation.

@@ -23,6 +23,7 @@ from collective.training.model.prepared import get_hook, get_partition
 from collective.training.model.variables import all_variables, outside_seeds
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object, gather_few
+from collective.training.sharding.held import own_value
 
 Gathered = Mapping[int, np.ndarray]
 """What ranks have shards or shares of, whole on rank 0, by the ``id`` of the variable."""
@@ -97,7 +98,7 @@ def values_of(
     """
     whole = gathered or {}
     values = [
-        whole[id(v)] if id(v) in whole else np.asarray(tf.convert_to_tensor(v.value))
+        whole[id(v)] if id(v) in whole else np.asarray(own_value(v))
         for v in all_variables(model)
     ]
     if buffers is None:

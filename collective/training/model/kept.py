@@ -25,5 +25,7 @@ def kept_as_compiled(model: keras.Model, what: str) -> dict[Any, Any]:
         *model.metrics_variables,
         *(v for optimizer in optimizers for v in optimizer.variables),
     ]
+    # A variable may be cut after it was made.
+    compiled += [keras_compat.held_parts.holder_of(v) for v in compiled]
     flags = [layer.trainable for layer in keras_compat.model.layers_of(model)]
     return kept_with(model, what, compiled, flags)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # at run time, this module must not depend on any variant
     from collective.training.parallel.tensor_parallel_variables import (
         TensorParallelVariables,
     )
-    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class PreparedModel:
     # follow that either.
     trainable: list[keras.Variable]
     state: list[keras.Variable]  # ``model.non_trainable_variables``, likewise
-    # The sharded variables, or None if every rank has all of them whole.
-    partition: ShardedSlots | TensorParallelVariables | None = None
+    # The variables that tensor-parallel ranks have shards of, or None without such ranks.
+    partition: TensorParallelVariables | None = None
     # The device of each layer, or None if all are on the default device.
     placement: Placement | None = None
     # The state that a communication hook keeps between steps, or None without a hook.
@@ -79,10 +78,8 @@ def _variables(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def get_partition(
-    model: keras.Model,
-) -> ShardedSlots | TensorParallelVariables | None:
-    """Return the variables that are sharded over ranks, or None if there are none."""
+def get_partition(model: keras.Model) -> TensorParallelVariables | None:
+    """Return the variables that are sharded over tensor-parallel ranks, or None."""
     return get_prepared(model).partition
 
 
@@ -93,7 +90,7 @@ def get_hook(model: keras.Model) -> HookState | None:
 
 def keep(
     model: keras.Model,
-    partition: ShardedSlots | TensorParallelVariables | None,
+    partition: TensorParallelVariables | None,
     placement: Placement | None,
     hook: HookState | None = None,
 ) -> PreparedModel:

@@ -60,6 +60,11 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     return [model.optimizer]
 
 
+def is_in_parts(model: keras.Model) -> bool:
+    """Return whether ranks have parts of variables of a model, or of its optimizers."""
+    return any(is_held(variable) for variable in all_variables(model))
+
+
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of ``all_variables`` that every rank holds whole."""
     parts = get_partition(model)

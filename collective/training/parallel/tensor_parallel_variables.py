@@ -21,7 +21,7 @@ from collective.replacements import replacing
 from collective.training import keras_compat
 from collective.training.keras_compat.whole_variables import Values, Whole
 from collective.training.parallel.layers import TensorParallelLayer
-from collective.training.sharding.shards import Shard
+from collective.training.sharding.shards import AxisShard
 from collective.training.sharding.whole import ShardedVariables
 
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
@@ -80,9 +80,9 @@ def parts_of(layer: keras.layers.Layer) -> int | None:
     return groups[0].parts if groups and groups[0] is not None else None
 
 
-def shards_of(layer: keras.layers.Layer) -> dict[int, Shard]:
+def shards_of(layer: keras.layers.Layer) -> dict[int, AxisShard]:
     """Return how its variables are cut, by ``id``; empty where every rank has them whole."""
-    shards: dict[int, Shard] = {}
+    shards: dict[int, AxisShard] = {}
     for found in split_layers(layer):
         shards |= found.shards
     return shards

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,14 +25,11 @@ from collective.training.partition.emission import Traffic
 from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.graph import Value
 from collective.training.partition.layouts import ROWS, SUM, WHOLE
-from collective.training.partition.partition import Partition
+from collective.training.partition.partition import Partition, Placed
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
 from collective.training.step.inputs import ReplicaRows
 from collective.training.step.rows import rows_of
-
-if TYPE_CHECKING:
-    from collective.training.sharding.optimizer_slots import ShardedSlots
 
 
 class PartitionedMethod:
@@ -47,7 +44,8 @@ class PartitionedMethod:
         fixed_rows: The rows of every batch, if the model takes no other number.
         whole_gradients: Whether gradients of variables are summed as such, and not what
             is computed of them.
-        slots: Variables of which each rank stores a piece.
+        placed: Returns the variables of a traced graph of which each rank has a piece; see
+            ``Partition``.
         tracing: What is entered while the function is traced.
     """
 
@@ -60,20 +58,18 @@ class PartitionedMethod:
         micro_batches: int = 1,
         fixed_rows: int | None = None,
         whole_gradients: bool = False,
-        slots: ShardedSlots | None = None,
+        placed: Callable[[Any], Mapping[int, Placed]] = lambda graph: {},
         tracing: AbstractContextManager[Any] | None = None,
     ):
         rows = rows_of(spec)
         if fixed_rows is not None:
             rows = tf.nest.map_structure(lambda s: _with_rows(s, fixed_rows), rows)
         noted: list[tuple[Any, tf.Tensor]] = []
-        stands_in = contextlib.nullcontext() if slots is None else slots.stood_in()
         around = tracing or contextlib.nullcontext()
-        with around, keras_compat.calls.record_gradients(noted), stands_in:
+        with around, keras_compat.calls.record_gradients(noted):
             self.source = traced(function).get_concrete_function(*rows)
         # Those that are computed in the graph itself, not in a loop or branch.
         self.gradients = [(v, t) for v, t in noted if t.graph is self.source.graph]
-        placed = {} if slots is None else slots.placed
         self.micro_batches = micro_batches
         self.traffic = Traffic()
         layouts = []
@@ -86,7 +82,9 @@ class PartitionedMethod:
         known = dataclasses.replace(known, whole_gradients=whole_gradients)
         # The first of the variables that share a gradient.
         by_name = {tensor.name: v for v, tensor in reversed(self.gradients)}
-        self.partition = Partition(self.source, layouts, known, by_name, placed)
+        self.partition = Partition(
+            self.source, layouts, known, by_name, placed(self.source.graph)
+        )
         self._names = [tensor.name for tensor in self.source.graph.outputs]
 
     def explain(self, name: str) -> None:

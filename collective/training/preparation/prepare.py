@@ -17,17 +17,16 @@ from collective.training.compression.hook_state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat.traced import traced
 from collective.training.model.prepared import PreparedModel, get_prepared, keep
-from collective.training.model.variables import dtype_of_sums, optimizers_of
+from collective.training.model.variables import dtype_of_sums
 from collective.training.parallel import tensor_parallel_variables as tensor_variables
 from collective.training.parallel.layer_placement import Placement
 from collective.training.parallel.tensor_parallel_variables import (
     TensorParallelVariables,
 )
 from collective.training.partition import devices
-from collective.training.preparation import compatibility
+from collective.training.preparation import compatibility, slots
 from collective.training.preparation.refusals import check_model
 from collective.training.process import host_random
-from collective.training.sharding import optimizer_slots
 from collective.training.step.rows import BatchRows, packed, rows_of, zeros
 
 
@@ -70,15 +69,12 @@ def prepare(
     compatibility.check(features | features_of(model), backend)
     before = get_prepared(model)
     shards, places = before.partition, before.placement
-    if shard_optimizer:
-        optimizer_slots.check(backend)
     if backend.tensor is not None:
         tensor_variables.check(model, shards is not None)
-    if shard_optimizer and shards is None:
-        with optimizer_slots.sharded(optimizers_of(model), backend) as made:
-            _build_all(model, backend, spec)
-        shards = made()
-    else:
+    cut = (
+        slots.in_pieces(model, backend) if shard_optimizer else contextlib.nullcontext()
+    )
+    with cut:
         _build_all(model, backend, spec)
     if shards is None and backend.tensor is not None:
         shards = TensorParallelVariables(model, backend)

@@ -8,7 +8,7 @@ variables of a traced graph that are held so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from collective.training.keras_compat.tensorflow_names import stand_in
 from collective.training.partition import pieces
 from collective.training.partition.layouts import OWNED, Layout
 from collective.training.partition.mesh.layouts import VariableLayout
+from collective.training.sharding import alone
 from collective.training.sharding.mesh_ranks import MeshRanks
 
 _by_handle: WeakValueDictionary[int, HeldPart] = WeakValueDictionary()
@@ -38,15 +39,13 @@ class HeldPart:
         before_read: Called before the whole value is gathered.
 
     Attributes:
-        number: Among the variables of the job, the same on every rank.
+        number: The same on every rank; see ``alone``.
         stand_in: A variable of the whole shape, without memory.
         part: This rank's part.
         steps: For each axis of the mesh along which the variable is cut, in the order of
             the passes: the axis, the layout along it, and what stands for the variable
             before and after the pass.
     """
-
-    number = -1
 
     def __init__(
         self,
@@ -84,6 +83,7 @@ class HeldPart:
             for axis, cut, first, last in chain
         ]
         _by_handle[id(self.stand_in.handle)] = self
+        self.number = alone.numbered(self)
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -105,7 +105,8 @@ class HeldPart:
                 "train_step",
             )
         self._before_read(self)
-        return self.gather()
+        with alone.using(self, writes=False):
+            return self.gather()
 
     def gather(self) -> tf.Tensor:
         """Return the whole value if no other rank has to be asked to take part."""
@@ -113,7 +114,8 @@ class HeldPart:
 
     def write(self, value: tf.Tensor) -> None:
         """Keep this rank's part of a whole value; every rank calls it, and rank 0's counts."""
-        part, _ = self.ranks.part(self.ranks.agreed(value), self.layout)
+        with alone.using(self, writes=True):
+            part, _ = self.ranks.part(self.ranks.agreed(value), self.layout)
         if self.layout.in_pieces:
             part = pieces.cut(part, *self.ranks.pieces)
         self.part.assign(np.array(part))
@@ -153,6 +155,31 @@ def held_in(graph: Any) -> list[HeldPart]:
 def is_held(variable: Any) -> bool:
     """Return whether ranks have parts of a variable."""
     return keras_compat.held_parts.holder_of(variable) is not None
+
+
+def own_value(variable: keras.Variable) -> tf.Tensor:
+    """Return the value of a variable, or of this rank's part of it."""
+    holder = keras_compat.held_parts.holder_of(variable)
+    return tf.convert_to_tensor(variable.value if holder is None else holder.part)
+
+
+def gathered(variables: Iterable[keras.Variable], keeps: bool) -> dict[int, np.ndarray]:
+    """Return the whole values of those that are held in parts; every rank calls it.
+
+    Args:
+        keeps: Whether this rank wants them.
+
+    Returns:
+        By the ``id`` of the variable; empty if they are not wanted.
+    """
+    found = {}
+    for variable in variables:
+        holder = keras_compat.held_parts.holder_of(variable)
+        if holder is not None:
+            whole = holder.gather()
+            if keeps:
+                found[id(variable)] = np.asarray(whole)
+    return found
 
 
 def check_whole(model: keras.Model, why: str, hint: str) -> None:

@@ -51,6 +51,10 @@ class MeshRanks:
         self._sum = total(backend)
         self._gathers: dict[Any, Any] = {}
 
+    def is_like(self, other: MeshRanks) -> bool:
+        """Return whether these are the same ranks on the same mesh."""
+        return (self.backend, self.mesh) == (other.backend, other.mesh)
+
     @property
     def pieces(self) -> tuple[int, int]:
         """Return this rank's number along the axis of the batch, and the ranks along it."""

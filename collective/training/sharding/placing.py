@@ -8,11 +8,11 @@ slot of an optimizer lies as its weight does. So no rank ever has a whole model 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +27,8 @@ from collective.training.partition.mesh.layouts import (
     lay_out,
     wanted_for,
 )
-from collective.training.sharding.held import HeldPart
+from collective.training.sharding import alone
+from collective.training.sharding.held import HeldPart, is_held
 from collective.training.sharding.mesh_ranks import MeshRanks
 
 ROWS = "batch"  # the axis of a job whose script names none
@@ -57,6 +58,7 @@ class Placing:
         shard_weights: Whether weights and slots are in pieces over the ranks that share
             a batch.
         shard_optimizer: Whether slots are.
+        by_map: Whether the layout map of the current distribution counts.
 
     Attributes:
         before_read: Called before a whole value is gathered, of the variable.
@@ -66,6 +68,7 @@ class Placing:
     backend: Backend
     shard_weights: bool = False
     shard_optimizer: bool = False
+    by_map: bool = True
     before_read: list[Callable[[HeldPart], None]] = field(default_factory=list)
     kept_whole: dict[str, str] = field(default_factory=dict)
 
@@ -73,9 +76,8 @@ class Placing:
         self._owner: ContextVar[Owner | None] = ContextVar("owner", default=None)
         self._deferred: dict[int, Owner] = {}  # by id: not initialized when it was made
         self._ranks: dict[Any, MeshRanks] = {}
-        self._held: WeakValueDictionary[int, HeldPart] = WeakValueDictionary()
-        self._made = 0
-        self._alone = False
+        self._held: WeakSet[HeldPart] = WeakSet()
+        self._has_held = False  # or had some: the same on every rank
         self._used: list[Any] = []  # layouts of a map that variables have got
 
     def unused_patterns(self) -> list[str]:
@@ -122,6 +124,8 @@ class Placing:
 
     def _initialize(self, variable: Any, value: Any) -> bool:
         owner = self._deferred.pop(id(variable), None) or self._owner.get()
+        if alone.is_alone():  # of a callback, on rank 0
+            return False
         if tf.distribute.has_strategy():  # it is a copy on each device
             return False
         with tf.init_scope():
@@ -133,15 +137,32 @@ class Placing:
             self.hold(variable, first, *found)
         return True
 
+    def cut_slots(self, slots: Iterable[Any]) -> bool:
+        """Cut slots that optimizers have made before, and keep their values.
+
+        Every rank calls it.
+
+        Returns:
+            Whether any was whole.
+        """
+        is_any = False
+        for slot in slots:
+            found = None
+            if not is_held(slot):
+                found = self.layout(slot, tuple(slot.shape), Owner("slot"))
+            if found is not None:
+                is_any = True
+                self.hold(slot, tf.convert_to_tensor(slot.value), *found)
+        return is_any
+
     def hold(
         self, variable: Any, value: tf.Tensor, layout: VariableLayout, ranks: MeshRanks
     ) -> None:
         """Keep this rank's part of a variable; every rank calls it."""
         held = HeldPart(variable, value, layout, ranks, self._read)
         keras_compat.held_parts.hold(variable, held.stand_in)
-        self._held[self._made] = held
-        held.number = self._made
-        self._made += 1
+        self._held.add(held)
+        self._has_held = True
 
     def layout(
         self, variable: Any, shape: tuple[int, ...], owner: Owner | None
@@ -158,7 +179,9 @@ class Placing:
                 return self._in_pieces(variable, owner, held.layout, held.ranks.mesh)
         distribution = keras_compat.distribution.current_distribution()
         layout, mesh = VariableLayout(), Mesh({ROWS: self.backend.size}, ROWS)
-        layout_map = keras_compat.distribution.layout_map_of(distribution)
+        layout_map = None
+        if self.by_map:
+            layout_map = keras_compat.distribution.layout_map_of(distribution)
         if layout_map is not None:
             mesh = Mesh.of(distribution.device_mesh, distribution.batch_dim_name)
         if layout_map is not None and not is_slot:
@@ -208,8 +231,6 @@ class Placing:
     def _read(self, held: HeldPart) -> None:
         for check in self.before_read:
             check(held)
-        if self._alone:
-            self.backend.broadcast_array(np.array([held.number]))
 
     @contextlib.contextmanager
     def read_alone(self) -> Iterator[None]:
@@ -221,18 +242,24 @@ class Placing:
                 hint="save under one path on every rank: rank 0 writes it",
                 everywhere=False,
             )
-        self._alone = bool(self._made)
-        try:
+        if not self._has_held:
             yield
+            return
+        try:
+            with alone.alone(self._announced):
+                yield
         finally:
-            if self._alone:
-                self._alone = False
-                self.backend.broadcast_array(np.array([-1]))
+            self._send(alone.NONE)
+
+    @contextlib.contextmanager
+    def _announced(self, use: int) -> Iterator[None]:
+        self._send(use)
+        yield
+
+    def _send(self, use: int) -> int:
+        return int(self.backend.broadcast_array(np.array([use]))[0])
 
     def serve(self) -> None:
         """Take part in what rank 0 reads inside of ``read_alone``."""
-        while self._made:
-            number = int(self.backend.broadcast_array(np.array([-1]))[0])
-            if number < 0:
-                return
-            self._held[number].gather()
+        while self._has_held and (use := self._send(alone.NONE)):
+            alone.serve(use)

@@ -1,11 +1,4 @@
-"""How a variable is cut into shards, one for each rank, and gathered again.
-
-Both kinds of shard know the ``shape`` of the whole variable, ``cut`` this rank's shard out
-of a whole value and, called by every rank outside ``run``, ``gather`` the whole value.
-
-``FlatShard`` cuts a variable as a flat vector: the optimizer's state. ``AxisShard`` cuts along one axis: the weights of a tensor-parallel
-layer, which multiplies with its shard.
-"""
+"""How a weight of a tensor-parallel layer is cut into shards, one for each rank, and gathered."""
 
 from __future__ import annotations
 
@@ -13,14 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from collective.backends.base import Backend
-from collective.backends.capabilities import ShardCollectives
 from collective.backends.tensor_group import TensorGroup
 from collective.training.input.plan import share
-from collective.training.keras_compat.traced import traced
-from collective.training.partition import pieces
 
 
 class AxisShard:
@@ -54,51 +42,3 @@ class AxisShard:
     @property
     def _bounds(self) -> tuple[int, int]:
         return share(self.shape[self.axis], self.group.part, self.group.parts)
-
-
-class Gather:
-    """``Backend.gather_rows`` of pieces, outside ``run``.
-
-    Args:
-        backend: One with a replica in each process.
-    """
-
-    def __init__(self, backend: Backend):
-        assert isinstance(backend, ShardCollectives)
-        self.backend = backend
-        self._by_dtype: dict[tf.DType, Any] = {}
-
-    def __call__(self, piece: tf.Tensor) -> tf.Tensor:
-        """Called by every rank."""
-        backend = self.backend
-        if piece.dtype not in self._by_dtype:
-            self._by_dtype[piece.dtype] = traced(
-                lambda own: backend.run(backend.gather_rows, (own,)),
-                input_signature=[tf.TensorSpec([None], piece.dtype)],
-            )
-        return self._by_dtype[piece.dtype](piece)
-
-
-class FlatShard:
-    """Pieces of the flat variable; their lengths differ by one at most.
-
-    Args:
-        shape: The shape of the whole variable.
-        gather: Of the backend.
-    """
-
-    def __init__(self, shape: Sequence[int], gather: Gather):
-        self.shape = tuple(shape)
-        self._gather = gather
-
-    def cut(self, whole: Any) -> tf.Tensor:
-        """This rank's piece: one axis."""
-        backend = self._gather.backend
-        return pieces.cut(whole, backend.rank, backend.size)
-
-    def gather(self, shard: Any) -> tf.Tensor:
-        """Return the pieces of all ranks, joined."""
-        return tf.reshape(self._gather(tf.convert_to_tensor(shard)), self.shape)
-
-
-Shard = AxisShard | FlatShard

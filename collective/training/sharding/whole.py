@@ -1,4 +1,4 @@
-"""Variables of which each rank has a shard: read, written and shown whole.
+"""Variables of tensor-parallel layers: read, written and shown whole.
 
 A checkpoint, a saved model and a user's callback know no shards. ``gather`` makes whole
 values of them; inside ``whole`` the variables themselves are whole.
@@ -16,7 +16,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.keras_compat.whole_variables import Values, Whole
-from collective.training.sharding.shards import Shard
+from collective.training.sharding.shards import AxisShard
 
 
 class ShardedVariables:
@@ -30,16 +30,12 @@ class ShardedVariables:
     def __init__(
         self,
         variables: Iterable[keras.Variable],
-        shards: Mapping[int, Shard],
+        shards: Mapping[int, AxisShard],
         backend: Backend,
     ):
         self.backend = backend
         self._shards = shards
         self._sharded = [v for v in variables if id(v) in shards]
-
-    def updates(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
-        """Trace what an optimizer does to variables that are whole."""
-        return contextlib.nullcontext()
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
         """Return the whole shape of a sharded variable, or None if it is not sharded."""

@@ -67,7 +67,7 @@ def over_model_axes(
     if not held:
         return OverAxes(function, gradients, backend)
     ranks = held[0].ranks
-    other = next((h for h in held if h.ranks is not ranks), None)
+    other = next((h for h in held if not h.ranks.is_like(ranks)), None)
     if other is not None:
         raise UsageError(
             f"a step uses {held[0].path!r} and {other.path!r}, which are laid out over "
@@ -91,6 +91,22 @@ def over_model_axes(
     axes = {axis: BackendExchange(ranks.along[axis]) for axis in passes}
     rows = ranks.along[batch]
     return OverAxes(function, gradients, rows, _placed(held, batch), axes, passes, held)
+
+
+def in_pieces(graph: Any) -> dict[int, Placed]:
+    """Return the variables of a traced graph of which the ranks of a job have pieces.
+
+    Raises:
+        UsageError: The ranks are along several axes.
+    """
+    held = held_in(graph)
+    cut = next((one for one in held if one.layout.cut), None)
+    if cut is not None:
+        raise UsageError(
+            f"{cut.path!r} is cut along a model axis, and so it is trained by model.fit alone",
+            hint="call model.fit, in a script that collectiverun starts",
+        )
+    return _placed(held, held[0].ranks.mesh.batch) if held else {}
 
 
 def _placed(held: Sequence[HeldPart], axis: str) -> dict[int, Placed]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -31,12 +31,13 @@ from collective.training.parallel import equal
 from collective.training.partition import devices
 from collective.training.partition.method import PartitionedMethod
 from collective.training.partition.undo import whole_or_absent
-from collective.training.sharding.optimizer_slots import ShardedSlots
+from collective.training.sharding import held
 from collective.training.step import finite
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
 from collective.training.step.inputs import ReplicaRows, process_rows
 from collective.training.step.report_layout import Layout, flat_logs
 from collective.training.step.rows import BatchRows, packed, without_none
+from collective.training.steps import mesh
 from collective.training.virtual.pieces import VirtualReplicas
 
 
@@ -74,8 +75,6 @@ class PartitionedStep:
         self._expects_overflow = keras_compat.optimizers.expects_overflow(
             self.model.optimizer
         )
-        parts = prepared.partition
-        self._slots = slots = parts if isinstance(parts, ShardedSlots) else None
         self._method = PartitionedMethod(
             with_loss(prepared, method),
             spec,
@@ -83,8 +82,8 @@ class PartitionedStep:
             micro_batches=micro_batches,
             fixed_rows=keras_compat.model.fixed_rows(self.model),
             whole_gradients=bool(backend.rounds_to or prepared.hook),
-            slots=slots,
-            tracing=devices.on_first(self.model, backend),
+            placed=mesh.in_pieces,
+            tracing=self._tracing(),
         )
         # The state that a communication hook keeps between steps.
         self._hook = prepared.hook if method == "train_step" else None
@@ -110,11 +109,15 @@ class PartitionedStep:
         if seed is not None:
             keras_compat.seeds.reseed(captured_variables(self.graph), seed)
         if self._name == "train_step":
-            slots = self._slots
-            with contextlib.nullcontext() if slots is None else slots.stood_in():
-                register_outside_variables(
-                    prepared, self.backend, self._method.source, writes=True
-                )
+            register_outside_variables(
+                prepared, self.backend, self._method.source, writes=True
+            )
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """Trace the method, whose variables may be held in parts."""
+        with devices.on_first(self.model, self.backend), held.tracing():
+            yield
 
     def continue_with(
         self,
@@ -181,7 +184,8 @@ class PartitionedStep:
     def _run_overrun(self) -> Any:
         def overrun() -> tf.Tensor:
             exchange = devices.exchange_of(self.backend)
-            return self._method.overrun(exchange)
+            with held.tracing():
+                return self._method.overrun(exchange)
 
         return traced(overrun)
 
@@ -191,13 +195,9 @@ class PartitionedStep:
 
     def finish(self) -> None:
         """Do what Keras does at the end of ``fit``; every rank calls it."""
-        slots, whole = self._slots, contextlib.ExitStack()
-        with whole:
-            if slots is not None:  # gathered if it reads one: averages of the weights
-                whole.enter_context(slots.whole(lambda: slots.gather(everywhere=True)))
-            keras_compat.optimizers.finish(
-                self.model.optimizer, self.model.trainable_variables
-            )
+        keras_compat.optimizers.finish(
+            self.model.optimizer, self.model.trainable_variables
+        )
 
     @property
     def paths(self) -> list[str]:
@@ -227,9 +227,10 @@ class PartitionedStep:
             exchange = HookExchange(self.backend, number_to_check, self._hook)
         replica, own = self._rows(batch)
         attached = self._attached(batch, number)
-        (loss, logs), sums = self._method(
-            own, batch.global_rows, replica, exchange, tf.nest.flatten(attached)
-        )
+        with held.tracing():
+            (loss, logs), sums = self._method(
+                own, batch.global_rows, replica, exchange, tf.nest.flatten(attached)
+            )
         with tf.control_dependencies([loss, *logs.values()]):
             metrics = [
                 keras_compat.one_copy.copies(variable)[0].read_value()

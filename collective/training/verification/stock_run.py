@@ -22,7 +22,11 @@ from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.model.prepared import PreparedModel, get_hook, get_prepared
-from collective.training.model.variables import all_variables, outside_variables
+from collective.training.model.variables import (
+    all_variables,
+    is_in_parts,
+    outside_variables,
+)
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object
 from collective.training.step.report_layout import Layout
@@ -69,15 +73,23 @@ def steps_beside(verify: bool | str, backend: Backend) -> int:
     )
 
 
-def can_run_beside(prepared: PreparedModel, backend: Backend) -> bool:
-    """Return whether rank 0 can make a step alone; if not, warn and give the reason."""
+def can_run_beside(
+    prepared: PreparedModel, backend: Backend, in_parts: bool = False
+) -> bool:
+    """Return whether rank 0 can make a step alone; if not, warn and give the reason.
+
+    Args:
+        in_parts: Whether the ranks will hold variables in parts that are not made yet.
+    """
     why = ""
     if not backend.synchronous:
         why = "there is no global batch"
     elif backend.elastic:
         why = "ranks may leave an elastic job"
-    elif backend.tensor is not None or prepared.partition is not None:
-        why = "each rank has a shard of the model or of its optimizer"
+    elif backend.tensor is not None or prepared.partition:
+        why = "each rank has a shard of the model"
+    elif in_parts or is_in_parts(prepared.model):
+        why = "each rank has a part of the model or of its optimizer"
     elif prepared.placement is not None or len(backend.local_replicas) > 1:
         why = "the model is on several devices"
     elif getattr(backend, "strategy", None) is not None:

@@ -14,13 +14,15 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+import collective
 from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from collective.training import Checkpoint
-from collective.training.model.prepared import get_partition
+from collective.training.keras_compat.held_parts import holder_of
 from collective.training.model.variables import optimizers_of
+from collective.training.sharding.held import is_held
 from tests import launch
 from tests.training import small
 from tests.training.programs import test_own_steps as own_steps
@@ -60,6 +62,15 @@ class Odd(keras.Optimizer):
         row = ops.arange(read.shape[-1], dtype=read.dtype)
         self.assign(slot, 0.9 * read + ops.abs(gradient) + 0.01 * row)
         self.assign_sub(variable, learning_rate * (step + slot))
+
+
+class Largest(keras.optimizers.SGD):
+    """Writes the larger of two values into rows of a slot's variable."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        slot = self.momentums[self._get_variable_index(variable)]
+        slot.value.scatter_max(tf.IndexedSlices(gradient[:1], [0]))
+        self.assign_sub(variable, learning_rate * gradient)
 
 
 OPTIMIZERS = {
@@ -105,16 +116,22 @@ def by_keras(model, rows):
 
 def whole(model):
     """Return the same for a model whose slots are in pieces. Every rank calls it."""
-    gathered = get_partition(model).gather(everywhere=True)
-    variables = (*model.weights, *model.optimizer.variables)
-    return [gathered.get(id(v), np.array(v)) for v in variables]
+    return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+
+def fit(backend, model, rows=None, **more):
+    """Fit as the plain arguments of Keras have it."""
+    rows = small.rows() if rows is None else rows
+    more = {"batch_size": small.BATCH, "verbose": 0, "backend": backend} | more
+    return collective.fit(model, *rows, **more)
 
 
 def trained(backend, folder, steps, **more):
     """Train up to a checkpoint; return the losses, and the weights at the end."""
-    result = small.train(
+    result = fit(
         backend,
-        model=small.everything(),
+        small.everything()(),
+        seed=5,
         steps=steps,
         checkpoint=Checkpoint(folder, every=4, resume=True),
         **more,
@@ -134,7 +151,7 @@ def assert_same(backend, make, rows, **more):
     wanted = small.on_rank_zero(backend, lambda: by_keras(make(), rows))
     keras.utils.clear_session(free_memory=False)
     words = {"epochs": 2, "shuffle": False, "shard_optimizer": True} | more
-    model = small.train(backend, model=make, data=rows, **words).model
+    model = fit(backend, make, rows, **words).model
     for got, value in zip(whole(model), wanted, strict=True):
         assert_close(got, value)
     return model
@@ -154,10 +171,9 @@ if launch.launched():
             model = assert_same(backend, small.model(OPTIMIZERS[name]), small.rows())
         if name in IN_PIECES:
             assert backend.rank or "4 summed in pieces" in caplog.text
-        parts = get_partition(model)
-        slots = [v for v in model.optimizer.variables if parts.shape_of(v)]
-        held = sum(int(np.prod(v.shape)) for v in slots)
-        total = sum(int(np.prod(parts.shape_of(v))) for v in slots)
+        slots = [v for v in model.optimizer.variables if is_held(v)]
+        held = sum(int(np.prod(holder_of(v).part.shape)) for v in slots)
+        total = sum(int(np.prod(v.shape)) for v in slots)
         assert slots and abs(held - total / backend.size) <= len(slots)
 
     @pytest.mark.parametrize("pieces", [1, 2])
@@ -169,9 +185,8 @@ if launch.launched():
         wanted, history = own_steps.by_keras(PROGRAMS[name])
         result = own_steps.train(backend, PROGRAMS[name], shard_optimizer=True)
         own_steps.assert_as_keras(result, wanted, history)
-        parts = get_partition(result.model)
         for optimizer in optimizers_of(result.model):
-            assert all(parts.shape_of(v) for v in optimizer.variables if v.ndim)
+            assert all(is_held(v) for v in optimizer.variables if v.ndim)
 
     def test_a_callback_saves_whole_slots(backend, tmp_path):
         file = tmp_path / "model.keras"
@@ -185,6 +200,54 @@ if launch.launched():
             kept = [np.array(v) for v in (*saved.weights, *saved.optimizer.variables)]
             for got, value in zip(kept, wanted, strict=True):
                 np.testing.assert_array_equal(got, value)
+
+    @pytest.mark.parametrize("built_by", ["Keras", "collective"])
+    def test_slots_that_were_made_before_are_cut_with_their_values(built_by, backend):
+        keras.config.set_floatx("float64")
+        words = {"shuffle": False, "batch_size": small.BATCH, "verbose": 0}
+        make = small.model(OPTIMIZERS["adam"])
+        wanted = small.on_rank_zero(backend, lambda: by_keras(make(), small.rows()))
+        model = make()
+        if built_by == "Keras":
+            model.fit(*small.rows(), **words)
+        else:
+            fit(backend, model, **words)
+        assert not any(is_held(v) for v in model.optimizer.variables)
+        fit(backend, model, shard_optimizer=True, **words)
+        assert any(is_held(v) for v in model.optimizer.variables)
+        for got, value in zip(whole(model), wanted, strict=True):
+            assert_close(got, value)
+        after = fit(backend, model, initial_epoch=1, epochs=2, **words)
+        assert (
+            after.history["loss"][0]
+            < collective.evaluate(make(), *small.rows(), backend=backend, verbose=0)[0]
+        )
+
+    def test_a_callback_reads_and_writes_whole_slots(backend):
+        def halve(epoch, logs):
+            for slot in model.optimizer.variables[2:]:
+                seen.append(np.array(slot))
+                slot.assign(slot * 0.5)
+
+        seen = []
+        model = small.model()()
+        halves = keras.callbacks.LambdaCallback(on_epoch_end=halve)
+        fit(backend, model, callbacks=[halves], epochs=1, shard_optimizer=True)
+        for before, slot in zip(seen, model.optimizer.variables[2:], strict=True):
+            assert is_held(slot) and np.any(before)
+            np.testing.assert_array_equal(np.array(slot), before * 0.5)
+
+    def test_refuses_a_model_that_runs_eagerly(backend):
+        with pytest.raises(UsageError, match="needs a graph of the step"):
+            fit(backend, small.model(run_eagerly=True)(), shard_optimizer=True)
+
+    def test_refuses_what_has_no_rule_for_pieces(backend):
+        with pytest.raises(UsageError, match="ResourceScatterMax reads or writes a"):
+            fit(
+                backend,
+                small.model(lambda: Largest(0.1, momentum=0.9))(),
+                shard_optimizer=True,
+            )
 
     def test_checkpoints_are_whole(backend, reference):
         keras.config.set_floatx("float64")
@@ -224,7 +287,7 @@ def test_on_ranks(name, ranks, left_out, tmp_path, backends_by_name):
     tests = [HERE, *(f"--deselect={HERE}::{some}" for some in left_out)]
     ended = launch.launch(name, ranks, tests, tmp_path, seconds=280)
     chosen = len(OPTIMIZERS) - len(left_out) + len(OWN_STEPS)
-    assert ended.passed(skips=True) == chosen + 4
+    assert ended.passed(skips=True) == chosen + 9
     assert_close(trained(single, tmp_path / f"by-{name}", ALL), wanted)
 
 
@@ -258,22 +321,3 @@ def test_takes_an_optimizer_that_has_trained_before():
         small.train(alone(), model=each, steps=2, shard_optimizer=sharded)
     for got, wanted in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(got, wanted)
-
-
-class Largest(keras.optimizers.SGD):
-    """Writes the larger of two values into rows of a slot's variable."""
-
-    def update_step(self, gradient, variable, learning_rate):
-        slot = self.momentums[self._get_variable_index(variable)]
-        slot.value.scatter_max(tf.IndexedSlices(gradient[:1], [0]))
-        self.assign_sub(variable, learning_rate * gradient)
-
-
-@PLAIN
-def test_refuses_what_has_no_rule_for_pieces():
-    with pytest.raises(UsageError, match="ResourceScatterMax reads or writes a part"):
-        small.train(
-            alone(),
-            model=small.model(lambda: Largest(0.1, momentum=0.9)),
-            shard_optimizer=True,
-        )

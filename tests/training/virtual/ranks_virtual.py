@@ -196,14 +196,13 @@ def said(name: str, result: training.Result) -> str:
     return f"{name}: sha256 {result.state_sha256} loss {result.losses[-1]:.9g}"
 
 
-def main(backend: str, names: str, virtual: str, steps: str, *switches: str) -> None:
+def main(backend: str, names: str, virtual: str, steps: str) -> None:
     kind, _, devices = backend.partition(":")
     options = backends.Options(threads=1, devices=int(devices) if devices else None)
     made = backends.get(kind, options)
-    more = dict.fromkeys(switches, True)
     for name in names.split(","):
         keras.utils.clear_session(free_memory=False)
-        result = train(made, name, int(virtual), int(steps), **more)
+        result = train(made, name, int(virtual), int(steps))
         if made.rank == 0:
             print(said(name, result), flush=True)
 

@@ -62,14 +62,6 @@ def test_a_rank_that_dies_changes_no_bit():
 @pytest.mark.launches
 @pytest.mark.matrix
 @launch.NEEDS_CORE
-def test_a_sharded_optimizer_has_the_bits_of_a_whole_one():
-    wanted = on_ranks("single", 1, "transformer", 4, 6)
-    assert on_ranks("native", 3, "transformer", 4, 6, "shard_optimizer") == wanted
-
-
-@pytest.mark.launches
-@pytest.mark.matrix
-@launch.NEEDS_CORE
 @pytest.mark.parametrize("model", ranks_virtual.MODELS)
 def test_every_backend_has_the_same_bits(model):
     """There are as many pieces as the most ranks, and uneven numbers of pieces."""

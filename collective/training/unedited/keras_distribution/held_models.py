@@ -10,8 +10,8 @@ import keras
 
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.preparation.slots import check
 from collective.training.sharding.held import HeldPart
-from collective.training.sharding.optimizer_slots import check
 from collective.training.sharding.placing import Placing
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.tracking import records
