@@ -14,6 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.tensorflow_ops.ranks import run_independently
 from collective.tensorflow_ops.text import gather_strings
+from collective.training.keras_compat.tensorflow_names import wait_for
 from collective.training.partition import pieces
 from collective.training.partition.markers import FIRST, GATHER, Marker
 from collective.training.partition.own import (
@@ -277,6 +278,8 @@ class BackendExchange(OnOneDevice):
             assert isinstance(self._backend, ShardCollectives)
             with tf.control_dependencies(before):
                 own = self._backend.reduce_scatter(join(rows, axis=1))
+            for gate in (gate for i in group for gate in values[i].opens):
+                wait_for(gate, [own.op])
             before = [own]
             split = tf.split(own, [row.shape[1] for row in rows])
             for i, piece in zip(group, split, strict=True):

@@ -33,10 +33,12 @@ class Own(NamedTuple):
         parts: One tensor for all replicas of the process. Or several: one for each device,
             or for each subtree of a tree; of other kinds than sums, one for each replica.
         dtype: That of the value. The tensors may have the dtype in which it travels.
+        opens: What waits until it is sent, if it is sent in pieces.
     """
 
     parts: Sequence[tf.Tensor]
     dtype: tf.DType
+    opens: Sequence[tf.Operation] = ()
 
 
 def combined(kind: str, parts: Sequence[tf.Tensor]) -> tf.Tensor:

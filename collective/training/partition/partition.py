@@ -21,6 +21,7 @@ import tensorflow as tf
 from collective.training.partition import computed_sizes as computed_sizes
 from collective.training.partition import rules as rules
 from collective.training.partition import whole_shapes as whole_shapes
+from collective.training.partition import window
 from collective.training.partition.emission import Emission, Traffic
 from collective.training.partition.exchange import Exchange
 from collective.training.partition.graph import Value, read
@@ -151,6 +152,10 @@ class Partition:
             arguments, share, exchange, traffic: As of ``emit``.
         """
         emission = Emission(self.graph, share, self.rows.rows, exchange, traffic)
+        # Pieces of the rows take turns, and a gradient is sent after the last one's.
+        if len(share.own) == 1:
+            ranks = exchange.place[1]
+            emission.held_back = window.makers(self.graph, self.rows.expected, ranks)
         first = self._arguments
         for value, layout, tensors in zip(
             self.graph.inputs[:first], self.layouts[:first], arguments, strict=True

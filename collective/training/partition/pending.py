@@ -25,6 +25,7 @@ from collective.training.partition.own import Own
 from collective.training.partition.shares import gathered
 from collective.training.partition.traffic import Traffic
 from collective.training.partition.turns import Turns
+from collective.training.partition.window import Window
 
 #: Weights that are joined together, at most, but for one that is larger.
 JOINED_BYTES = 8 << 20
@@ -48,6 +49,7 @@ class Pending:
         self._exchange = exchange
         self.turns = turns
         self._traffic = traffic
+        self.window = Window()
         self._values: dict[Value, Layout] = {}
         # Tensors of this process that travel in the first sum; their sums afterwards.
         self.attached: list[tf.Tensor] = []
@@ -145,7 +147,12 @@ class Pending:
         attached = self._unsent if kind == "sum" else []
         own = [self._added(kind, of_one) for of_one in parts]
         own += [self._added(kind, [tensor]) for tensor in attached]
-        pieces = [self._added(kind, emission.get(value, SUM)) for value in scattered]
+        pieces = [
+            self._added(kind, emission.get(value, SUM))._replace(opens=opens)
+            for value, opens in zip(
+                scattered, self.window.opened_by(scattered), strict=True
+            )
+        ]
         self.turns.end()
         with self._in_order():
             results = reduced(self._exchange, kind, own, variables_of(values), pieces)

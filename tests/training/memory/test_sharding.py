@@ -21,7 +21,9 @@ from collective.environment import Environment
 from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.keras_compat.held_parts import holder_of
+from collective.training.keras_compat.tensorflow_names import wait_for
 from collective.training.model.variables import optimizers_of
+from collective.training.partition import exchange, pieces, window
 from collective.training.sharding.held import is_held
 from tests import launch
 from tests.training import small
@@ -237,6 +239,24 @@ if launch.launched():
             assert is_held(slot) and np.any(before)
             np.testing.assert_array_equal(np.array(slot), before * 0.5)
 
+    def test_gradients_wait_until_others_are_sent(backend, monkeypatch):
+        def wait(gate, ops):
+            waits.append(gate)
+            wait_for(gate, ops)
+
+        waits = []
+        monkeypatch.setattr(exchange, "wait_for", wait)
+        monkeypatch.setattr(window, "UNSENT_BYTES", 1)
+        monkeypatch.setattr(pieces, "LARGE", 64)
+
+        def make():
+            dense = keras.layers.Dense
+            wide = [dense(64, "tanh", name=f"wide_{i}") for i in range(4)]
+            return small.model(None, *wide)()
+
+        assert_same(backend, make, small.rows())
+        assert len({*waits}) >= 2
+
     def test_refuses_a_model_that_runs_eagerly(backend):
         with pytest.raises(UsageError, match="needs a graph of the step"):
             fit(backend, small.model(run_eagerly=True)(), shard_optimizer=True)
@@ -287,7 +307,7 @@ def test_on_ranks(name, ranks, left_out, tmp_path, backends_by_name):
     tests = [HERE, *(f"--deselect={HERE}::{some}" for some in left_out)]
     ended = launch.launch(name, ranks, tests, tmp_path, seconds=280)
     chosen = len(OPTIMIZERS) - len(left_out) + len(OWN_STEPS)
-    assert ended.passed(skips=True) == chosen + 9
+    assert ended.passed(skips=True) == chosen + 10
     assert_close(trained(single, tmp_path / f"by-{name}", ALL), wanted)
 
 
