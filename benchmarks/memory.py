@@ -59,6 +59,7 @@ def train(what: str, count: int) -> None:
     with quiet():
         from collective import backends
         from collective.training import fit
+        from collective.training.keras_compat.held_parts import holder_of
         from collective.training.process.object_collectives import gather
 
         shards = what == "shard-optimizer"
@@ -67,14 +68,16 @@ def train(what: str, count: int) -> None:
         backend = backends.get(name, backends.Options(**options))
     make, data = dense() if shards else embedding()
     model = fit(
-        make, data, backend=backend, global_batch_size=ROWS, steps=3, verbose=0,
+        make, *data, backend=backend, batch_size=ROWS, steps=3, verbose=0,
         shard_optimizer=shards and count > 1,
     ).model  # fmt: skip
     held: dict[str, np.ndarray] = {}
     for kind, variables in enumerate((model.variables, model.optimizer.variables)):
         for variable in variables:
-            device = variable.value.device.rpartition("device:")[2]
-            held.setdefault(device, np.zeros(2))[kind] += np.asarray(variable).nbytes
+            holder = holder_of(variable)
+            own = variable.value if holder is None else holder.part
+            device = own.device.rpartition("device:")[2]
+            held.setdefault(device, np.zeros(2))[kind] += np.asarray(own).nbytes
     most = ""
     if name == "native":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

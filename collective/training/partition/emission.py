@@ -9,7 +9,7 @@ nothing waits any more, so that a step is whole or absent when a rank dies.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -83,8 +83,8 @@ class Emission(OwnPart):
         devices = len(exchange.devices) if share.places is None else len(share.own)
         self.turns = Turns(len(share.own), devices)
         self.pending = Pending(exchange, traffic, self.turns)
-        # What makes a gradient that waits until others are sent; see ``window``.
-        self.held_back: Mapping[Node, Value] = {}
+        # What makes values that wait until others are sent; see ``window``.
+        self.held_back: dict[Node, Value] = {}
         self._forms: dict[tuple[Value, Layout], list[tf.Tensor]] = {}
         self._made = Made(self.turns)
         super().__init__(share, rows, Known(self._symbol))

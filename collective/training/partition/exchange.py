@@ -38,6 +38,7 @@ Values = Sequence[Own]
 Gradients = Mapping[int, Any]
 """The variable of which a value is the gradient, by the value's index."""
 NONE: Gradients = {}
+Opens = Sequence[Sequence[tf.Operation]]
 
 
 class Exchange(Protocol):
@@ -92,8 +93,14 @@ class Exchange(Protocol):
         """Return the tensors of all ranks along the first axis, in the order of the ranks."""
         ...
 
-    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the tensors of these shapes of which each rank has its piece."""
+    def join(
+        self, own: Sequence[tf.Tensor], shapes: Sequence[Any], opens: Opens = ()
+    ) -> list[tf.Tensor]:
+        """Return the tensors of these shapes of which each rank has its piece.
+
+        Args:
+            opens: For each, what waits until it is joined; empty if nothing does.
+        """
         ...
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -181,7 +188,9 @@ class OneProcess(OnOneDevice):
         """Return the tensor."""
         return tensor
 
-    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+    def join(
+        self, own: Sequence[tf.Tensor], shapes: Sequence[Any], opens: Opens = ()
+    ) -> list[tf.Tensor]:
         """Return the pieces, which are whole."""
         return [tf.reshape(t, shape) for t, shape in zip(own, shapes, strict=True)]
 
@@ -299,7 +308,9 @@ class BackendExchange(OnOneDevice):
         bits = self._backend.gather_rows(as_bits(sent))  # which may be made of sums
         return arrived(tf.bitcast(bits, carrier), tensor.dtype)
 
-    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+    def join(
+        self, own: Sequence[tf.Tensor], shapes: Sequence[Any], opens: Opens = ()
+    ) -> list[tf.Tensor]:
         """See ``Exchange``. Small tensors travel together."""
         found, parts = list(own), self.place[1]
         before: list[tf.Tensor] = []
@@ -308,6 +319,8 @@ class BackendExchange(OnOneDevice):
             with tf.control_dependencies(before):
                 gathered = self.gather(join([own[i] for i in group]))
             before = [gathered]
+            for gate in (gate for i in group if opens for gate in opens[i]):
+                wait_for(gate, [gathered.op])
             wholes = pieces.joined(gathered, [shapes[i] for i in group], parts)
             for i, whole in zip(group, wholes, strict=True):
                 found[i] = whole

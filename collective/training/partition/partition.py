@@ -152,10 +152,11 @@ class Partition:
             arguments, share, exchange, traffic: As of ``emit``.
         """
         emission = Emission(self.graph, share, self.rows.rows, exchange, traffic)
+        emission.held_back = window.behind_joined(self.graph)
         # Pieces of the rows take turns, and a gradient is sent after the last one's.
         if len(share.own) == 1:
             ranks = exchange.place[1]
-            emission.held_back = window.makers(self.graph, self.rows.expected, ranks)
+            emission.held_back |= window.makers(self.graph, self.rows.expected, ranks)
         first = self._arguments
         for value, layout, tensors in zip(
             self.graph.inputs[:first], self.layouts[:first], arguments, strict=True

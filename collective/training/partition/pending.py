@@ -190,7 +190,8 @@ class Pending:
         own = [emission.get(value, OWNED)[0] for value in values]
         with self._in_order(), tf.control_dependencies(before):
             own = [tf.identity(piece) for piece in own] if before else own
-            wholes = self._exchange.join(own, [value.shape for value in values])
+            shapes = [value.shape for value in values]
+            wholes = self._exchange.join(own, shapes, self.window.opened_by(values))
         self._traffic.joins += values
         self.joined.update(values)
         self._note(wholes)

@@ -1,25 +1,25 @@
-"""How many bytes of whole gradients may wait to be sent in pieces.
+"""How many bytes of values that are sent alone may be in memory at a time.
 
 A gradient of which each rank needs its piece is whole in memory until it is sent. Wide layers
-make theirs faster than ranks send them, so in the end all would be in memory. What makes such
-a gradient therefore waits until those before the last few are sent. The wire has work all the
-time, and so has a processor that is slower than the wire.
+make theirs faster than ranks send them, so in the end all would be in memory; and so would
+what an optimizer computes in pieces of its slots, until it is joined. What makes such a value
+therefore waits until those before the last few are sent. The wire has work all the time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
 from collective.training.keras_compat.model import bytes_of
 from collective.training.partition import pieces
 from collective.training.partition.graph import Graph, Node, Value
-from collective.training.partition.layouts import OWNED, SUM, Sharded
+from collective.training.partition.layouts import OWNED, SUM, WHOLE, Sharded
 from collective.training.partition.sizes import about, product
 
-#: Of gradients that are made, or may be, and not sent; but two at least.
+#: Of values that are made, or may be, and not sent; but two values at least.
 UNSENT_BYTES = 16 << 20
 
 
@@ -39,9 +39,7 @@ def makers(graph: Graph, rows: int | None, ranks: int) -> dict[Node, Value]:
     for value in (v for node in graph.nodes for v in node.outputs):
         if not value.is_read_owned or value.layout != SUM:
             continue
-        if bytes_of(value) < pieces.LARGE * value.dtype.size:
-            continue  # they travel together, last
-        maker = _maker(value)
+        maker = _maker(value) if _is_large(value) else None
         if maker is None or maker in waited_for:
             continue
         if any(read.layout == OWNED for read in maker.inputs):
@@ -49,6 +47,39 @@ def makers(graph: Graph, rows: int | None, ranks: int) -> dict[Node, Value]:
         if _bytes_read(maker, rows, ranks) < bytes_of(value):
             found[maker] = value
     return found
+
+
+def behind_joined(graph: Graph) -> dict[Node, Value]:
+    """Return what computes each large value in pieces that is joined and read once, whole.
+
+    That is the change of a weight, of which the slots are all that has to be kept.
+    """
+    waited_for = {before for node in graph.nodes for before in node.control}
+    found: dict[Node, Value] = {}
+    for node in graph.nodes:
+        for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
+            if value.layout == OWNED and layout == WHOLE and _is_large(value):
+                found |= dict.fromkeys(_for_alone(value, waited_for), value)
+    return found
+
+
+def _for_alone(value: Value, waited_for: Collection[Node]) -> Iterator[Node]:
+    """Yield the nodes that compute a value, and nothing else."""
+    ahead = [value]
+    while ahead:
+        value = ahead.pop()
+        node = value.node
+        if node is None or len(node.outputs) != 1 or len(value.users) != 1:
+            continue
+        if node.is_stateful or node.bodies or node in waited_for:
+            continue
+        yield node
+        ahead += [v for v in node.inputs if v.layout == OWNED]
+
+
+def _is_large(value: Value) -> bool:
+    """Return whether a value is sent alone; the others are sent together, last."""
+    return bytes_of(value) >= pieces.LARGE * value.dtype.size
 
 
 def _bytes_read(node: Node, rows: int | None, ranks: int) -> int:
@@ -76,19 +107,20 @@ def _maker(value: Value) -> Node | None:
 
 
 class Window:
-    """The gates that hold gradients back, for one emitted graph."""
+    """The gates that hold values back, for one emitted graph."""
 
     def __init__(self) -> None:
         self._gates: dict[Value, tf.Operation] = {}
 
     def gate(self, value: Value) -> tf.Operation:
-        """Return the operation for which what makes a gradient waits."""
-        with tf.control_dependencies(None):
-            self._gates[value] = tf.no_op()
+        """Return the operation for which what makes a value waits."""
+        if value not in self._gates:
+            with tf.control_dependencies(None):
+                self._gates[value] = tf.no_op()
         return self._gates[value]
 
     def opened_by(self, sent: Sequence[Value]) -> list[list[tf.Operation]]:
-        """Return for each of some gradients, which are sent in order, the gates that it opens."""
+        """Return for each of some values, which are sent in order, the gates that it opens."""
         opens: list[list[tf.Operation]] = [[] for _ in sent]
         unsent: deque[tuple[int, int]] = deque()
         bytes_ = 0

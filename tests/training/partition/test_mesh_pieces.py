@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from collective.training.partition import pending
+from collective.training.partition import pending, pieces, window
 from tests.training.partition.meshed import Meshed, Ranks, Weight
 from tests.training.partition.operands import generator
 
@@ -83,6 +83,31 @@ def test_a_join_waits_for_the_layer_before_the_last(
     products = [op for op in graph.get_operations() if op.type == "MatMul"]
     third = products[2 * 2]  # of rank 0, whose layers come in turn with rank 1's
     assert any(_is_behind(third, op) for op in products[:2])
+
+
+def test_slots_in_pieces_keep_few_gradients_and_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window, "UNSENT_BYTES", 1)
+    monkeypatch.setattr(pieces, "LARGE", 1)
+    rng = generator(2)
+    width = 2 * WIDTH  # so that a gradient is larger than what it is made of
+    weights = [
+        Weight(rng.normal(size=(width, width)) ** 2, None, 1, kind > 0)
+        for kind in range(3)
+        for _ in range(LAYERS)
+    ]
+    x = rng.normal(size=(2, width))
+    made = Meshed(trained, [x], [True], weights, places=1, replicas=2)
+    ranks = Ranks(made, [True], 2)
+    for _ in range(2):
+        ranks.compare([1, 1], [x])
+    assert len(ranks.traffic[0].scattered) == len(ranks.traffic[0].joins) == LAYERS
+    operations = ranks.graph.get_operations()
+    gates = [op for op in operations if op.type == "NoOp" and op.control_inputs]
+    held = {op.type for op in operations if {*op.control_inputs} & {*gates}}
+    # Gradients, and what the changes of weights are computed of.
+    assert {"MatMul", "Sqrt", "RealDiv"} <= held
 
 
 def descended(given: Any, variables: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Gradients that wait until others are sent in pieces."""
+"""Values that wait until others are sent."""
 
 from __future__ import annotations
 

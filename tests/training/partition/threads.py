@@ -12,11 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.keras_compat.tensorflow_names import wait_for
 from collective.training.partition import pieces
 from collective.training.partition.exchange import (
     NONE,
     Gradients,
     OnOneDevice,
+    Opens,
     Values,
     exchanged,
 )
@@ -61,6 +63,12 @@ class Group:
         self._barrier.abort()
 
 
+def _open(gates: Sequence[tf.Operation], sent: tf.Tensor) -> None:
+    """Have what waits for a value to be sent go on behind it."""
+    for gate in gates:
+        wait_for(gate, [sent.op])
+
+
 class ThreadExchange(OnOneDevice):
     """The exchange of a thread over one axis of the mesh.
 
@@ -98,6 +106,7 @@ class ThreadExchange(OnOneDevice):
             with tf.control_dependencies(made[-1:]):
                 sent = tf.identity(own.parts[0])
             made.append(REDUCE[kind](tf.stack(self._all(sent, kind)), 0))
+            _open(own.opens, made[-1])
         cut = [pieces.cut(total, *self.place) for total in made[len(values) :]]
         return [*made[: len(values)], *cut]
 
@@ -105,12 +114,16 @@ class ThreadExchange(OnOneDevice):
         """See ``Exchange``."""
         return tf.concat(self._all(tensor, GATHER), 0)
 
-    def join(self, own: Sequence[tf.Tensor], shapes: Sequence[Any]) -> list[tf.Tensor]:
+    def join(
+        self, own: Sequence[tf.Tensor], shapes: Sequence[Any], opens: Opens = ()
+    ) -> list[tf.Tensor]:
         """See ``Exchange``."""
         made: list[tf.Tensor] = []
         for piece, shape in zip(own, shapes, strict=True):
             with tf.control_dependencies(made[-1:]):
                 made.append(tf.reshape(self.gather(piece), shape))
+        for gates, whole in zip(opens, made, strict=False):
+            _open(gates, whole)
         return made
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ from collective.training.partition.exchange import (
     NONE,
     Gradients,
     OnOneDevice,
+    Opens,
     Values,
 )
 from collective.training.partition.markers import FIRST, GATHER, Marker, mark
@@ -54,7 +55,7 @@ class MarkedExchange(OnOneDevice):
         return made
 
     def join(
-        self, own: Sequence[tf.Tensor], shapes: Sequence[object]
+        self, own: Sequence[tf.Tensor], shapes: Sequence[object], opens: Opens = ()
     ) -> list[tf.Tensor]:
         """Is never called: pieces are of the axis of the batch."""
         raise NotImplementedError
