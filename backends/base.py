@@ -112,6 +112,8 @@ class Backend(ABC):
         one_replica: Whether there is never more than one replica.
         own_copies: Whether each replica has its own copy of a variable, which the
             user's code may write in a step.
+        sends_as_made: Whether a collective in a graph waits for nothing but what it sends,
+            and not for all operations with effects that were made before it.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
@@ -149,6 +151,7 @@ class Backend(ABC):
     extra_ranks: ClassVar[int] = 0
     one_replica: ClassVar[bool] = False
     own_copies: ClassVar[bool] = True
+    sends_as_made: ClassVar[bool] = False
     synchronous: ClassVar[bool] = True
 
     elastic: bool = False

@@ -61,6 +61,7 @@ class NativeBackend(
     launcher = "collectiverun"
     takes = frozenset({"algorithm", "transport_dtype"})
     exchanges = True
+    sends_as_made = True
     _group: ProcessSet | None = None  # the ranks of a backend that is ``among`` some
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -5,7 +5,7 @@ Emitted graphs know no backend. They ask an ``Exchange``, in the same order on e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -287,14 +287,22 @@ class BackendExchange(OnOneDevice):
             assert isinstance(self._backend, ShardCollectives)
             with tf.control_dependencies(before):
                 own = self._backend.reduce_scatter(join(rows, axis=1))
-            for gate in (gate for i in group for gate in values[i].opens):
-                wait_for(gate, [own.op])
+            self._open((gate for i in group for gate in values[i].opens), own)
             before = [own]
             split = tf.split(own, [row.shape[1] for row in rows])
             for i, piece in zip(group, split, strict=True):
                 length = pieces.lengths(tensors[i].shape, parts)[part]
                 found[i] = arrived(piece[:length], values[i].dtype)
         return found
+
+    def _open(self, gates: Iterable[tf.Operation], sent: tf.Tensor) -> None:
+        """Have gates wait until something is sent.
+
+        Not if that itself waits for the clock, which waits for all gradients: a circle.
+        """
+        if self._backend.sends_as_made:
+            for gate in gates:
+                wait_for(gate, [sent.op])
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``; for numbers and text."""
@@ -319,8 +327,7 @@ class BackendExchange(OnOneDevice):
             with tf.control_dependencies(before):
                 gathered = self.gather(join([own[i] for i in group]))
             before = [gathered]
-            for gate in (gate for i in group if opens for gate in opens[i]):
-                wait_for(gate, [gathered.op])
+            self._open((gate for i in group if opens for gate in opens[i]), gathered)
             wholes = pieces.joined(gathered, [shapes[i] for i in group], parts)
             for i, whole in zip(group, wholes, strict=True):
                 found[i] = whole

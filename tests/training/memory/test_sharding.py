@@ -250,12 +250,13 @@ if launch.launched():
         monkeypatch.setattr(pieces, "LARGE", 64)
 
         def make():
+            keras.utils.set_random_seed(11)
             dense = keras.layers.Dense
             wide = [dense(64, "tanh", name=f"wide_{i}") for i in range(4)]
             return small.model(None, *wide)()
 
         assert_same(backend, make, small.rows())
-        assert len({*waits}) >= 2
+        assert len({*waits}) >= 2 or not backend.sends_as_made
 
     def test_refuses_a_model_that_runs_eagerly(backend):
         with pytest.raises(UsageError, match="needs a graph of the step"):
