@@ -12,7 +12,7 @@ from collective.backends.base import Backend
 from collective.distribute.scoped_models import as_one_process, backend_for
 from collective.fit_options import FitOptions
 from collective.training import keras_compat
-from collective.training.calls import by_keras
+from collective.training.calls import by_keras, keras_fit
 from collective.training.calls.assemble import Assembly
 from collective.training.calls.attached import attach_observers
 from collective.training.calls.evaluation import make_evaluation
@@ -205,7 +205,7 @@ def fit(
             "initial_epoch": initial_epoch,
             "validation_freq": validation_freq,
         }
-        return by_keras.fit(
+        return keras_fit.fit(
             model, arguments, more, callbacks, backend, options, checkpoint, ledger
         )
 

@@ -1,0 +1,498 @@
+"""``collective.fit`` by Keras' own, in which each batch is shared out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.distribute.datasets import original
+from collective.distribute.scoped_models import as_one_process
+from collective.elastic import generations
+from collective.errors import NextGeneration, UsageError
+from collective.fit_options import FitOptions
+from collective.log import log
+from collective.training import keras_compat
+from collective.training.calls.assemble import say_not_compiled
+from collective.training.calls.keras_call import (
+    as_read,
+    has_others,
+    is_eager,
+    on_devices,
+    with_announcements,
+)
+from collective.training.calls.opening import open_inputs
+from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
+from collective.training.calls.set_options import SetOptions
+from collective.training.calls.training_data import TrainingData
+from collective.training.input.batches import Batches, ShuffledItems
+from collective.training.input.data import DataArguments, as_data, is_array_data
+from collective.training.input.permutation_ops import permuted
+from collective.training.input.pipeline import Input
+from collective.training.input.ready_batches import ReadyBatches
+from collective.training.loop.callbacks import (
+    CallbackMethods,
+    Callbacks,
+    expects_nan,
+)
+from collective.training.loop.observed_fit import ObservedFit
+from collective.training.loop.observer import Observer
+from collective.training.loop.position import Position
+from collective.training.loop.progress import ProgressBar
+from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
+from collective.training.loop.result import Result
+from collective.training.model.prepared import get_hook, get_prepared, keep
+from collective.training.model.variables import (
+    captured_variables,
+    register_outside_variables,
+)
+from collective.training.observers.checkpoint.identity import describe
+from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.desync import DesyncAlarm
+from collective.training.observers.elastic.fit_membership import FitMembership
+from collective.training.observers.elastic.fit_units import units_of
+from collective.training.observers.elastic.membership import (
+    CallbackMemory,
+    check_trainings,
+)
+from collective.training.observers.ledger.observer import LedgerObserver
+from collective.training.observers.ledger.receipts import Receipts
+from collective.training.observers.timing import TimingObserver
+from collective.training.partition.undo import whole_or_absent
+from collective.training.preparation import slots
+from collective.training.preparation.compiled_flags import as_compiled
+from collective.training.preparation.prepare import prepare
+from collective.training.preparation.refusals import check_labels, check_model
+from collective.training.process import host_random, interrupts
+from collective.training.process.failure import guarded
+from collective.training.process.object_collectives import broadcast_object
+from collective.training.sharding.held import is_held
+from collective.training.steps.batch_function import (
+    BatchFunction,
+    StepObserver,
+)
+from collective.training.steps.distributed import distributed_call
+from collective.training.steps.leaves import Leaves
+from collective.training.steps.program import Program
+from collective.training.verification.descriptions import describe as described
+from collective.training.verification.descriptions import describe_model, short
+from collective.training.verification.ranks import compare, describe_data
+from collective.training.verification.same_calls import SameCalls, mark_of
+from collective.training.verification.settings import describe_settings
+
+# Arguments of ``fit`` that the ranks do not compare: data are, batch by batch.
+_NOT_COMPARED = ("x", "y", "sample_weight", "validation_data", "verbose")
+_NOT_OF_KERAS = ("data", "global_batch_size", "seed")
+
+
+def fit(
+    model: keras.Model,
+    data: DataArguments,
+    arguments: dict[str, Any],
+    callbacks: Callbacks,
+    backend: Backend,
+    options: FitOptions,
+    checkpoint: Checkpoint | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+) -> Result:
+    """Train a model; see ``collective.fit``. Every rank calls it.
+
+    Args:
+        arguments: More of ``keras.Model.fit``, but for the callbacks.
+    """
+    with guarded(backend):
+        if options.accumulate < 1:
+            raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+        check_model(model, backend)
+        check_trainings(backend)
+        with (
+            as_one_process(model),
+            as_compiled(model, backend),
+            units_of(backend).serving(trains=True),
+        ):
+            training = _Training(
+                model, data, arguments, callbacks, backend, options, checkpoint, ledger
+            )
+            try:
+                return training.run()
+            except NextGeneration:
+                generations.report_handed_over()
+                raise
+
+
+class _Training(StepObserver):
+    """One call of ``collective.fit``."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        data: DataArguments,
+        arguments: dict[str, Any],
+        callbacks: Callbacks,
+        backend: Backend,
+        options: FitOptions,
+        checkpoint: Checkpoint | None,
+        ledger: str | os.PathLike[str] | None,
+    ):
+        self._model, self._given, self._backend = model, data, backend
+        self._arguments = arguments | {
+            field.name: getattr(data, field.name)
+            for field in fields(data)
+            if field.name not in _NOT_OF_KERAS
+        }
+        self._callbacks, self._checkpoint = callbacks, checkpoint
+        self._ledger = ledger
+        self._verbose = arguments["verbose"]
+        asked = asdict(options) | {"hook": options.hook}
+        self._units = units = units_of(backend)
+        self._set = SetOptions(
+            backend, asked, units.run, self._observers, gathers=checkpoint is not None
+        )
+        self._receipts: Receipts | None = None
+        if ledger is not None:
+            self._receipts = Receipts(backend, self._set.virtual)
+        attached = None if self._receipts is None else self._receipts.attached
+        settings = self._set.of_steps(attached=attached)
+        self._settings = with_announcements(settings, units)
+        self._same = SameCalls(backend, units.run)
+        self._parts: dict[str, str] = {}  # what the ranks have in common
+        self._member: FitMembership | None = None  # of an elastic job
+        self._result: Result | None = None
+        self._begin_order: Callable[[], None] = lambda: None
+        self._described: Input | Batches | ReadyBatches | None = (
+            None  # for a checkpoint
+        )
+        self._has_begun = self._resumes = False
+        self._position: Position
+        self._methods: CallbackMethods | None = None
+
+    def run(self) -> Result:
+        """Call Keras' ``fit``, and return the result."""
+        model, backend, options = self._model, self._backend, self._set.options
+        arguments = self._arguments | {
+            name: as_read(self._arguments[name])
+            for name in ("x", "y", "validation_data")
+        }
+        self._compare(arguments)
+        expected = self._units.run(lambda: expects_nan(self._callbacks, backend))
+        observers: list[StepObserver] = [self._units, self, self._set]
+        planned = PlannedCall(backend, is_eager(model), self._settings.virtual)
+        with contextlib.closing(planned), contextlib.ExitStack() as inside:
+            if options.shard_optimizer:
+                inside.enter_context(slots.in_pieces(model, backend))
+            self._open(planned, arguments)
+            if self._described is not None:
+                self._prepare(self._described)
+            if has_others(backend):
+                observers.insert(2, self._same)
+                inside.enter_context(self._same.call())
+            if self._receipts is not None:
+                observers.insert(1, self._receipts)
+                planned.reads["train_step"].after_read.append(self._receipts.note)
+            inside.enter_context(
+                distributed_call(
+                    model,
+                    self._settings,
+                    observers,
+                    self._units.run_step,
+                    expected,
+                    planned.reads,
+                )
+            )
+            order = _same_order(arguments, options.seed, backend)
+            self._begin_order = inside.enter_context(order)
+            more = inside.enter_context(self._set.fitting(model, arguments))
+            inside.enter_context(interrupts.between_steps())
+            if _may_draw(arguments, planned):
+                host_random.read_by(self)
+                inside.callback(host_random.closed, self)
+            asked = options.jit_compile
+            if backend.rank == 0 and (model.jit_compile if asked is None else asked):
+                say_not_compiled(log.warning if asked else log.info)
+            keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
+            arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
+            with self._without_rows(), on_devices(model, backend):
+                keras_fit(model, **arguments)
+        assert self._result is not None
+        model.history = self._result
+        if backend.elastic:
+            self._result.repeat_afterwards(self._units.afterwards)
+        checkpoint = self._checkpoint
+        if checkpoint is not None and checkpoint.raises:
+            checkpoint.raise_if_failed()
+        return self._result
+
+    @contextlib.contextmanager
+    def _without_rows(self) -> Iterator[None]:
+        """Name the reason if Keras has no logs, since no step was made."""
+        try:
+            yield
+        except ValueError as error:
+            if self._has_begun or "Cannot get result()" not in str(error):
+                raise
+            raise UsageError(
+                "the data set has no rows", hint="pass data with at least one row"
+            ) from error
+
+    def _compare(self, arguments: Mapping[str, Any]) -> None:
+        if not has_others(self._backend):
+            return
+        options = self._set.options
+        shown = {k: v for k, v in arguments.items() if k not in _NOT_COMPARED}
+        for name in ("accumulate", "steps", "hook", "check_every"):
+            shown[name] = getattr(options, name)
+        parts = describe_settings()
+        parts |= {f"{name}=": short(described(value)) for name, value in shown.items()}
+        self._parts = parts
+        self._units.run(lambda: compare(self._backend, parts))
+
+    def _observers(self, observed: ObservedFit) -> list[Observer]:
+        """Return the observers of the training, and find the state to start from."""
+        backend, options = self._backend, self._set.options
+        position = observed.position
+        self._position, position.unit = position, self._units.run
+        params = dict(observed.callback.params) | {"verbose": self._verbose}
+        self._result = Result(position, params, False, self._settings.hook)
+        on_rank_zero = RankZeroCallbacks(
+            self._callbacks, position, params, self._units.run
+        )
+        observed.tested = self._methods = on_rank_zero.methods
+        self._methods.is_shared_later = True
+        found: list[Observer] = [TimingObserver(self._result.timing, position)]
+        before_write = None
+        if self._receipts is not None:
+            assert self._ledger is not None and isinstance(self._described, Input)
+            plan = self._described.plan
+            noting = LedgerObserver(self._ledger, position, plan, self._receipts)
+            found.append(noting)
+            before_write = noting.sync
+        found.append(on_rank_zero)
+        if backend.elastic:
+            found.append(CallbackMemory(on_rank_zero.methods))
+        if not on_rank_zero.methods.has_bar and str(self._verbose) != "0":
+            # After the callbacks, so that it shows the logs that they add.
+            found.append(ProgressBar(position, params["epochs"], self._verbose))
+        if self._checkpoint is not None:
+            self._attach(self._checkpoint, position, before_write)
+            found.append(self._checkpoint)
+        if backend.elastic:
+            found.append(self._membership(observed))
+        elif self._checkpoint is not None:
+            self._checkpoint.find_start()
+            position.agree_on_start()
+        self._resumes = position.start is not None
+        if DesyncAlarm.is_needed(backend, options.check_every):
+            # The ranks have the same model only when the first step has been traced.
+            found.append(DesyncAlarm(position, options.check_every, first=1))
+        self._begin_order()
+        return found
+
+    def before_step(
+        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Note what is known once the first step is traced; ranks then share weights."""
+        model, seed = self._model, self._set.options.seed
+        if (
+            self._has_begun
+            or function.name != "train_step"
+            or function.model is not model
+        ):
+            return
+        self._has_begun = True
+        self._know(function, program)
+        assert self._methods is not None
+        self._methods.is_shared_later = False
+        if has_others(self._backend) and self._methods.used:  # they may assign some
+            variables, undone = program.variables, contextlib.nullcontext()
+
+            def given() -> None:
+                with whole_or_absent(variables) if self._member else undone:
+                    self._backend.broadcast(variables)
+
+            self._units.run(given, variables)
+        if seed is not None and not self._resumes:
+            keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
+
+    def _know(self, function: BatchFunction, program: Program) -> None:
+        """Note what the state of the model has, once its first step is traced."""
+        model = self._model
+        if function.hook is not None:
+            keep(model, None, None, function.hook)
+        is_whole = not any(is_held(variable) for variable in model.variables)
+        if is_whole and not program.has_run:  # else they are known
+            register_outside_variables(
+                get_prepared(model), self._backend, program.source, writes=True
+            )
+
+    def _membership(self, observed: ObservedFit) -> FitMembership:
+        """Return what lets ranks go and admits others; find the state to start from."""
+        plan: dict[str, Any] = {}
+        if isinstance(self._described, Input):
+            plan |= asdict(self._described.plan)
+        if self._set.options.virtual_replicas is not None:
+            plan["virtual_replicas"] = self._set.options.virtual_replicas
+        if self._settings.hook is not None:
+            plan["hook"] = repr(self._settings.hook)
+        member = FitMembership(
+            self._units, observed, plan, self._checkpoint, self._same.restart
+        )
+        self._member = member
+        if member.joins:
+            observed.late = self._join
+        elif member.continues_others and self._checkpoint is None:
+            observed.late = self._continue
+        else:
+            member.find_start()
+        return member
+
+    def _join(self) -> None:
+        assert self._member is not None and self._methods is not None
+        self._has_begun = self._resumes = True
+        self._methods.is_shared_later = False
+        self._member.join()
+
+    def _continue(self) -> None:
+        assert self._member is not None
+        self._member.find_start()
+        self._resumes = self._position.start is not None
+
+    def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
+        """Describe the training by its first batch, for ranks that join it."""
+        member = self._member
+        is_first = function.name == "train_step" and function.model is self._model
+        if member is None or member.description or not is_first:
+            return
+        if function.reads is not None:
+            data, spec = function.reads.read(), function.reads.spec
+        function.trace(data, spec)
+        program = function.programs[0]
+        self._know(function, program)
+        member.description = self._parts | describe_model(self._model)
+        if isinstance(self._described, Input):
+            member.description |= describe_data("training", self._described)
+        else:
+            rows = mark_of(Leaves.of(data).tensors)
+            member.description["training rows"] = str(rows)
+
+    def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
+        """Open data of which each rank reads its own rows, and those of a checkpoint.
+
+        Args:
+            arguments: Of Keras' ``fit``; changed.
+        """
+        given, validation = self._given, self._given.validation_data
+        of_rows = given.data is not None or given.global_batch_size is not None
+        is_planned = of_rows or self._ledger is not None
+        is_planned |= has_rows_by_number((given.x, given.y, given.sample_weight))
+        is_validated = has_rows_by_number(validation) or (
+            of_rows and isinstance(validation, tuple | tf.data.Dataset)
+        )
+        if not is_planned and not is_array_data(original(given.x)):
+            if self._checkpoint is not None:
+                steps = given.steps_per_epoch
+                ready, arguments["x"] = ReadyBatches.of(original(given.x), steps)
+                self._described = ready
+        elif is_planned or self._checkpoint is not None:
+            chosen = replace(
+                given, validation_data=validation if is_validated else None
+            )
+            data = TrainingData.of(
+                chosen,
+                self._backend,
+                None,
+                with_rows_read=self._ledger is not None,
+                whole_batches=False,
+            )
+            self._units.run(lambda: data.check(self._set.options.accumulate, {}))
+            self._described = data.inputs
+        if is_planned and isinstance(data.inputs, Input):
+            planned.train(data.inputs, arguments)
+            if isinstance(data.validation, Input):
+                planned.validate(data.validation, arguments)
+        elif is_validated:
+            several = isinstance(validation, tuple | list)
+            source = as_data(*validation) if several else as_data(validation)
+            size = given.validation_batch_size or given.batch_size
+            inputs = open_inputs(source, self._backend, size, given.validation_steps)
+            assert isinstance(inputs, Input)
+            planned.validate(inputs, arguments)
+
+    def _prepare(self, data: Input | Batches | ReadyBatches) -> None:
+        """Build the model before the training, and check that it fits the data."""
+        prepare(
+            self._model,
+            self._backend,
+            data.spec,
+            micro_batch_rows=32,
+            hook=self._settings.hook,
+            features=self._set.options.features,
+        )
+        if isinstance(data, Input):
+            check_labels(self._model, data.source)
+
+    def _attach(
+        self,
+        checkpoint: Checkpoint,
+        position: Position,
+        before_write: Callable[[], None] | None,
+    ) -> None:
+        """Have a checkpoint serve the training, and find the state to start from."""
+        data = self._described
+        assert data is not None
+        model, count = self._model, self._set.options.virtual_replicas
+        plan = asdict(data.plan)
+        if count is not None:
+            plan["virtual_replicas"] = count
+        hook, function = get_hook(model), model.train_function
+        if hook is not None:
+            plan["hook"] = repr(hook.hook)
+            function.hook = hook
+        identity = describe(data, model)
+        checkpoint.attach(position, plan, before_write, identity)
+
+
+def _may_draw(arguments: Mapping[str, Any], planned: PlannedCall) -> bool:
+    """Return whether data may draw from the generators of Python and NumPy."""
+    of_step = {"train_step": "x", "test_step": "validation_data"}
+    read = [
+        arguments[name] for step, name in of_step.items() if step not in planned.reads
+    ]
+    return any(x is not None and not is_array_data(original(x)) for x in read)
+
+
+@contextlib.contextmanager
+def _same_order(
+    arguments: dict[str, Any], seed: int | None, backend: Backend
+) -> Iterator[Callable[[], None]]:
+    """Inside, every rank reads shuffled data in one order.
+
+    It is Keras' own if the script has set a seed, that of rank 0; else one that follows
+    from ``seed`` alone: that of a ``RowPlan``.
+
+    Yields:
+        What has the next pass over arrays be the first.
+    """
+    of_script = keras_compat.data.tensorflow_seed()
+    if backend.size > 1 and not backend.elastic:  # others may join later
+        of_script = broadcast_object(backend, of_script)
+    if seed is None and of_script is not None:
+        with keras_compat.data.seeded(of_script):
+            yield lambda: None
+        return
+    x = arguments["x"]
+    is_mixed = isinstance(x, keras.utils.PyDataset) and arguments["shuffle"]
+    if is_mixed and x.num_batches is not None:
+        arguments |= {"x": ShuffledItems(x, seed or 0), "shuffle": False}
+    arguments["shuffle"] = bool(arguments["shuffle"])
+
+    def order(indices: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return permuted(indices.shape[0], seed or 0, number)
+
+    with keras_compat.data.shuffled_by(lambda: order) as begin:
+        yield begin
