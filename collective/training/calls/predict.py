@@ -66,8 +66,7 @@ def predict(
 
     Every rank calls it with the same data, and gets all outputs, in the order of the
     data; they are those of rank 0's weights. The arguments up to ``callbacks`` are those
-    of ``keras.Model.predict``. A backend of one process with several devices computes
-    every row on each of them.
+    of ``keras.Model.predict``.
 
     Args:
         model: A model; it need not be compiled.

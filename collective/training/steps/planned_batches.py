@@ -36,7 +36,7 @@ class PlannedBatches:
             other, and is read ahead.
 
     Attributes:
-        after_read: Called with each batch that is read.
+        after_read: Called with each batch that is read, and whether only the own rows were.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PlannedBatches:
     ):
         self._inputs, self._backend, self._virtual = inputs, backend, virtual
         self._most = most
-        self.after_read: list[Callable[[Batch], None]] = []
+        self.after_read: list[Callable[[Batch, bool], None]] = []
         self._pass, self._number = -1, 0  # of the batch that was counted last
         self._iterator: Any = None  # of Keras, for this pass
         moves = most is not None or backend.elastic
@@ -127,7 +127,7 @@ class PlannedBatches:
             raise explained from None
         self._opened = self._number + 1, replicas
         for note in self.after_read:
-            note(batch)
+            note(batch, self._is_cut)
         found = batch if self._is_cut else packed(rows_of(batch))
         self._last = self._number, replicas, found
         return found

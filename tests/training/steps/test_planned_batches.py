@@ -57,7 +57,7 @@ def test_a_process_reads_its_own_rows_of_each_batch_of_each_pass():
 def test_nothing_is_read_of_batches_that_are_only_counted():
     reads = planned(Ranks(range(1), 1))
     noted: list[Batch] = []
-    reads.after_read.append(noted.append)
+    reads.after_read.append(lambda batch, is_cut: noted.append(batch))
     iterator = iter(reads.stand_ins())
     for _ in range(3):
         next(iterator)

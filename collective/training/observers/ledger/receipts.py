@@ -36,13 +36,19 @@ class Receipts(StepObserver):
         """Return the receipts of this process, while a step is traced."""
         return [self._own.read_value()]
 
-    def note(self, batch: Batch) -> None:
-        """Write the receipts for what this process has read of a batch."""
+    def note(self, batch: Batch, is_cut: bool) -> None:
+        """Write the receipts for what this process has read of a batch.
+
+        Args:
+            is_cut: Whether it has read its own rows only.
+        """
         backend, read = self._backend, np.asarray(batch.rows_read)
         receipts = np.zeros([backend.most_replicas, SIZE], np.float32)
         for replica in backend.local_replicas:
             own = read
-            if len(backend.local_replicas) > 1:  # they cut what the process has read
+            if (
+                not is_cut or len(backend.local_replicas) > 1
+            ):  # what was read is cut then
                 start, stop = self._share(int(batch.global_rows), replica)
                 own = read[(read[:, 0] >= start) & (read[:, 0] < stop)]
             if len(own):
