@@ -244,6 +244,8 @@ class CallbackMethods:
             return outcome
         if changed:
             outcome.trainable = list(backend.broadcast_array(np.array(trainable)))
+            # The order of the variables depends on the flags.
+            keras_compat.model.set_trainable_flags(model, outcome.trainable)
         if drawn:
             outcome.random = broadcast_object(backend, host_random.state())
         undone: Any = contextlib.nullcontext()
