@@ -80,6 +80,7 @@ from collective.training.steps.batch_function import (
 from collective.training.steps.distributed import distributed_call
 from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Program
+from collective.training.verification import compare_models
 from collective.training.verification.descriptions import describe as described
 from collective.training.verification.descriptions import describe_model, short
 from collective.training.verification.ranks import compare, describe_data
@@ -209,7 +210,7 @@ class _Training(StepObserver):
             self._begin_order = inside.enter_context(order)
             more = inside.enter_context(self._set.fitting(model, arguments))
             inside.enter_context(interrupts.between_steps())
-            if _may_draw(arguments, planned):
+            if planned.may_draw(arguments):
                 host_random.read_by(self)
                 inside.callback(host_random.closed, self)
             asked = options.jit_compile
@@ -374,9 +375,7 @@ class _Training(StepObserver):
         program = function.programs[0]
         self._know(function, program)
         member.description = self._parts | describe_model(self._model)
-        if isinstance(self._described, Input):
-            member.description |= describe_data("training", self._described)
-        else:
+        if function.reads is None:
             rows = mark_of(Leaves.of(data).tensors)
             member.description["training rows"] = str(rows)
 
@@ -411,6 +410,8 @@ class _Training(StepObserver):
             )
             self._units.run(lambda: data.check(self._set.options.accumulate, {}))
             self._described = data.inputs
+            if self._backend.elastic:  # before batches are read ahead
+                self._parts |= describe_data("training", data.inputs)
         if is_planned and isinstance(data.inputs, Input):
             planned.train(data.inputs, arguments)
             if isinstance(data.validation, Input):
@@ -435,6 +436,8 @@ class _Training(StepObserver):
         )
         if isinstance(data, Input):
             check_labels(self._model, data.source)
+        self._units.run(lambda: compare_models(self._backend, self._model))
+        self._same.compared = self._model
 
     def _attach(
         self,
@@ -455,15 +458,6 @@ class _Training(StepObserver):
             function.hook = hook
         identity = describe(data, model)
         checkpoint.attach(position, plan, before_write, identity)
-
-
-def _may_draw(arguments: Mapping[str, Any], planned: PlannedCall) -> bool:
-    """Return whether data may draw from the generators of Python and NumPy."""
-    of_step = {"train_step": "x", "test_step": "validation_data"}
-    read = [
-        arguments[name] for step, name in of_step.items() if step not in planned.reads
-    ]
-    return any(x is not None and not is_array_data(original(x)) for x in read)
 
 
 @contextlib.contextmanager

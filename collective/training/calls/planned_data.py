@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.distribute.datasets import original
+from collective.training.input.data import is_array_data
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
@@ -84,6 +86,18 @@ class PlannedCall:
         given = {"y": None, "sample_weight": None, "batch_size": None}
         arguments |= {name: v for name, v in given.items() if name in arguments}
         arguments["x"] = self._read(method, inputs, arguments["steps"] or ENDLESS)
+
+    def may_draw(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether data may draw from the generators of Python and NumPy.
+
+        Args:
+            arguments: Of ``keras.Model.fit``.
+        """
+        of_step = {"train_step": "x", "test_step": "validation_data"}
+        read = [
+            arguments[name] for step, name in of_step.items() if step not in self.reads
+        ]
+        return any(x is not None and not is_array_data(original(x)) for x in read)
 
     def _read(self, method: str, inputs: Input, most: int | None) -> tf.data.Dataset:
         """Return what Keras reads in place of some data."""

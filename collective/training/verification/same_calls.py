@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -42,10 +43,15 @@ class SameCalls(StepObserver):
     Args:
         unit: Runs a function that all ranks call together, and repeats it if one of them
             has died.
+
+    Attributes:
+        compared: A model that the ranks have compared already: rank 0 may have read a
+            state into it since.
     """
 
     def __init__(self, backend: Backend, unit: Callable[[Callable[[], Any]], Any]):
         self._backend, self._unit = backend, unit
+        self.compared: keras.Model | None = None
         self._mark, self._count, self._compared = 0, 0, 0
         self._names: dict[str, None] = {}  # of the rows read since the last comparison
 
@@ -65,7 +71,8 @@ class SameCalls(StepObserver):
         self._unit(lambda: self._compare_programs(function, program))
 
     def _compare_programs(self, function: BatchFunction, program: Program) -> None:
-        if function.name != "predict_step":  # such a model may not be compiled
+        # A model that predicts may not be compiled.
+        if function.name != "predict_step" and function.model is not self.compared:
             compare_models(self._backend, function.model)
         compare_graphs(self._backend, program.source.graph)
 

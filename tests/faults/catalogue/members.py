@@ -106,10 +106,13 @@ FAULTS = [
         "undisturbed ones, and the ledger is perfect",
         code=0,
         seconds=None,
-        messages=("rank 1 of 2 died, 1 joined; 2 ranks continue from step [78] ",),
+        messages=(
+            "rank 1 of 2 died; 1 rank continues from step [78] ",
+            "1 joined; 2 ranks continue from step [89] ",
+        ),
         inside="wait-for-newcomer forward 0 7",
         strike=_kills_rank_1,
-        holds=no_step_again([2, 2]),
+        holds=no_step_again([2, 1, 2]),
         launcher_options=("--min-np", "2", "--max-np", "2"),
     ),
     Fault(
