@@ -8,8 +8,6 @@ is resumed; the others wait for it in their next unit.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,21 +17,15 @@ from collective.backends.capabilities import Elastic
 from collective.elastic import generations
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING
 from collective.errors import (
-    CollectiveError,
-    JoinRejected,
     LeaveJob,
-    NextGeneration,
-    UsageError,
 )
-from collective.running_time import Deadline
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.state import newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.elastic import membership
+from collective.training.observers.elastic import endings, membership
 from collective.training.observers.elastic.fit_units import FitUnits
 from collective.training.observers.elastic.state_handoff import StateHandoff
-from collective.training.process.object_collectives import gather_few
 from collective.training.verification.ranks import compare_newcomers
 
 
@@ -113,18 +105,12 @@ class FitMembership(Observer):
         """Give ranks that join the state of the others; every rank calls it."""
         position, backend = self._position, self._backend
         mine = position.fresh() if is_new else position.latest()
-        try:
+        with endings.rejecting(backend, is_new):
             compare_newcomers(backend, self.description)
             state, _ = newest(mine, backend)
             if is_new:
                 position.start = state
                 self._observed.take_over()
-        except UsageError as error:
-            if not is_new:
-                raise
-            print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
-            backend.close()
-            raise JoinRejected(error.exit_code) from None
         self._on_join()
 
     def changed(self, root: int) -> None:
@@ -172,38 +158,14 @@ class FitMembership(Observer):
 
     def _wait_for_ranks(self) -> bool:
         """Wait for ranks that join; end the job if none comes in time."""
-        backend = self._backend
-        if backend.rank == 0:
-            print(
-                f"collective: too few ranks to continue: {backend.size}, and --min-np "
-                f"is {self._least}; waiting {membership.WAIT_SECONDS:.0f} s for others "
-                "to join",
-                file=sys.stderr,
-                flush=True,
-            )
-        deadline = Deadline(membership.WAIT_SECONDS)
-        while True:
-            flags = self._units.preemption_flags
-            gives_up = bool(flags & LEAVES) or deadline.passed()
-            mine = flags & (WAITING | RESTARTS)
-            found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
-            if found & RESTARTS:
-                self._begin_next_generation()
-            if found & WAITING:
-                return True
-            if gives_up:
-                self.give_up(*self._units.gone)
-            time.sleep(membership.POLL_SECONDS)
+        flags, restart = self._units.preemption_flags, self._begin_next_generation
+        if not endings.wait_for_ranks(self._backend, self._least, flags, restart):
+            self.give_up(*self._units.gone)
+        return True
 
     def _begin_next_generation(self) -> bool:
         """Keep the state and end every rank; return False if no host can keep it."""
-        if not self._handoff.possible:
-            return False
-        if self._checkpoint is not None:
-            self._checkpoint.wait()  # Keras writes one file of a model at a time
-        if gather_few(self._backend, [self._handoff.keep()]).any():
-            raise NextGeneration(generations.EXIT_CODE)
-        self._handoff.possible = False  # the job continues as it is
+        endings.begin_next_generation(self._backend, self._handoff, self._checkpoint)
         return False
 
     def give_up(self, left: int, size: int) -> None:
@@ -212,18 +174,4 @@ class FitMembership(Observer):
         Raises:
             CollectiveError: Always, on rank 0; it aborts the job.
         """
-        position = self._position
-        if self._backend.rank:
-            self._backend.barrier()  # rank 0 ends the job
-        if self._checkpoint is not None:
-            self._checkpoint.save_last(position.start or position.take())
-            hint = f"--resume continues from {self._checkpoint.folder}, on fewer ranks, too"
-        else:
-            hint = "--checkpoint-dir, to continue from there"
-            hint = f"a smaller --min-np; and {hint}" if left else hint
-        raise CollectiveError(
-            f"step {position.step}: of {size} ranks {left} "
-            f"{'is' if left == 1 else 'are'} left, and --min-np is {self._least}",
-            hint=hint,
-            everywhere=False,
-        )
+        endings.give_up(self._position, self._checkpoint, left, size, self._least)

@@ -175,7 +175,6 @@ class FitUnits(Units):
         """
         self._regroup((), "", leaving, admits=True)
 
-    @property
     def preemption_flags(self) -> int:
         """Return what this rank knows of ranks that leave or wait."""
         return self._preemption.flags()

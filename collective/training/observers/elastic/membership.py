@@ -11,26 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.elastic import generations
-from collective.elastic.preemption import RESTARTS, WAITING
 from collective.errors import (
     CollectiveError,
-    JoinRejected,
     LeaveJob,
     NextGeneration,
-    UsageError,
 )
-from collective.running_time import Deadline
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.loop.callbacks import CallbackMethods
@@ -39,6 +32,7 @@ from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.loop.state import broadcast, newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.elastic import endings
 from collective.training.observers.elastic.change import Change
 from collective.training.observers.elastic.control_messages import ControlMessages
 from collective.training.observers.elastic.fit_units import units_of
@@ -48,9 +42,6 @@ from collective.training.process.random_state import RandomState
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
-# A job with too few ranks that may grow waits so long for more, as Horovod does.
-WAIT_SECONDS = 600.0
-POLL_SECONDS = 0.2
 _TRAINS, _STARTS = range(2)
 _has_joined = False  # whether this process has joined a job, in a training
 
@@ -235,17 +226,11 @@ class Membership(Observer):
         joined = change.former[backend.rank] < 0
         if gather_few(backend, [_TRAINS]).any():
             raise _StartAgain(change)
-        try:
+        with endings.rejecting(backend, joined):
             if change.joined:
                 compare_newcomers(backend, self.description)
             position.start, root = newest(position.latest(), backend)
             loop.begin(root)
-        except UsageError as error:
-            if not joined:
-                raise
-            print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
-            backend.close()
-            raise JoinRejected(error.exit_code) from None
         self._accept(change)
 
     def _accept(self, change: Change) -> None:
@@ -270,26 +255,10 @@ class Membership(Observer):
             Reconfigure: Ranks wait to join.
             NextGeneration: The launcher has found other hosts.
         """
-        backend, preemption = self.backend, self.messages.preemption
-        if backend.rank == 0:
-            print(
-                f"collective: too few ranks to continue: {backend.size}, and --min-np "
-                f"is {self.least}; waiting {WAIT_SECONDS:.0f} s for others to join",
-                file=sys.stderr,
-                flush=True,
-            )
-        deadline = Deadline(WAIT_SECONDS)
-        while True:
-            mine = preemption.flags() & (WAITING | RESTARTS)
-            gives_up = preemption.noticed or deadline.passed()
-            found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
-            if found & RESTARTS:
-                self._begin_next_generation()
-            if found & WAITING:
-                raise Reconfigure
-            if gives_up:
-                return
-            time.sleep(POLL_SECONDS)
+        flags = self.messages.preemption.flags
+        restart = self._begin_next_generation
+        if endings.wait_for_ranks(self.backend, self.least, flags, restart):
+            raise Reconfigure
 
     def after_step(self, step: FinishedStep) -> None:
         """Act on the messages of the step.
@@ -321,14 +290,7 @@ class Membership(Observer):
 
     def _begin_next_generation(self) -> None:
         """Keep the state and end every rank; return if no host can keep it."""
-        if not self.handoff.possible:
-            return
-        if self.checkpoint is not None:
-            self.checkpoint.wait()  # Keras writes one file of a model at a time
-        if not gather_few(self.backend, [self.handoff.keep()]).any():
-            self.handoff.possible = False  # the job continues as it is
-            return
-        raise NextGeneration(generations.EXIT_CODE)
+        endings.begin_next_generation(self.backend, self.handoff, self.checkpoint)
 
     def _give_up(self, left: int, size: int) -> None:
         """End the job, with a checkpoint if the user asked for checkpoints.
@@ -336,21 +298,7 @@ class Membership(Observer):
         Raises:
             CollectiveError: Always, on rank 0; it aborts the job.
         """
-        if self.backend.rank:
-            self.backend.barrier()  # rank 0 ends the job
-        if self.checkpoint is not None:
-            self.checkpoint.save_last(self.position.start or self.position.take())
-            folder = self.checkpoint.folder
-            hint = f"--resume continues from {folder}, on fewer ranks, too"
-        else:
-            hint = "--checkpoint-dir, to continue from there"
-            hint = f"a smaller --min-np; and {hint}" if left else hint
-        raise CollectiveError(
-            f"step {self.position.step}: of {size} ranks {left} "
-            f"{'is' if left == 1 else 'are'} left, and --min-np is {self.least}",
-            hint=hint,
-            everywhere=False,
-        )
+        endings.give_up(self.position, self.checkpoint, left, size, self.least)
 
 
 class CallbackMemory(Observer):
