@@ -24,24 +24,14 @@ import tensorflow as tf
 
 import collective
 from collective import backends, session
-from collective.backends.native import NativeBackend
 from collective.training import Checkpoint
+from tests.training.elastic import exchanges
 from tests.training.small import BATCH, PER_EPOCH, everything, rows, state
 
 EPOCHS = 3
 TOLD_AT = 4
 # The step after which a rank joins, by the kind of the data: at the end of an epoch, too.
 JOINED_AT = {"arrays": 11, "dataset": 8, "items": 14, "generator": 11}
-_exchange = NativeBackend._broadcast_bytes
-made, deadly = 0, 0  # exchanges since fit began; that of this rank's death
-
-
-def counted(backend: NativeBackend, data: np.ndarray, root: int) -> None:
-    global made
-    made += 1
-    if made == deadly:
-        os.kill(os.getpid(), signal.SIGKILL)
-    _exchange(backend, data, root)
 
 
 class Items(keras.utils.PyDataset):
@@ -106,8 +96,7 @@ class ComesAndGoes(keras.callbacks.Callback):
 
 def train(backend: Any, kind: str, *more: Any, **options: Any) -> list[Any]:
     """Return losses, history and weights."""
-    global made
-    made = 0
+    exchanges.made = 0
     keras.utils.set_random_seed(3)
     stops = keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True)
     result = collective.fit(
@@ -133,16 +122,15 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
 
 def dies(backend: Any, kind: str, shares: list[str]) -> None:
     """Have ranks die, one in each training."""
-    global deadly
-    NativeBackend._broadcast_bytes = counted  # type: ignore[method-assign]
+    exchanges.count()
     whole = train(backend, kind)
     for number, share in enumerate(map(float, shares)):
         train(backend, kind)  # with fewer ranks fewer exchanges
-        last = made
+        last = exchanges.made
         is_victim = backend.rank == number % backend.size
-        deadly = 1 + int(share * (last - 1)) if is_victim else 0
+        exchanges.deadly = 1 + int(share * (last - 1)) if is_victim else 0
         found = train(backend, kind)
-        deadly = 0
+        exchanges.deadly = 0
         assert_same(found, whole)
         print(f"rank {backend.rank} of {backend.size}: same after {share} of {last}")
 

@@ -8,8 +8,6 @@ before the first step. The losses equal the undisturbed ones each time.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from typing import Any
 
@@ -19,37 +17,28 @@ import numpy as np
 from collective import backends
 from collective.backends.native import NativeBackend
 from collective.training.observers.elastic.fit_units import FitUnits
+from tests.training.elastic import exchanges
 from tests.training.small import everything, rows, train
 
 STEPS = 4
-_exchange, _run_step = NativeBackend._broadcast_bytes, FitUnits.run_step
-made, deadly = 0, 0  # exchanges since fit began; that of this rank's death
-
-
-def counted(backend: NativeBackend, data: np.ndarray, root: int) -> None:
-    global made
-    made += 1
-    if made == deadly:
-        os.kill(os.getpid(), signal.SIGKILL)
-    _exchange(backend, data, root)
+_run_step = FitUnits.run_step
 
 
 def reported(units: FitUnits, *step: Any) -> Any:
     *_, number = step
     if number == 0:
-        begun.append(made)
+        begun.append(exchanges.made)
     return _run_step(units, *step)
 
 
 def begins_with(backend: NativeBackend) -> list[float]:
     """Return the losses of a training with a random order and a random layer."""
-    global made
-    made = 0
+    exchanges.made = 0
     keras.utils.set_random_seed(3)
     return train(backend, steps=STEPS, model=everything(), data=rows()).losses
 
 
-NativeBackend._broadcast_bytes = counted
+exchanges.count()
 FitUnits.run_step = reported
 begun: list[int] = []
 keras.config.set_floatx("float64")
@@ -58,7 +47,7 @@ whole = begins_with(job)
 for number, share in enumerate(map(float, sys.argv[1:])):
     begins_with(job)  # with fewer ranks fewer exchanges
     dies = job.rank == number % job.size
-    deadly = 1 + int(share * (begun[-1] - 1)) if dies else 0
+    exchanges.deadly = 1 + int(share * (begun[-1] - 1)) if dies else 0
     np.testing.assert_allclose(begins_with(job), whole, rtol=1e-12)
-    deadly = 0
+    exchanges.deadly = 0
     print(f"rank {job.rank} of {job.size}: same after {share} of {begun[-1]}")

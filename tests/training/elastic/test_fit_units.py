@@ -149,10 +149,7 @@ def run(
         return script.run
 
     results, world = ranks_in_threads.run(program, 3, deaths, seed)
-    different: list[Any] = []
-    for result in results.values():
-        different += [] if result in different else [result]
-    return different, world
+    return ranks_in_threads.different(results), world
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -212,3 +212,11 @@ def run(
         thread.join(2 * SECONDS)
     assert not errors, "\n".join(errors)
     return results, world
+
+
+def different(results: Mapping[Any, Any]) -> list[Any]:
+    """Return the different results of ranks."""
+    found: list[Any] = []
+    for result in results.values():
+        found += [] if result in found else [result]
+    return found

@@ -164,10 +164,7 @@ def run(
         return script.run
 
     results, world = ranks_in_threads.run(program, size, deaths, seed, joins)
-    different: list[Any] = []
-    for result in results.values():
-        different += [] if result in different else [result]
-    return different, files, world
+    return ranks_in_threads.different(results), files, world
 
 
 @pytest.mark.parametrize("kind", [k for k in dict.fromkeys(KINDS) if k != "early step"])
