@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from typing import Any
 
@@ -24,6 +25,7 @@ def serves(
     backend: Backend,
     options: FitOptions | None = None,
     checkpoint: Checkpoint | None = None,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> bool:
     """Return whether Keras' own method can serve a call.
 
@@ -36,7 +38,7 @@ def serves(
     prepared = get_prepared(model)
     if prepared.partition or prepared.placement:
         return False
-    if model.run_eagerly and backend.elastic:
+    if model.run_eagerly and (backend.elastic or ledger is not None):
         return False
     if options is not None and model.run_eagerly and backend.replicas > 1:
         return False

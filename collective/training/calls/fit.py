@@ -195,10 +195,8 @@ def fit(
         data=data,
         global_batch_size=global_batch_size,
     )
-    is_eager = isinstance(model, keras.Model) and model.run_eagerly
-    is_served = ledger is None or not is_eager
-    rows = x if data is None else data
-    if is_served and by_keras.serves(model, rows, backend, options, checkpoint):
+    rows, asked = x if data is None else data, (options, checkpoint, ledger)
+    if by_keras.serves(model, rows, backend, *asked):
         more = {
             "epochs": epochs,
             "verbose": verbose,
@@ -222,6 +220,7 @@ def fit(
             backend,
             chosen.virtual,
             with_rows_read=ledger is not None,
+            with_checksums=True,
             whole_batches=per_replica == "batch" and backend.most_replicas > 1,
         )
         contexts.callback(read.close)

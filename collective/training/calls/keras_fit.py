@@ -166,9 +166,8 @@ class _Training(StepObserver):
         self._member: FitMembership | None = None  # of an elastic job
         self._result: Result | None = None
         self._begin_order: Callable[[], None] = lambda: None
-        self._described: Input | Batches | ReadyBatches | None = (
-            None  # for a checkpoint
-        )
+        # The data that a checkpoint, or a rank that joins, is told of.
+        self._described: Input | Batches | ReadyBatches | None = None
         self._has_begun = self._resumes = False
         self._position: Position
         self._methods: CallbackMethods | None = None
@@ -333,13 +332,8 @@ class _Training(StepObserver):
 
     def _membership(self, observed: ObservedFit) -> FitMembership:
         """Return what lets ranks go and admits others; find the state to start from."""
-        plan: dict[str, Any] = {}
-        if isinstance(self._described, Input):
-            plan |= asdict(self._described.plan)
-        if self._set.options.virtual_replicas is not None:
-            plan["virtual_replicas"] = self._set.options.virtual_replicas
-        if self._settings.hook is not None:
-            plan["hook"] = repr(self._settings.hook)
+        data = self._described
+        plan = self._plan(data if isinstance(data, Input) else None)
         member = FitMembership(
             self._units, observed, plan, self._checkpoint, self._same.restart
         )
@@ -406,7 +400,6 @@ class _Training(StepObserver):
                 self._backend,
                 None,
                 with_rows_read=self._ledger is not None,
-                whole_batches=False,
             )
             self._units.run(lambda: data.check(self._set.options.accumulate, {}))
             self._described = data.inputs
@@ -446,18 +439,22 @@ class _Training(StepObserver):
         before_write: Callable[[], None] | None,
     ) -> None:
         """Have a checkpoint serve the training, and find the state to start from."""
-        data = self._described
+        data, model = self._described, self._model
         assert data is not None
-        model, count = self._model, self._set.options.virtual_replicas
-        plan = asdict(data.plan)
-        if count is not None:
-            plan["virtual_replicas"] = count
         hook, function = get_hook(model), model.train_function
         if hook is not None:
-            plan["hook"] = repr(hook.hook)
             function.hook = hook
         identity = describe(data, model)
-        checkpoint.attach(position, plan, before_write, identity)
+        checkpoint.attach(position, self._plan(data), before_write, identity)
+
+    def _plan(self, data: Input | Batches | ReadyBatches | None) -> dict[str, Any]:
+        """Return what a kept state must have in common with the training."""
+        plan = {} if data is None else asdict(data.plan)
+        if self._set.options.virtual_replicas is not None:
+            plan["virtual_replicas"] = self._set.options.virtual_replicas
+        if self._settings.hook is not None:
+            plan["hook"] = repr(self._settings.hook)
+        return plan
 
 
 @contextlib.contextmanager

@@ -83,8 +83,8 @@ class PlannedCall:
             method: ``test_step`` or ``predict_step``.
             arguments: Of the method of ``keras.Model``; changed.
         """
-        given = {"y": None, "sample_weight": None, "batch_size": None}
-        arguments |= {name: v for name, v in given.items() if name in arguments}
+        replaced = {"y", "sample_weight", "batch_size"} & arguments.keys()
+        arguments |= dict.fromkeys(replaced)
         arguments["x"] = self._read(method, inputs, arguments["steps"] or ENDLESS)
 
     def may_draw(self, arguments: Mapping[str, Any]) -> bool:

@@ -46,13 +46,16 @@ class TrainingData:
         backend: Backend,
         virtual: VirtualReplicas | None,
         *,
-        with_rows_read: bool,
-        whole_batches: bool,
+        with_rows_read: bool = False,
+        with_checksums: bool = False,
+        whole_batches: bool = False,
     ) -> TrainingData:
         """Open the data that ``fit`` was called with.
 
         Args:
             with_rows_read: Whether batches have the numbers of their rows.
+            with_checksums: Whether batches that ranks read whole have checksums, where
+                there are ranks to compare with.
             whole_batches: Whether each replica has whole batches of its own.
 
         Raises:
@@ -72,7 +75,9 @@ class TrainingData:
                 seed=seed,
                 shuffle=shuffle,
                 with_rows_read=with_rows_read,
-                with_checksums=backend.size > 1 and not backend.elastic,
+                with_checksums=with_checksums
+                and backend.size > 1
+                and not backend.elastic,
             )
         elif with_rows_read:
             raise UsageError(
