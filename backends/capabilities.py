@@ -466,3 +466,7 @@ class Serving(Backend):
     @abstractmethod
     def serve(self) -> None:
         """Serve until the job ends, and end the process; on all but the chief."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Wait for all calls that are under way."""

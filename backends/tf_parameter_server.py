@@ -162,6 +162,11 @@ class ParameterServerBackend(StrategyBackend, Serving):
         self._under_way.append(scheduled)
         return scheduled
 
+    def join(self) -> None:
+        """Wait for all calls that are under way."""
+        while self._under_way:
+            self._under_way.popleft().fetch()
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Make an error say that a server has died."""
@@ -202,23 +207,17 @@ def _leave_errors_to_the_steps() -> None:
 
 
 class _Scheduled:
-    """A worker's future result: a vector, or a vector and more."""
+    """A worker's future result, a tree of arrays; threads may read it."""
 
     def __init__(self, value: Any, explain: Callable[[Exception], Exception]):
         self._value, self._explain = value, explain
-        self._fetched: Any = None
 
     def fetch(self) -> Any:
         """Wait for the value."""
-        if self._value is not None:
-            try:
-                self._fetched = self._value.fetch()
-            except Exception as error:
-                raise _explained(error, self._explain) from None
-            self._value = None
-        return self._fetched
-
-    numpy = fetch  # as of a tensor
+        try:
+            return self._value.fetch()
+        except Exception as error:
+            raise _explained(error, self._explain) from None
 
 
 def _explained(

@@ -18,7 +18,11 @@ from keras import ops
 from collective.errors import UsageError
 from collective.training import evaluate, fit, keras_compat
 from collective.training.input.plan import share
-from collective.training.input.replica_batches import first_of, stacked
+from collective.training.input.replica_batches import (
+    first_of,
+    stack_arguments,
+    stacked,
+)
 from collective.training.steps import own_batches
 from tests import launch
 from tests.training.programs.own_steps import FEATURES, LATENT, mlp, rows
@@ -253,27 +257,22 @@ def test_statistics_of_a_replica(backend):
 @PLAIN
 def test_what_is_no_choice(backend):
     with pytest.raises(UsageError, match="per_replica='rows' is unknown"):
-        own_batches.chosen("rows", made(Contrastive), backend, None)
+        own_batches.chosen("rows", backend)
 
 
 @PLAIN
 def test_arrays_are_no_batches():
-    from collective.training.input.arrays import Arrays
-
     with pytest.raises(UsageError, match="these are rows"):
-        stacked(Arrays(np.zeros((4, 1))), 2)
+        stack_arguments({"x": np.zeros((4, 1))}, 2)
 
 
 @PLAIN
 def test_batches_are_stacked():
     batches = tf.data.Dataset.range(23).batch(4)
     found = stacked(keras_compat.data.adapter(batches), 2)
-    assert found.num_batches == 3
-    stacks = [stack.numpy() for stack in found.get_tf_dataset()]
+    stacks = [stack.batches.numpy() for stack in found]
     assert [s.shape for s in stacks] == [(2, 4), (2, 4), (1, 4)]
     assert np.concatenate(stacks).ravel().tolist() == [*range(20)]
-    spec = first_of(found.get_tf_dataset().element_spec)
-    assert spec.shape.rank == 1
     assert np.array_equal(first_of(tf.constant(stacks[0])), [0, 1, 2, 3])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
@@ -18,7 +17,6 @@ from collective.training.model.prepared import PreparedModel
 from collective.training.preparation import compatibility
 from collective.training.preparation.prepare import features_of
 from collective.training.step.attachments import Attachment
-from collective.training.steps import own_batches
 from collective.training.steps.choose_step import AnyStep, make_step
 from collective.training.steps.partitioned_step import PartitionedStep
 from collective.training.verification import compare_graphs, deterministic
@@ -62,13 +60,6 @@ class Assembly:
     def choose(self, prepared: PreparedModel, data: TrainingData) -> None:
         """Decide what depends on the model and the data; every rank calls it."""
         self.require(features_of(prepared.model))
-        per_replica = own_batches.chosen(
-            self.options.per_replica,
-            prepared.model,
-            self.backend,
-            data.replica_rows,
-        )
-        self.options = dataclasses.replace(self.options, per_replica=per_replica)
 
     def step(
         self,

@@ -16,7 +16,6 @@ from collective.training.calls.planned_data import has_rows_by_number
 from collective.training.input.data import is_array_data
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.steps.own_batches import trained_with
 
 
 def serves(
@@ -44,11 +43,7 @@ def serves(
         return False
     if checkpoint is not None and not _is_describable(data):
         return False
-    if options is None:
-        alone = backend.most_replicas > 1 and trained_with(model)
-    else:
-        alone = backend.most_replicas > 1 and options.per_replica
-    return is_plain(backend) and not alone
+    return is_plain(backend)
 
 
 def _is_describable(data: Any) -> bool:
@@ -60,4 +55,4 @@ def _is_describable(data: Any) -> bool:
 
 def is_plain(backend: Backend) -> bool:
     """Return whether each device of a backend has a whole model."""
-    return not (not backend.synchronous or backend.tensor is not None or backend.stages)
+    return not (backend.tensor is not None or backend.stages)

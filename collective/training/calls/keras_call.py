@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.backends.capabilities import LocalDevices
+from collective.backends.capabilities import LocalDevices, Serving
 from collective.distribute.datasets import original
 from collective.distribute.scoped_models import as_one_process
 from collective.training import keras_compat
@@ -20,6 +20,7 @@ from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.input.data import as_data
 from collective.training.input.pipeline import Input
+from collective.training.input.replica_batches import stack_arguments
 from collective.training.loop.callbacks import Callbacks
 from collective.training.loop.progress import verbosity
 from collective.training.loop.rank_zero import OnRankZero
@@ -28,6 +29,7 @@ from collective.training.process import interrupts
 from collective.training.process.failure import guarded
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed_call
+from collective.training.steps.own_batches import trained_with
 from collective.training.steps.settings import StepSettings
 from collective.training.verification import compare_data, compare_settings
 from collective.training.verification.same_calls import SameCalls
@@ -70,6 +72,8 @@ def call(
             units.run(lambda: compare_data(backend, inputs, None, {}))
             planned.pass_over(_STEPS[method], inputs, arguments)
         inside.enter_context(contextlib.closing(planned))
+        if method == "evaluate" and trained_with(model) == "batch":
+            stack_arguments(arguments, backend.most_replicas)
         if has_others(backend):
             same = SameCalls(backend, units.run)
             observers.append(same)
@@ -100,8 +104,8 @@ def is_eager(model: keras.Model) -> bool:
 def on_devices(
     model: keras.Model, backend: Backend
 ) -> contextlib.AbstractContextManager[None]:
-    """Enter what lets Keras run a model with a copy on each device of a process."""
-    if isinstance(backend, LocalDevices):
+    """Enter what lets Keras run a model of a strategy of TensorFlow's."""
+    if isinstance(backend, LocalDevices | Serving):
         return keras_compat.one_copy.whole_batches(model)
     return contextlib.nullcontext()
 

@@ -258,7 +258,9 @@ class _Training(StepObserver):
         position = observed.position
         self._position, position.unit = position, self._units.run
         params = dict(observed.callback.params) | {"verbose": self._verbose}
-        self._result = Result(position, params, False, self._settings.hook)
+        self._result = Result(
+            position, params, options.per_replica, self._settings.hook
+        )
         on_rank_zero = RankZeroCallbacks(
             self._callbacks, position, params, self._units.run
         )

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
 from collective.training.compression import named
+from collective.training.input.data import is_array_data
 from collective.training.input.feed import ENDLESS
+from collective.training.input.replica_batches import stack_arguments
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer
 from collective.training.model.prepared import get_prepared
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.preparation import compatibility
 from collective.training.preparation.prepare import features_of
+from collective.training.steps import own_batches
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
@@ -81,8 +86,11 @@ class SetOptions(StepObserver):
     ):
         check_settable(asked)
         of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
-        self.options, self._backend = FitOptions(**of_fit), backend
-        compatibility.check(self._features, backend)
+        options = FitOptions(**of_fit)
+        choice = own_batches.chosen(options.per_replica, backend)
+        self.options = replace(options, per_replica=choice)
+        self._backend = backend
+        compatibility.check(self.options.features, backend)
         if self.options.timeline and backend.elastic:
             raise UsageError(
                 "a timeline of an unedited script does not work with an elastic job "
@@ -100,18 +108,6 @@ class SetOptions(StepObserver):
         self._beside = unit(lambda: steps_beside(self.options.verify, backend))
         self._observed: ObservedFit | None = None
         self._more, self._gathers = more, gathers
-
-    @property
-    def _features(self) -> set[str]:
-        found = self.options.features
-        if self._backend.most_replicas == 1:  # which has whole batches as it is
-            found.discard("per_replica")
-        return found
-
-    @property
-    def by_collective(self) -> bool:
-        """Return whether ``collective.fit`` has to fit models, with these options."""
-        return "per_replica" in self._features
 
     @property
     def given(self) -> dict[str, Any]:
@@ -137,11 +133,12 @@ class SetOptions(StepObserver):
         Yields:
             More callbacks for the call.
         """
+        more = self._begin(model, arguments)
         with contextlib.ExitStack() as inside:
             if self.virtual is not None:
                 inside.enter_context(deterministic.deterministic())
             if not (self.reports or self.options.steps):
-                yield []
+                yield more
                 return
             initial = arguments.get("initial_epoch") or 0
             last = ENDLESS
@@ -157,7 +154,20 @@ class SetOptions(StepObserver):
                 last_step=last,
             )
             inside.enter_context(self._observing(observed))
-            yield [observed.callback]
+            yield [observed.callback, *more]
+
+    def _begin(
+        self, model: keras.Model, arguments: dict[str, Any]
+    ) -> list[keras.callbacks.Callback]:
+        """Begin to train a model; return more callbacks for the call."""
+        choice, backend = self.options.per_replica, self._backend
+        size = arguments.get("batch_size")
+        if is_array_data(original(arguments["x"])):
+            size = size or 32
+        own_batches.begin(choice, model, backend, size)
+        if choice == "batch":
+            return stack_arguments(arguments, backend.most_replicas)
+        return []
 
     @contextlib.contextmanager
     def _observing(self, observed: ObservedFit) -> Iterator[None]:
@@ -189,7 +199,7 @@ class SetOptions(StepObserver):
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Refuse a model, or batches, that the options cannot be used with."""
         if function.name == "train_step":  # a model that predicts may not be compiled
-            features = self._features | features_of(function.model)
+            features = self.options.features | features_of(function.model)
             compatibility.check(features, self._backend)
 
     def read(self, function: BatchFunction, data: Any, spec: Any) -> None:

@@ -22,7 +22,7 @@ from collective.training.input.leaves import first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
-from collective.training.preparation.refusals import check_batch, check_labels
+from collective.training.preparation.refusals import check_labels
 from collective.training.verification import compare_data
 from collective.training.virtual.checks import check_batch as check_pieces
 from collective.training.virtual.pieces import VirtualReplicas
@@ -126,7 +126,9 @@ class TrainingData:
         """
         must_agree |= {"accumulate": accumulate}
         compare_data(self.backend, self.inputs, self.validation, must_agree)
-        rows = check_batch(self.backend, self.inputs, accumulate)
+        if accumulate < 1:
+            raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+        rows = self.batch_rows or max(32, self.backend.most_replicas)
         if self.virtual is not None:
             check_pieces(self.virtual, self.inputs)
         pieces = self.virtual.count if self.virtual else self.backend.replicas

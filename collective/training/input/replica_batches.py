@@ -6,61 +6,90 @@ the end of the data where fewer are left. For code that knows the rows of its ba
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
+from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input import leaves
+from collective.training.input.data import is_array_data
+from collective.training.input.source import Source
 
 
-class _Stacked(keras_compat.data.DataAdapter):
-    """An adapter that stacks batches of another one; a batch of fewer rows is left out.
+class Stack(NamedTuple):
+    """What a step reads in place of a batch: several batches, one for each replica."""
+
+    batches: Any
+
+
+def stack_arguments(
+    arguments: dict[str, Any], replicas: int
+) -> list[keras.callbacks.Callback]:
+    """Have a method of Keras read stacks of batches.
+
+    Args:
+        arguments: Of ``fit`` or ``evaluate``; changed.
+
+    Returns:
+        More callbacks for the call: they tell a ``PyDataset`` of epochs.
+
+    Raises:
+        UsageError: The data are rows.
+    """
+    data = keras_compat.data.adapter(
+        _batches(arguments["x"]),
+        arguments.get("class_weight"),
+        bool(arguments.get("shuffle")),
+    )
+    arguments["x"] = stacked(data, replicas)
+    if arguments.get("class_weight") is not None:
+        arguments["class_weight"] = None
+    validation = arguments.get("validation_data")
+    if validation is not None and not isinstance(validation, tuple | list):
+        read = keras_compat.data.adapter(_batches(validation))
+        arguments["validation_data"] = stacked(read, replicas)
+    return [
+        keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: data.on_epoch_begin(),
+            on_epoch_end=lambda epoch, logs: data.on_epoch_end(),
+        )
+    ]
+
+
+def _batches(x: Any) -> Any:
+    """Return data that are batches.
+
+    Raises:
+        UsageError: They are rows.
+    """
+    x = original(x)
+    if is_array_data(x) or isinstance(x, Source):
+        raise UsageError(
+            "per_replica='batch' takes data that are batches, and these are rows",
+            hint="x=tf.data.Dataset.from_tensor_slices((x, y)).batch(64, "
+            "drop_remainder=True); or per_replica=True with arrays",
+        )
+    return x
+
+
+def stacked(data: keras_compat.data.DataAdapter, replicas: int) -> tf.data.Dataset:
+    """Return a data set of ``Stack``; batches of fewer rows than the first are left out.
 
     Args:
         data: Batches ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
-        replicas: How many make a global batch; the last one may have fewer.
+        replicas: How many make a stack; the last one may have fewer.
     """
-
-    is_stacked = True
-
-    def __init__(self, data: keras_compat.data.DataAdapter, replicas: int):
-        self._data = data
-        self._replicas = replicas
-        batches = data.get_tf_dataset()
-        sized = batches.scan(tf.constant(-1, tf.int64), _is_whole)
-        whole = sized.filter(lambda batch, is_whole: is_whole)
-        self._dataset = whole.map(lambda batch, is_whole: batch).batch(replicas)
-
-    def get_tf_dataset(self) -> tf.data.Dataset:
-        return self._dataset
-
-    @property
-    def num_batches(self) -> int | None:
-        known = self._data.num_batches
-        if known is None:
-            return None
-        whole = known - bool(self._data.has_partial_batch)
-        return -(-whole // self._replicas)
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._replicas
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        return None
-
-    def on_epoch_begin(self) -> None:
-        self._data.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._data.on_epoch_end()
+    sized = data.get_tf_dataset().scan(tf.constant(-1, tf.int64), _is_whole)
+    whole = sized.filter(lambda batch, is_whole: is_whole)
+    stacks = whole.map(lambda batch, is_whole: Stack(batch)).batch(replicas)
+    is_partial = data.has_partial_batch
+    if data.num_batches is None or is_partial is None:
+        return stacks
+    count = data.num_batches - bool(is_partial)
+    return stacks.apply(tf.data.experimental.assert_cardinality(-(-count // replicas)))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -71,17 +100,6 @@ def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
     rows = tf.cast(rows, tf.int64)
     first = tf.where(rows_of_first < 0, rows, rows_of_first)
     return first, (element, rows == first)
-
-
-def stacked(data: Any, replicas: int) -> _Stacked:
-    """Return the batches of data, stacked."""
-    if not isinstance(data, keras_compat.data.DataAdapter):
-        raise UsageError(
-            "per_replica='batch' takes data that are batches, and these are rows",
-            hint="x=tf.data.Dataset.from_tensor_slices((x, y)).batch(64, "
-            "drop_remainder=True); or per_replica=True with arrays",
-        )
-    return _Stacked(data, replicas)
 
 
 def first_of(stack: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -230,6 +231,27 @@ def before_assignments(action: Callable[[keras.Variable], None]) -> Iterator[Non
         return stock(self, *args, **kwargs)
 
     with replacing(keras.Variable, "_direct_assign", noting):
+        yield
+
+
+@contextlib.contextmanager
+def before_metrics(action: Callable[[], None]) -> Iterator[None]:
+    """Inside, call an action before Keras' loops read or reset the metrics of a model."""
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():
+                action()
+            return stock(*args, **kwargs)
+
+        return method
+
+    kind = keras.Model
+    with (
+        replacing(kind, "reset_metrics", noting(kind.reset_metrics)),
+        replacing(kind, "get_metrics_result", noting(kind.get_metrics_result)),
+    ):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Refuses batches, models and labels before the first step, on every rank alike."""
+"""Refuses models and labels before the first step, on every rank alike."""
 
 from __future__ import annotations
 
@@ -8,34 +8,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
-from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
-
-
-def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> int:
-    """Warn if a global batch cannot give each replica a row, so that some idle.
-
-    Returns:
-        The rows of a global batch; a guess if the data are batches of any size.
-    """
-    replicas = backend.most_replicas
-    if accumulate < 1:
-        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
-    known = (
-        inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
-    )
-    if known is not None and known < replicas and backend.rank == 0:
-        log.warning(
-            "a batch has %d row%s, and there are %d replicas: %d of them idle in every "
-            "step. HINT: batches of %d rows or more, or fewer ranks",
-            known,
-            "s" * (known > 1),
-            replicas,
-            replicas - known,
-            replicas,
-        )
-    return known or max(32, replicas)
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:

@@ -29,8 +29,10 @@ from collective.training.compression.hook_state import HookState
 from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.model.variables import dtype_of_sums
 from collective.training.process import interrupts
-from collective.training.steps import leaves
+from collective.training.steps import leaves, own_batches
 from collective.training.steps.leaves import Leaves
+from collective.training.steps.own_rows_program import OwnRowsProgram
+from collective.training.steps.partitioned_program import PartitionedProgram
 from collective.training.steps.planned_batches import PlannedBatches
 from collective.training.steps.program import KerasStep, Kind, Program
 from collective.training.steps.settings import StepSettings
@@ -281,14 +283,32 @@ class BatchFunction:
         else:
             cut = tuple(can)
         rows = next(itertools.compress(batch.lengths, cut), None)
-        if self.settings.virtual is not None and not self.programs:
-            virtual_checks.check_rows(self.settings.virtual, rows)
+        if not self.programs:
+            self._check_rows(rows)
         kind = Kind(general, cut, None, batch.rows is not None)
         program = self._traced(kind, rows)
         for observer in self._observers:
             observer.traced(self, program)
         self.programs.append(program)
         return program
+
+    def _check_rows(self, rows: int | None) -> None:
+        """Check that each replica gets rows of the first batch, as far as is known."""
+        settings = self.settings
+        if settings.virtual is not None:
+            virtual_checks.check_rows(settings.virtual, rows)
+        replicas = settings.backend.most_replicas
+        is_first = settings.backend.rank == 0 and self.name == "train_step"
+        if is_first and rows is not None and rows < replicas:
+            log.warning(
+                "a batch has %d row%s, and there are %d replicas: %d of them idle in "
+                "every step. HINT: batches of %d rows or more, or fewer ranks",
+                rows,
+                "s" * (rows > 1),
+                replicas,
+                replicas - rows,
+                replicas,
+            )
 
     def _traced(self, kind: Kind, rows: int | None) -> Program:
         """Trace the step for batches of any length, or else for one.
@@ -314,16 +334,41 @@ class BatchFunction:
         trains = self.name == "train_step"
         optimizer = getattr(self.model, "optimizer", None)
         expects_overflow = keras_compat.optimizers.expects_overflow(optimizer)
-        return Program(
+        checks = trains and not expects_overflow
+        reports = trains and self.settings.reports
+        if self._has_own_rows:
+            return OwnRowsProgram(
+                self._step,
+                self.model,
+                kind,
+                self.settings,
+                trains=trains,
+                checks=checks,
+                reports=reports,
+            )
+        return PartitionedProgram(
             self._step,
             self.model,
             kind,
             self.settings,
-            checks=trains and not expects_overflow,
-            reports=trains and self.settings.reports,
+            checks=checks,
+            reports=reports,
             expected=rows,
             make_hook=self._hook_state if trains else lambda: None,
         )
+
+    @property
+    def _has_own_rows(self) -> bool:
+        """Return whether each replica has a batch of its own."""
+        if self.name == "train_step":
+            return bool(self.settings.options.per_replica) or self._is_asynchronous
+        if self.name == "test_step":
+            return bool(own_batches.trained_with(self.model)) or self._is_asynchronous
+        return False
+
+    @property
+    def _is_asynchronous(self) -> bool:
+        return not self.settings.backend.synchronous
 
     def _hook_state(self) -> HookState | None:
         """Return what a communication hook keeps between the steps of this function."""

@@ -11,12 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from collective.backends.capabilities import Serving
 from collective.replacements import replacing
+from collective.training import keras_compat
 from collective.training.keras_compat import batch_functions
 from collective.training.model.kept import kept_as_compiled
-from collective.training.partition.method import names_of_first_sum
 from collective.training.sharding.held import check_whole
 from collective.training.step import finite
+from collective.training.steps import own_batches
 from collective.training.steps.batch_function import (
     BatchFunction,
     PredictFunction,
@@ -63,6 +65,8 @@ def distributed(
             check_whole(model, "runs eagerly", "compile it without run_eagerly")
             whole = WholeStep(model, method, settings, observers, end_eager_step)
             return batch_functions.Eager(whole)
+        if method == "predict_step" and not backend.synchronous:
+            return None  # rank 0 predicts
         function = made_before(model, method) or function_of(model, method)
         function.serve(observers, reads.get(method))
         return function
@@ -76,7 +80,10 @@ def distributed(
         mine = dataclasses.replace(settings, attached=attached)
         return PredictFunction(model, step, method, mine, run_step)
 
-    with watch.tracing(), batch_functions.made_by(make):
+    waiting: Any = contextlib.nullcontext()
+    if isinstance(backend, Serving):
+        waiting = keras_compat.model.before_metrics(backend.join)
+    with watch.tracing(), batch_functions.made_by(make), waiting:
         yield
 
 
@@ -91,7 +98,7 @@ class _Named(StepObserver):
     ) -> None:
         """Note the program of a training step."""
         if function.name == "train_step":
-            self._watch.paths = lambda: names_of_first_sum(program.traffic)
+            self._watch.paths = lambda: program.paths
 
 
 @contextlib.contextmanager
@@ -117,6 +124,7 @@ def distributed_call(
     key = (
         *(backend, options.accumulate, options.virtual_replicas),
         *(settings.reports, options.terminate_on_nan, expects_nan),
+        *(options.per_replica, own_batches.trained_with(model)),
     )
 
     def made_before(of: keras.Model, method: str) -> Any:

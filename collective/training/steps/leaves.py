@@ -22,6 +22,7 @@ from collective.training.step.rows import packed, rows_of
 
 #: Composite tensors that a batch may hold; their components are whole on every rank.
 COMPOSITES = tf.RaggedTensor, tf.SparseTensor
+COMPOSITE_SPECS = tf.RaggedTensorSpec, tf.SparseTensorSpec
 
 
 @dataclass(frozen=True)

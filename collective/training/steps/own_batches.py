@@ -21,41 +21,48 @@ CHOICES = (False, True, "batch")
 _trained: WeakKeyDictionary[keras.Model, bool | str] = WeakKeyDictionary()
 
 
-def chosen(
-    wanted: bool | str, model: keras.Model, backend: Backend, batch_rows: int | None
-) -> bool | str:
-    """Return the meaning of ``per_replica`` for a training; rank 0 reports it.
+def chosen(wanted: bool | str, backend: Backend) -> bool | str:
+    """Return the meaning of ``per_replica`` on a backend.
 
     Args:
         wanted: One of ``CHOICES``.
-        batch_rows: Rows of a batch of the data, or None if they are not known.
 
     Returns:
         False with one replica, which has whole batches anyway.
 
     Raises:
-        UsageError: It is none of the choices, or this model cannot be trained so.
+        UsageError: It is none of the choices.
     """
     if wanted not in CHOICES:
         raise UsageError(
             f"per_replica={wanted!r} is unknown",
             hint="per_replica=True or per_replica='batch'",
         )
-    replicas = backend.most_replicas
+    return wanted if backend.most_replicas > 1 else False
+
+
+def begin(
+    choice: bool | str, model: keras.Model, backend: Backend, batch_rows: int | None
+) -> None:
+    """Note with what a model is trained; rank 0 reports it.
+
+    Args:
+        choice: What ``chosen`` has returned.
+        batch_rows: Rows of a batch of the data, or None if they are not known.
+    """
     _trained.pop(model, None)
-    if not wanted or replicas == 1:
-        return False
-    _trained[model] = wanted
+    if not choice:
+        return
+    _trained[model] = choice
     if backend.rank == 0:
         log.warning(
             "per_replica: each of %d replicas runs train_step of %r on %s; gradients, "
             "metrics and state are averaged by rows: another model than that of one "
             "process",
-            replicas,
+            backend.most_replicas,
             model.name,
-            _in_words(wanted, batch_rows, replicas),
+            _in_words(choice, batch_rows, backend.most_replicas),
         )
-    return wanted
 
 
 def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
@@ -73,4 +80,4 @@ def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
 
 def trained_with(model: keras.Model) -> bool | str:
     """Return the ``per_replica`` of a model's last training, for its evaluation."""
-    return _trained.get(model, False) if isinstance(model, keras.Model) else False
+    return _trained.get(model, False)

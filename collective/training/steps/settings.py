@@ -56,6 +56,7 @@ class StepSettings:
         return bool(
             self.backend.replicas > 1
             or self.is_kept
+            or not self.backend.synchronous
             or isinstance(self.backend, LocalDevices)
             or options.accumulate > 1
             or options.virtual_replicas is not None

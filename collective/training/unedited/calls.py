@@ -22,6 +22,7 @@ from collective.errors import UsageError
 from collective.replacements import replacing
 from collective.training import keras_compat
 from collective.training.calls.set_options import SetOptions
+from collective.training.input.replica_batches import stack_arguments
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
 from collective.training.preparation.prepare import ModelMisfit
@@ -29,6 +30,7 @@ from collective.training.process.failure import guarded
 from collective.training.sharding.held import check_whole
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed
+from collective.training.steps.own_batches import trained_with
 from collective.training.unedited.agreement import METHODS, agreeing, overrides
 from collective.training.unedited.dry_run import DryRun
 from collective.training.unedited.keras_distribution.job_devices import check_current
@@ -123,7 +125,7 @@ def _method(
         more: dict[str, Any] = {}
         if options is not None:
             fits = stock.__name__ == "fit"
-            is_ours |= job.by_strategy or (fits and options.by_collective)
+            is_ours |= job.by_strategy
             more = dict(options.given) if fits else {}
             if fits and is_unseeded(job):
                 more = {"seed": fit_seed(job)} | more
@@ -133,8 +135,8 @@ def _method(
             return by_keras(self, *args, **kwargs)
         check_whole(
             self,
-            "is not trained by Keras' own loops (per_replica, or a strategy's scope)",
-            "drop --set per_replica, and make the model outside of strategies' scopes",
+            "is of a strategy's scope",
+            "make the model outside of strategies' scopes",
         )
         with job.calling(_CALLS[stock.__name__]), _as_keras_raises():
             return ours(self, *args, **kwargs, **more, backend=job.backend)
@@ -172,6 +174,8 @@ def _by_keras(
             if call == FIT:
                 more = inside.enter_context(options.fitting(self, bound.arguments))
                 _add_callbacks(bound.arguments, more)
+            if call == EVALUATE and trained_with(self) == "batch":
+                stack_arguments(bound.arguments, job.backend.most_replicas)
             result = stock(*bound.args, **bound.kwargs)
             if job.is_shared:
                 job.units.ask_for_interrupts()

@@ -20,6 +20,7 @@ from collective.training.input.plan import share
 from collective.training.partition.explain import explained, made_by
 from collective.training.partition.kept import Kept
 from collective.training.steps.batch_function import BatchFunction, StepObserver
+from collective.training.steps.partitioned_program import PartitionedProgram
 from collective.training.steps.program import Program
 
 # Lines for the largest values; and into how many micro-batches rows might be cut.
@@ -41,14 +42,11 @@ class DryRun(StepObserver):
         Raises:
             UsageError: It would train.
         """
-        eager = model.run_eagerly or tf.config.functions_run_eagerly()
-        if is_ours or eager:
-            why = "it runs eagerly" if eager else "collective.fit makes its step"
-            raise UsageError(
-                f"--dry-run cannot describe the training of model {model.name!r}: {why}",
-                hint="leave out run_eagerly=True"
-                if eager
-                else "leave out --set, and choose backend native",
+        if model.run_eagerly or tf.config.functions_run_eagerly():
+            raise _refused(model, "it runs eagerly", "leave out run_eagerly=True")
+        if is_ours:
+            raise _refused(
+                model, "collective.fit makes its step", "choose backend native"
             )
 
     def before_step(
@@ -61,6 +59,12 @@ class DryRun(StepObserver):
         """
         if function.name != "train_step":
             return
+        if not isinstance(program, PartitionedProgram):
+            raise _refused(
+                function.model,
+                "each replica has a batch of its own",
+                "drop --set per_replica",
+            )
         program.trace()
         if self._backend.rank == 0:
             print(*self._lines(function, program, tensors), sep="\n", flush=True)
@@ -68,7 +72,10 @@ class DryRun(StepObserver):
         sys.exit(0)
 
     def _lines(
-        self, function: BatchFunction, program: Program, tensors: Sequence[tf.Tensor]
+        self,
+        function: BatchFunction,
+        program: PartitionedProgram,
+        tensors: Sequence[tf.Tensor],
     ) -> Iterator[str]:
         model, replicas = function.model, self._backend.replicas
         lengths = zip(tensors, program.kind.cut, strict=True)
@@ -120,3 +127,10 @@ def _resident() -> int:
 
 def _mib(size: float) -> str:
     return f"{size / (1 << 20):.1f} MiB"
+
+
+def _refused(model: keras.Model, why: str, hint: str) -> UsageError:
+    return UsageError(
+        f"--dry-run cannot describe the training of model {model.name!r}: {why}",
+        hint=hint,
+    )
