@@ -37,10 +37,6 @@ def serves(
     prepared = get_prepared(model)
     if prepared.partition or prepared.placement:
         return False
-    if model.run_eagerly and (backend.elastic or ledger is not None):
-        return False
-    if options is not None and model.run_eagerly and backend.replicas > 1:
-        return False
     if checkpoint is not None and not _is_describable(data):
         return False
     return is_plain(backend)

@@ -31,6 +31,7 @@ from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed_call
 from collective.training.steps.own_batches import trained_with
 from collective.training.steps.settings import StepSettings
+from collective.training.steps.whole import as_rank_zero, is_eager
 from collective.training.verification import compare_data, compare_settings
 from collective.training.verification.same_calls import SameCalls
 
@@ -80,7 +81,12 @@ def call(
             inside.enter_context(same.call())
         inside.enter_context(
             distributed_call(
-                model, settings, observers, units.run_step, reads=planned.reads
+                model,
+                settings,
+                observers,
+                units.run_step,
+                reads=planned.reads,
+                around_eager_step=lambda: as_rank_zero(backend, units.run),
             )
         )
         inside.enter_context(interrupts.between_steps())
@@ -94,11 +100,6 @@ def call(
         result = getattr(stock, "stock", stock)(model, **arguments)
         bridge.share_state()
         return result
-
-
-def is_eager(model: keras.Model) -> bool:
-    """Return whether Keras' own function has the steps of a model."""
-    return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
 def on_devices(

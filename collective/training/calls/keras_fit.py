@@ -23,7 +23,6 @@ from collective.training.calls.assemble import say_not_compiled
 from collective.training.calls.keras_call import (
     as_read,
     has_others,
-    is_eager,
     on_devices,
     with_announcements,
 )
@@ -34,8 +33,8 @@ from collective.training.calls.training_data import TrainingData
 from collective.training.input.batches import Batches, ShuffledItems
 from collective.training.input.data import DataArguments, as_data, is_array_data
 from collective.training.input.permutation_ops import permuted
-from collective.training.input.pipeline import Input
-from collective.training.input.ready_batches import ReadyBatches
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.ready_batches import ReadyBatches, spec_of
 from collective.training.loop.callbacks import (
     CallbackMethods,
     Callbacks,
@@ -73,6 +72,7 @@ from collective.training.process import host_random, interrupts
 from collective.training.process.failure import guarded
 from collective.training.process.object_collectives import broadcast_object
 from collective.training.sharding.held import is_held
+from collective.training.steps import leaves
 from collective.training.steps.batch_function import (
     BatchFunction,
     StepObserver,
@@ -80,6 +80,7 @@ from collective.training.steps.batch_function import (
 from collective.training.steps.distributed import distributed_call
 from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Program
+from collective.training.steps.whole import as_rank_zero, is_eager
 from collective.training.verification import compare_models
 from collective.training.verification.descriptions import describe as described
 from collective.training.verification.descriptions import describe_model, short
@@ -111,6 +112,7 @@ def fit(
         if options.accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_model(model, backend)
+        _check_eager(model, backend, ledger)
         check_trainings(backend)
         with (
             as_one_process(model),
@@ -125,6 +127,23 @@ def fit(
             except NextGeneration:
                 generations.report_handed_over()
                 raise
+
+
+def _check_eager(
+    model: keras.Model, backend: Backend, ledger: str | os.PathLike[str] | None
+) -> None:
+    """Refuse what needs a sum in each step, which a model that runs eagerly has not.
+
+    Raises:
+        UsageError: On every rank.
+    """
+    if is_eager(model) and (backend.elastic or ledger is not None):
+        what = "an elastic job (--min-np)" if backend.elastic else "a ledger"
+        raise UsageError(
+            f"model {model.name!r} runs eagerly, so its steps have no sum, which {what} "
+            "needs",
+            hint="compile it without run_eagerly=True",
+        )
 
 
 class _Training(StepObserver):
@@ -188,7 +207,9 @@ class _Training(StepObserver):
                 inside.enter_context(slots.in_pieces(model, backend))
             self._open(planned, arguments)
             if self._described is not None:
-                self._prepare(self._described)
+                self._prepare(self._described.spec)
+                if isinstance(self._described, Input):
+                    check_labels(model, self._described.source)
             if has_others(backend):
                 observers.insert(2, self._same)
                 inside.enter_context(self._same.call())
@@ -203,6 +224,7 @@ class _Training(StepObserver):
                     self._units.run_step,
                     expected,
                     planned.reads,
+                    lambda: as_rank_zero(backend, self._units.run),
                 )
             )
             order = _same_order(arguments, options.seed, backend)
@@ -321,6 +343,22 @@ class _Training(StepObserver):
         if seed is not None and not self._resumes:
             keras_compat.seeds.reseed(captured_variables(program.source.graph), seed)
 
+    def before_whole_step(self, model: keras.Model, method: str, data: Any) -> None:
+        """Build a model that runs eagerly before its first step; see ``before_step``."""
+        if self._has_begun or method != "train_step" or model is not self._model:
+            return
+        self._has_begun = True
+        if self._described is None:
+            self._prepare(spec_of(leaves.spec_of(data)))
+        assert self._methods is not None
+        self._methods.is_shared_later = False
+        seed = self._set.options.seed
+        if seed is not None and not self._resumes:
+            states = map(
+                keras_compat.model.tf_variable, keras_compat.seeds.seed_states(model)
+            )
+            keras_compat.seeds.reseed([*states], seed)
+
     def _know(self, function: BatchFunction, program: Program) -> None:
         """Note what the state of the model has, once its first step is traced."""
         model = self._model
@@ -419,18 +457,16 @@ class _Training(StepObserver):
             assert isinstance(inputs, Input)
             planned.validate(inputs, arguments)
 
-    def _prepare(self, data: Input | Batches | ReadyBatches) -> None:
+    def _prepare(self, spec: Batch) -> None:
         """Build the model before the training, and check that it fits the data."""
         prepare(
             self._model,
             self._backend,
-            data.spec,
+            spec,
             micro_batch_rows=32,
             hook=self._settings.hook,
             features=self._set.options.features,
         )
-        if isinstance(data, Input):
-            check_labels(self._model, data.source)
         self._units.run(lambda: compare_models(self._backend, self._model))
         self._same.compared = self._model
 

@@ -32,6 +32,7 @@ from collective.training.steps import own_batches
 from collective.training.steps.batch_function import BatchFunction, Step, StepObserver
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
+from collective.training.steps.whole import is_eager
 from collective.training.verification import (
     StockRun,
     can_run_beside,
@@ -161,6 +162,12 @@ class SetOptions(StepObserver):
     ) -> list[keras.callbacks.Callback]:
         """Begin to train a model; return more callbacks for the call."""
         choice, backend = self.options.per_replica, self._backend
+        if is_eager(model) and (choice or self.options.hook is not None):
+            raise UsageError(
+                f"model {model.name!r} runs eagerly, whole on every rank, which does not "
+                "work with per_replica or a communication hook",
+                hint="compile it without run_eagerly; or drop the option",
+            )
         size = arguments.get("batch_size")
         if is_array_data(original(arguments["x"])):
             size = size or 32

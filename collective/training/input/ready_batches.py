@@ -36,10 +36,18 @@ class ReadyBatches:
         with host_random.unchanged():
             data = keras_compat.data.adapter(x)
             element = data.get_tf_dataset().element_spec
-        x_spec, y, weight = (
-            None if part is None else keras.tree.map_structure(leaves.open_rows, part)
-            for part in keras_compat.data.unpack(element)
-        )
-        spec = Batch(x_spec, y, weight, tf.TensorSpec([], tf.int64))
         read = keras_compat.data.restored(data, x)
-        return cls(spec, BatchesPlan(steps_per_epoch)), read
+        return cls(spec_of(element), BatchesPlan(steps_per_epoch)), read
+
+
+def spec_of(element: Any) -> Batch:
+    """Return the specification of batches, with an open number of rows.
+
+    Args:
+        element: Type specs of what a data set yields.
+    """
+    x, y, weight = (
+        None if part is None else keras.tree.map_structure(leaves.open_rows, part)
+        for part in keras_compat.data.unpack(element)
+    )
+    return Batch(x, y, weight, tf.TensorSpec([], tf.int64))

@@ -72,6 +72,13 @@ class StepObserver:
     ) -> None:
         """Look at a batch before its step."""
 
+    def before_whole_step(self, model: keras.Model, method: str, data: Any) -> None:
+        """Look at a batch before its step, which runs eagerly, whole on every rank.
+
+        Args:
+            method: ``train_step``, ``test_step`` or ``predict_step``.
+        """
+
     def after_step(self, model: keras.Model, method: str, step: Step) -> None:
         """Look at a step that every rank has finished.
 
@@ -216,8 +223,6 @@ class BatchFunction:
             begin: When the wait for the batch began; by default it took no time.
         """
         with running():
-            if tf.config.functions_run_eagerly():  # no graph could be partitioned
-                return self._step(Leaves.of(data).data)
             ready = time.perf_counter()
             return self._run(data, spec, ready if begin is None else begin, ready)
 
@@ -247,9 +252,8 @@ class BatchFunction:
 
     def trace(self, data: Any, spec: Any = None) -> None:
         """Trace the step for a batch, and run nothing; see ``run``."""
-        if not tf.config.functions_run_eagerly():
-            with running():
-                self._program_of(Leaves.of(data), spec).trace()
+        with running():
+            self._program_of(Leaves.of(data), spec).trace()
 
     def _overrun(self, spec: Any) -> None:
         """Do what a step of Keras does before it finds that there is no batch."""

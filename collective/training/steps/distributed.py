@@ -28,7 +28,7 @@ from collective.training.steps.batch_function import (
 from collective.training.steps.planned_batches import PlannedBatches
 from collective.training.steps.program import Program
 from collective.training.steps.settings import StepSettings
-from collective.training.steps.whole import WholeStep
+from collective.training.steps.whole import Around, WholeStep, is_eager
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def distributed(
     settings: StepSettings,
     observers: Sequence[StepObserver] = (),
     run_step: RunStep | None = None,
-    end_eager_step: Callable[[], None] | None = None,
+    around_eager_step: Around = contextlib.nullcontext,
     expects_nan: bool = False,
     made_before: Callable[[keras.Model, str], Any] = lambda model, method: None,
     reads: Mapping[str, PlannedBatches] = MappingProxyType({}),
@@ -47,7 +47,7 @@ def distributed(
         settings: The backend and the options of the training.
         observers: Called around each step.
         run_step: See ``BatchFunction``.
-        end_eager_step: Called after each step of a model that runs eagerly.
+        around_eager_step: Entered around each step of a model that runs eagerly.
         expects_nan: Whether a callback of the user's ends the training at a loss that is
             not finite, so that no warning is needed.
         made_before: Returns a ``BatchFunction`` of a model's method that may be used
@@ -61,9 +61,9 @@ def distributed(
     def make(model: keras.Model, method: str) -> Any:
         if not settings.is_distributed:
             return None
-        if model.run_eagerly:
+        if is_eager(model):
             check_whole(model, "runs eagerly", "compile it without run_eagerly")
-            whole = WholeStep(model, method, settings, observers, end_eager_step)
+            whole = WholeStep(model, method, settings, observers, around_eager_step)
             return batch_functions.Eager(whole)
         if method == "predict_step" and not backend.synchronous:
             return None  # rank 0 predicts
@@ -109,6 +109,7 @@ def distributed_call(
     run_step: RunStep | None = None,
     expects_nan: bool = False,
     reads: Mapping[str, PlannedBatches] = MappingProxyType({}),
+    around_eager_step: Around = contextlib.nullcontext,
 ) -> Iterator[None]:
     """Inside, one call of Keras for a model shares its batches out.
 
@@ -147,9 +148,10 @@ def distributed_call(
                 settings,
                 observers,
                 run_step,
-                expects_nan=expects_nan,
-                made_before=made_before,
-                reads=reads,
+                around_eager_step,
+                expects_nan,
+                made_before,
+                reads,
             )
         )
         try:

@@ -68,7 +68,7 @@ def distribute_calls(
     options = SetOptions(backend, asked, units.run)
     attached = units.announcement if job.is_shared else None
     same = SameCalls(backend, units.run)
-    repeats = (units.run_step, units.end_eager_step) if job.is_shared else ()
+    repeats = (units.run_step, units.eager_step) if job.is_shared else ()
     observers: list[StepObserver] = [options]
     if job.is_shared:
         watch = DesyncWatch(backend, options.options.check_every, units.run)

@@ -156,12 +156,14 @@ class ScriptUnits(Units):
         if is_replayed:
             self.interrupts.reached = False
 
-    def end_eager_step(self) -> None:
-        """Wait for the other ranks after a step that has used no collectives.
+    @contextlib.contextmanager
+    def eager_step(self) -> Iterator[None]:
+        """Around a step that uses no collectives: wait for the other ranks after it.
 
         So they hear of Ctrl-C together; and in an elastic job, a rank that was asked to
         leave does so.
         """
+        yield
         self.growth.check_replayed(
             "a model runs eagerly, so its steps cannot be answered"
         )

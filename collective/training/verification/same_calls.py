@@ -17,8 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training import keras_compat
+from collective.training.model.variables import all_variables
 from collective.training.process.object_collectives import gather_few
 from collective.training.steps.batch_function import BatchFunction, StepObserver
+from collective.training.steps.leaves import Leaves
 from collective.training.steps.program import Program
 from collective.training.verification.ranks import (
     compare,
@@ -82,13 +85,23 @@ class SameCalls(StepObserver):
         """Hash the batch, and compare the hashes of all ranks now and then."""
         # Of own rows only their number in all ranks is alike.
         alike = tensors[-1:] if program.kind.is_read_cut else tensors
-        self._mark = mark_of(alike, self._mark)
-        self._count += 1
-        self._names[_ROWS[function.name]] = None
-        if self._count & (self._count - 1) == 0:
-            self._compare_rows()
+        self._note(function.name, alike)
         if self._count == 1:
             share_weights(program.variables, self._backend, self._unit)
+
+    def before_whole_step(self, model: keras.Model, method: str, data: Any) -> None:
+        """Hash the batch of a step that runs eagerly; see ``before_step``."""
+        self._note(method, Leaves.of(data).tensors)
+        if self._count == 1:
+            kept = map(keras_compat.model.tf_variable, all_variables(model))
+            share_weights([*kept], self._backend, self._unit)
+
+    def _note(self, method: str, tensors: Sequence[tf.Tensor]) -> None:
+        self._mark = mark_of(tensors, self._mark)
+        self._count += 1
+        self._names[_ROWS[method]] = None
+        if self._count & (self._count - 1) == 0:
+            self._compare_rows()
 
     def _compare_rows(self) -> None:
         if self._compared != self._count:
