@@ -105,7 +105,7 @@ def training_step(what: str) -> Callable[[], None]:
         recorder.waits_for_input(number, time.perf_counter())
         batch = next(ahead)
         recorder.in_step(number, time.perf_counter())
-        make(batch, number)
+        make(batch)
         recorder.in_no_step()
 
     return step

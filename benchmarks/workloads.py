@@ -69,28 +69,30 @@ def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
     return transformer(input_shape, classes, blocks=8, width=256, heads=8)
 
 
-def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
-    """Return the step of ``collective.training.fit`` for a model of 8x8 images, prepared.
+def training_step(name: str, backend: Any, plan: Any) -> Any:
+    """Return what makes a step of ``collective.fit`` for a model of 8x8 images.
 
     Args:
         name: The model.
         backend: A backend of ``collective.backends``.
         plan: The input, from ``collective.training.input.pipeline``.
-        attachments: Maps the model to the step's attachments.
+
+    Returns:
+        A function of a ``Batch``.
     """
     import keras
 
     from collective.training import keras_compat
-    from collective.training.model.prepared import get_prepared
-    from collective.training.steps.choose_step import make_step
+    from collective.training.steps.batch_function import BatchFunction
+    from collective.training.steps.settings import StepSettings
 
     keras.utils.set_random_seed(0)
     with backend.scope():
         options = {"metrics": ["accuracy"], "jit_compile": False}
         model = compiled(name, "adam", (8, 8, 1), **options)
         keras_compat.model.build(model, plan.spec[:3])
-    attached = attachments(model) if attachments else []
-    return make_step(get_prepared(model), backend, plan.spec, attachments=attached)
+    settings = StepSettings(backend)
+    return BatchFunction(model, model.train_step, "train_step", settings).run
 
 
 def print_pairs(

@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from collective.fit_options import FitOptions
+from collective.training import keras_compat
 from collective.training.input.pipeline import Batch, share
 from collective.training.loop.position import Position
-from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
 from collective.training.preparation.prepare import prepare
-from collective.training.steps.choose_step import make_step
+from tests.training.by_hand import Steps
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5
@@ -418,24 +418,17 @@ def train(
     keras.config.set_floatx(precision)
     spec = spec_of(case.batch(0))
     model = built(case.model, backend, spec)
-    prepared = get_prepared(model)
-    words = {"accumulate": accumulate or case.accumulate, "seed": 3} | options
-    step = make_step(
-        prepared,
-        backend,
-        spec,
-        FitOptions(**words),
-    )
+    words = {"accumulate": accumulate or case.accumulate} | options
+    step = Steps(model, backend, FitOptions(**words), seed=3)
     alarm = None
     if DesyncAlarm.is_needed(backend, check_every):
         alarm = DesyncAlarm(Position(model, backend), check_every)
-    reports = []
     for number in range(STEPS):
         if alarm is not None:
             alarm.before_input(number)
-        reports.append(step(own_part(case.batch(number), backend), number))
-    result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
-    for name, value in step.layout.logs(reports[-1].numpy()).items():
+        step(own_part(case.batch(number), backend))
+    result = {"losses": np.array(step.losses)}
+    for name, value in keras_compat.data.as_numbers(step.returned).items():
         result[f"log {name}"] = np.array(value)
     for kind, variables in (
         ("trainable", model.trainable_variables),

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training.calls import assemble
+from collective.training.calls import keras_fit
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
@@ -105,7 +105,7 @@ def test_arguments_of_compile(backend, words):
 
 
 def test_a_step_that_xla_does_not_compile_says_so_once(backend, caplog):
-    assemble._say_not_compiled.cache_clear()
+    keras_fit._say_not_compiled.cache_clear()
     for _ in range(2):
         collective.fit(model()(), X, Y, backend=backend, verbose=0, jit_compile=True)
     said = [r for r in caplog.records if "XLA does not compile" in r.getMessage()]

@@ -13,9 +13,8 @@ from collective.environment import Environment
 from collective.errors import CollectiveError
 from collective.fit_options import FitOptions
 from collective.training.input.pipeline import Batch
-from collective.training.model.prepared import get_prepared
-from collective.training.steps.choose_step import make_step
 from tests.training import cases
+from tests.training.by_hand import Steps
 from tests.training.cases import built, own_part, spec_of
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
@@ -59,7 +58,7 @@ def make(model, backend, rows, **options):
     """Return a model and its step for batches like these rows."""
     spec = spec_of(rows)
     model = built(model, backend, spec)
-    return model, make_step(get_prepared(model), backend, spec, FitOptions(**options))
+    return model, Steps(model, backend, FitOptions(**options))
 
 
 def rows_of(count, seed=0, data=cases.labelled):
@@ -85,8 +84,8 @@ def test_sums_of_an_update(model, data, sums, accumulate):
     backend = Counting()
     rows = rows_of(9, data=data)
     _, step = make(model, backend, rows, accumulate=accumulate)
-    for number in range(5):
-        step(own_part(rows, backend), number)
+    for _ in range(5):
+        step(own_part(rows, backend))
     assert len(backend.calls) == 5 * sums
 
 
@@ -113,7 +112,7 @@ def test_nothing_but_large_gradients_may_travel_in_16_bits():
     backend = Counted(Options(), Environment())
     rows = rows_of(9)
     _, step = make(wide, backend, rows)
-    step(own_part(rows, backend), 0)
+    step(own_part(rows, backend))
     assert backend.rounded == [(cases.FEATURES, 100), (100,), (100, 2)]
 
 
@@ -135,19 +134,19 @@ def decaying():
 def test_not_finite_names_the_variable_and_applies_nothing(name, backends_by_name):
     backend = backends_by_name(name)
     model, step = make(decaying, backend, rows_of(6))
-    step(own_part(rows_of(6), backend), 0)
+    step(own_part(rows_of(6), backend))
     before = values(model.variables + model.optimizer.variables)
     bad = rows_of(6)
     bad[0][2] = np.nan
     with pytest.raises(CollectiveError) as caught:
-        step(own_part(bad, backend), 17)
-    assert "step 17" in caught.value.message and "replica 0" in caught.value.message
+        step(own_part(bad, backend))
+    assert "step 1:" in caught.value.message and "replica 0" in caught.value.message
     assert model.trainable_variables[0].path in caught.value.message
     assert "HINT: " in str(caught.value) and caught.value.exit_code == 1
     after = values(model.variables + model.optimizer.variables)
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
-    step(own_part(rows_of(6), backend), 18)  # and training can continue
+    step(own_part(rows_of(6), backend))  # and training can continue
 
 
 def test_not_finite_names_the_first_bad_variable_only(single):
@@ -168,7 +167,7 @@ def test_not_finite_names_the_first_bad_variable_only(single):
     rows = (np.ones((4, 2), "float32"), np.zeros((4, 2), "float32"), None)
     _, step = make(model, single, rows)
     with pytest.raises(CollectiveError, match=r"that of '.*bad'"):
-        step(own_part(rows, single), 0)
+        step(own_part(rows, single))
 
 
 @pytest.mark.parametrize("replica", [0, 2, 3])
@@ -178,19 +177,19 @@ def test_not_finite_names_the_replica_that_has_it(replica, backends_by_name):
     model, step = make(cases.mlp(cases.sgd), backend, rows)
     before = values(model.trainable_variables)
     rows[0][2 * replica + 1, 0] = np.nan
-    with pytest.raises(CollectiveError, match=f"step 3: .* replica {replica};"):
-        step(own_part(rows, backend), 3)
+    with pytest.raises(CollectiveError, match=f"step 0: .* replica {replica};"):
+        step(own_part(rows, backend))
     for old, new in zip(before, values(model.trainable_variables), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
 def test_loss_scaling_skips_an_overflow_and_halves_the_scale(single):
     model, step = make(cases.mlp(cases.loss_scaled), single, rows_of(6))
-    step(own_part(rows_of(6), single), 0)
+    step(own_part(rows_of(6), single))
     before = values(model.trainable_variables)
     bad = rows_of(6)
     bad[0][5, 0] = np.inf
-    step(own_part(bad, single), 1)
+    step(own_part(bad, single))
     for old, new in zip(before, values(model.trainable_variables), strict=True):
         np.testing.assert_array_equal(old, new)
     assert float(model.optimizer.dynamic_scale) == 512
@@ -230,7 +229,7 @@ def test_clips_the_sum_not_its_parts(clip, clipped):
     before = values(model.trainable_variables)
     wanted = clipped(gradients(model, rows))
     x, y, weight, *_ = own_part(rows, SingleBackend(Options(), Environment()))
-    step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
+    step(Batch(x, y, weight, tf.constant(10, tf.int64)))
     after = values(model.trainable_variables)
     for old, new, gradient in zip(before, after, wanted, strict=True):
         np.testing.assert_allclose(old - new, 0.1 * gradient, rtol=1e-4, atol=1e-7)
@@ -253,7 +252,7 @@ def test_decay_and_constraint_come_after_the_update():
     kernel = np.array(net.trainable_variables[0])
     clipped = np.clip(gradients(net, rows)[0], -0.01, 0.01)
     x, y, weight, *_ = own_part(rows, SingleBackend(Options(), Environment()))
-    step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
+    step(Batch(x, y, weight, tf.constant(10, tf.int64)))
     wanted = kernel * (1 - 0.1 * 0.5) - 0.1 * clipped
     norms = np.sqrt((wanted**2).sum(0))
     assert (norms > 0.5).any()
@@ -277,7 +276,7 @@ def test_regulariser_counts_once(backends_by_name):
         backend = backends_by_name(name)
         net, step = make(model, backend, rows, accumulate=parts)
         before = np.array(net.trainable_variables[0])
-        step(own_part(rows, backend), 0)
+        step(own_part(rows, backend))
         np.testing.assert_allclose(net.trainable_variables[0], 0.8 * before, rtol=1e-5)
 
 
@@ -332,7 +331,7 @@ def test_one_replica_is_keras_fit(model, data, single):
     batches = [data(np.random.default_rng(i), 7 + i % 3, i) for i in range(12)]
     losses, weights = fitted(model, batches)
     net, step = make(model, single, batches[0])
-    ours = [float(step(own_part(b, single), i)[0]) for i, b in enumerate(batches)]
+    ours = [step(own_part(b, single)) for b in batches]
     np.testing.assert_allclose(ours, losses, rtol=1e-12)
     for got, wanted in zip(values(net.trainable_variables), weights, strict=True):
         assert np.abs(got - wanted).max() <= 1e-12 * np.abs(wanted).max()

@@ -9,35 +9,17 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scoped_models import as_one_process, backend_for
+from collective.distribute.scoped_models import backend_for
 from collective.fit_options import FitOptions
-from collective.training import keras_compat
-from collective.training.calls import by_keras, keras_fit
-from collective.training.calls.assemble import Assembly
-from collective.training.calls.attached import attach_observers
-from collective.training.calls.evaluation import make_evaluation
+from collective.training.calls import keras_fit
 from collective.training.calls.opening import open_backend
-from collective.training.calls.training_data import TrainingData
 from collective.training.input.data import DataArguments
-from collective.training.input.feed import ENDLESS
-from collective.training.loop.callbacks import (
-    Callbacks,
-    expects_nan,
-)
-from collective.training.loop.loop import Loop
-from collective.training.loop.position import Position
-from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
+from collective.training.loop.callbacks import Callbacks
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.elastic.membership import Start, repeat_start
-from collective.training.preparation.compiled_flags import as_compiled
-from collective.training.preparation.prepare import prepare, runs_eagerly
 from collective.training.preparation.refusals import check_model
-from collective.training.process import interrupts
 from collective.training.process.failure import guarded
 from collective.training.process.known_arguments import known_arguments
-from collective.training.step import finite
-from collective.training.verification import compare_models
 from collective.training.verification.deterministic import THREADS
 
 
@@ -173,8 +155,9 @@ def fit(
         check_every=check_every,
         timeline=timeline,
     )
-    backend = _open(model, backend, options)
-    if not isinstance(model, keras.Model) and by_keras.is_plain(backend):
+    threads = None if virtual_replicas is None else THREADS
+    backend = open_backend(backend_for(model, backend), threads)
+    if not isinstance(model, keras.Model):
         with guarded(backend):
             with backend.scope():
                 model = model()
@@ -195,111 +178,12 @@ def fit(
         data=data,
         global_batch_size=global_batch_size,
     )
-    rows, asked = x if data is None else data, (options, checkpoint, ledger)
-    if by_keras.serves(model, rows, backend, *asked):
-        more = {
-            "epochs": epochs,
-            "verbose": verbose,
-            "initial_epoch": initial_epoch,
-            "validation_freq": validation_freq,
-        }
-        return keras_fit.fit(
-            model, arguments, more, callbacks, backend, options, checkpoint, ledger
-        )
-
-    def attempt(start: Start) -> Result:
-        nonlocal model, epochs
-        contexts = start.contexts
-        contexts.enter_context(as_one_process(model))
-        chosen = Assembly(options, backend)
-        contexts.enter_context(chosen.numerics())
-
-        # The data, and the model ready to train on them; the same on every rank.
-        read = TrainingData.of(
-            arguments,
-            backend,
-            chosen.virtual,
-            with_rows_read=ledger is not None,
-            with_checksums=True,
-            whole_batches=per_replica == "batch" and backend.most_replicas > 1,
-        )
-        contexts.callback(read.close)
-        must_agree = {
-            "epochs": epochs,
-            "steps": steps,
-            "steps_per_epoch": steps_per_epoch,
-            "class_weight": class_weight,
-            "hook": chosen.hook,
-            "check_every": check_every,
-        }
-        micro_batch_rows = read.check(accumulate, must_agree)
-        contexts.enter_context(as_compiled(model, backend))
-        prepared = prepare(
-            model,
-            backend,
-            read.replica_spec,
-            micro_batch_rows=micro_batch_rows,
-            shard_optimizer=shard_optimizer,
-            hook=chosen.hook,
-            features=chosen.features,
-        )
-        model = prepared.model
-        compare_models(backend, model)
-        watch = finite.Watch(backend, terminate_on_nan, expects_nan(callbacks, backend))
-        contexts.enter_context(watch.tracing())
-
-        chosen.choose(prepared, read)
-
-        # The step, and what happens beside it.
-        feed = read.feed(model, steps_per_epoch, initial_epoch)
-        if steps is not None:
-            epochs = feed.epochs(steps)
-        position = Position(model, backend, checkpoint is not None, initial_epoch)
-        a_pass = steps_per_epoch or read.inputs.steps_per_epoch
-        params = {"verbose": verbose, "epochs": epochs, "steps": a_pass}
-        result = Result(position, params, chosen.options.per_replica, chosen.hook)
-        on_rank_zero = RankZeroCallbacks(callbacks, position, params)
-        observers, membership = attach_observers(
-            position, result, read, on_rank_zero, options, checkpoint, ledger
-        )
-        attachments = [a for o in reversed(observers) for a in o.attachments]
-        step = chosen.step(prepared, read, attachments)
-        watch.paths = lambda: step.paths
-        validate = None
-        if read.validation is not None:
-            evaluation = make_evaluation(
-                prepared, backend, read.validation, validation_steps
-            )
-            validate = lambda: evaluation(on_rank_zero.methods, position.epoch)  # noqa: E731
-        chosen.log(observers)
-        loop = Loop(
-            position,
-            step,
-            feed,
-            epochs,
-            ENDLESS if steps is None else steps,
-            observers,
-            validate,
-            lambda epoch: keras_compat.model.is_validated(
-                model, epoch, validation_freq
-            ),
-        )
-        with runs_eagerly(model), interrupts.between_steps():
-            if membership is not None:
-                membership.run(loop, start)
-                result.repeat_afterwards(membership.repeat)
-            else:
-                loop.run()
-        model.history = result
-        if checkpoint is not None and checkpoint.raises:
-            checkpoint.raise_if_failed()
-        return result
-
-    with guarded(backend):
-        return repeat_start(backend, model, attempt)
-
-
-def _open(model: Any, backend: str | Backend, options: FitOptions) -> Backend:
-    """The backend of the model, with the threads that virtual replicas need."""
-    threads = None if options.virtual_replicas is None else THREADS
-    return open_backend(backend_for(model, backend), threads)
+    more = {
+        "epochs": epochs,
+        "verbose": verbose,
+        "initial_epoch": initial_epoch,
+        "validation_freq": validation_freq,
+    }
+    return keras_fit.fit(
+        model, arguments, more, callbacks, backend, options, checkpoint, ledger
+    )

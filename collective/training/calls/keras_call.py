@@ -15,12 +15,13 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices, Serving
 from collective.distribute.datasets import original
 from collective.distribute.scoped_models import as_one_process
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.input.data import as_data
-from collective.training.input.pipeline import Input
 from collective.training.input.replica_batches import stack_arguments
+from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks
 from collective.training.loop.progress import verbosity
 from collective.training.loop.rank_zero import OnRankZero
@@ -52,6 +53,16 @@ def call(
         method: ``evaluate`` or ``predict``.
         arguments: Those of the method of ``keras.Model``, without the callbacks.
     """
+    if not isinstance(model, keras.Model):
+        raise UsageError(
+            f"a keras.Model was expected, not {type(model).__name__}",
+            hint=f"collective.{method}(model, x)",
+        )
+    if method == "evaluate" and not model.compiled:
+        raise UsageError(
+            "evaluate needs a compiled keras.Model",
+            hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
+        )
     stock, units = getattr(keras.Model, method), units_of(backend)
     verbose = verbosity(arguments["verbose"])
     has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
@@ -68,8 +79,9 @@ def call(
         units.run(lambda: compare_settings(backend))
         if has_rows_by_number(data):
             rows, steps = arguments["batch_size"], arguments["steps"]
-            inputs = open_inputs(as_data(**data), backend, rows, steps)
-            assert isinstance(inputs, Input)
+            source = as_data(**data)
+            assert isinstance(source, Source)
+            inputs = open_inputs(source, backend, rows, steps)
             units.run(lambda: compare_data(backend, inputs, None, {}))
             planned.pass_over(_STEPS[method], inputs, arguments)
         inside.enter_context(contextlib.closing(planned))

@@ -5,34 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
+from functools import cache
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.datasets import original
 from collective.distribute.scoped_models import as_one_process
 from collective.elastic import generations
 from collective.errors import NextGeneration, UsageError
 from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import keras_compat
-from collective.training.calls.assemble import say_not_compiled
+from collective.training.calls.fit_data import open_data, same_order
 from collective.training.calls.keras_call import (
     as_read,
     has_others,
     on_devices,
     with_announcements,
 )
-from collective.training.calls.opening import open_inputs
-from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
+from collective.training.calls.planned_data import PlannedCall
 from collective.training.calls.set_options import SetOptions
-from collective.training.calls.training_data import TrainingData
-from collective.training.input.batches import Batches, ShuffledItems
-from collective.training.input.data import DataArguments, as_data, is_array_data
-from collective.training.input.permutation_ops import permuted
+from collective.training.input.data import DataArguments
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.ready_batches import ReadyBatches, spec_of
 from collective.training.loop.callbacks import (
@@ -54,12 +50,12 @@ from collective.training.model.variables import (
 from collective.training.observers.checkpoint.identity import describe
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm
-from collective.training.observers.elastic.fit_membership import FitMembership
-from collective.training.observers.elastic.fit_units import units_of
-from collective.training.observers.elastic.membership import (
+from collective.training.observers.elastic.fit_membership import (
     CallbackMemory,
+    FitMembership,
     check_trainings,
 )
+from collective.training.observers.elastic.fit_units import units_of
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.ledger.receipts import Receipts
 from collective.training.observers.timing import TimingObserver
@@ -70,7 +66,6 @@ from collective.training.preparation.prepare import prepare
 from collective.training.preparation.refusals import check_labels, check_model
 from collective.training.process import host_random, interrupts
 from collective.training.process.failure import guarded
-from collective.training.process.object_collectives import broadcast_object
 from collective.training.sharding.held import is_held
 from collective.training.steps import leaves
 from collective.training.steps.batch_function import (
@@ -146,6 +141,12 @@ def _check_eager(
         )
 
 
+@cache
+def _say_not_compiled(say: Callable[[str], None]) -> None:
+    """Say once in a process, which may train many models, that XLA compiles no step."""
+    say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")
+
+
 class _Training(StepObserver):
     """One call of ``collective.fit``."""
 
@@ -186,7 +187,7 @@ class _Training(StepObserver):
         self._result: Result | None = None
         self._begin_order: Callable[[], None] = lambda: None
         # The data that a checkpoint, or a rank that joins, is told of.
-        self._described: Input | Batches | ReadyBatches | None = None
+        self._described: Input | ReadyBatches | None = None
         self._has_begun = self._resumes = False
         self._position: Position
         self._methods: CallbackMethods | None = None
@@ -205,7 +206,18 @@ class _Training(StepObserver):
         with contextlib.closing(planned), contextlib.ExitStack() as inside:
             if options.shard_optimizer:
                 inside.enter_context(slots.in_pieces(model, backend))
-            self._open(planned, arguments)
+            self._described = open_data(
+                planned,
+                self._given,
+                arguments,
+                backend,
+                units=self._units,
+                with_rows_read=self._ledger is not None,
+                is_kept=self._checkpoint is not None,
+            )
+            if backend.elastic and isinstance(self._described, Input):
+                # Before batches are read ahead.
+                self._parts |= describe_data("training", self._described)
             if self._described is not None:
                 self._prepare(self._described.spec)
                 if isinstance(self._described, Input):
@@ -227,7 +239,7 @@ class _Training(StepObserver):
                     lambda: as_rank_zero(backend, self._units.run),
                 )
             )
-            order = _same_order(arguments, options.seed, backend)
+            order = same_order(arguments, options.seed, backend)
             self._begin_order = inside.enter_context(order)
             more = inside.enter_context(self._set.fitting(model, arguments))
             inside.enter_context(interrupts.between_steps())
@@ -236,7 +248,7 @@ class _Training(StepObserver):
                 inside.callback(host_random.closed, self)
             asked = options.jit_compile
             if backend.rank == 0 and (model.jit_compile if asked is None else asked):
-                say_not_compiled(log.warning if asked else log.info)
+                _say_not_compiled(log.warning if asked else log.info)
             keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
             arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
             with self._without_rows(), on_devices(model, backend):
@@ -413,50 +425,6 @@ class _Training(StepObserver):
             rows = mark_of(Leaves.of(data).tensors)
             member.description["training rows"] = str(rows)
 
-    def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
-        """Open data of which each rank reads its own rows, and those of a checkpoint.
-
-        Args:
-            arguments: Of Keras' ``fit``; changed.
-        """
-        given, validation = self._given, self._given.validation_data
-        of_rows = given.data is not None or given.global_batch_size is not None
-        is_planned = of_rows or self._ledger is not None
-        is_planned |= has_rows_by_number((given.x, given.y, given.sample_weight))
-        is_validated = has_rows_by_number(validation) or (
-            of_rows and isinstance(validation, tuple | tf.data.Dataset)
-        )
-        if not is_planned and not is_array_data(original(given.x)):
-            if self._checkpoint is not None:
-                steps = given.steps_per_epoch
-                ready, arguments["x"] = ReadyBatches.of(original(given.x), steps)
-                self._described = ready
-        elif is_planned or self._checkpoint is not None:
-            chosen = replace(
-                given, validation_data=validation if is_validated else None
-            )
-            data = TrainingData.of(
-                chosen,
-                self._backend,
-                None,
-                with_rows_read=self._ledger is not None,
-            )
-            self._units.run(lambda: data.check(self._set.options.accumulate, {}))
-            self._described = data.inputs
-            if self._backend.elastic:  # before batches are read ahead
-                self._parts |= describe_data("training", data.inputs)
-        if is_planned and isinstance(data.inputs, Input):
-            planned.train(data.inputs, arguments)
-            if isinstance(data.validation, Input):
-                planned.validate(data.validation, arguments)
-        elif is_validated:
-            several = isinstance(validation, tuple | list)
-            source = as_data(*validation) if several else as_data(validation)
-            size = given.validation_batch_size or given.batch_size
-            inputs = open_inputs(source, self._backend, size, given.validation_steps)
-            assert isinstance(inputs, Input)
-            planned.validate(inputs, arguments)
-
     def _prepare(self, spec: Batch) -> None:
         """Build the model before the training, and check that it fits the data."""
         prepare(
@@ -485,7 +453,7 @@ class _Training(StepObserver):
         identity = describe(data, model)
         checkpoint.attach(position, self._plan(data), before_write, identity)
 
-    def _plan(self, data: Input | Batches | ReadyBatches | None) -> dict[str, Any]:
+    def _plan(self, data: Input | ReadyBatches | None) -> dict[str, Any]:
         """Return what a kept state must have in common with the training."""
         plan = {} if data is None else asdict(data.plan)
         if self._set.options.virtual_replicas is not None:
@@ -493,35 +461,3 @@ class _Training(StepObserver):
         if self._settings.hook is not None:
             plan["hook"] = repr(self._settings.hook)
         return plan
-
-
-@contextlib.contextmanager
-def _same_order(
-    arguments: dict[str, Any], seed: int | None, backend: Backend
-) -> Iterator[Callable[[], None]]:
-    """Inside, every rank reads shuffled data in one order.
-
-    It is Keras' own if the script has set a seed, that of rank 0; else one that follows
-    from ``seed`` alone: that of a ``RowPlan``.
-
-    Yields:
-        What has the next pass over arrays be the first.
-    """
-    of_script = keras_compat.data.tensorflow_seed()
-    if backend.size > 1 and not backend.elastic:  # others may join later
-        of_script = broadcast_object(backend, of_script)
-    if seed is None and of_script is not None:
-        with keras_compat.data.seeded(of_script):
-            yield lambda: None
-        return
-    x = arguments["x"]
-    is_mixed = isinstance(x, keras.utils.PyDataset) and arguments["shuffle"]
-    if is_mixed and x.num_batches is not None:
-        arguments |= {"x": ShuffledItems(x, seed or 0), "shuffle": False}
-    arguments["shuffle"] = bool(arguments["shuffle"])
-
-    def order(indices: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        return permuted(indices.shape[0], seed or 0, number)
-
-    with keras_compat.data.shuffled_by(lambda: order) as begin:
-        yield begin

@@ -8,9 +8,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
-from collective.training import keras_compat
-from collective.training.input.batches import Batches
-from collective.training.input.data import Data, default_batch_size
+from collective.training.input.data import default_batch_size
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 from collective.training.verification.deterministic import THREADS
@@ -64,17 +62,11 @@ def _as_before(backend: Backend) -> Backend:
 
 
 def open_inputs(
-    data: Data, backend: Backend, batch_size: int | None, steps: int | None
-) -> Input | Batches:
-    """Return data that are read in their order.
+    source: Source, backend: Backend, batch_size: int | None, steps: int | None
+) -> Input:
+    """Return rows that are read in their order.
 
     Args:
-        batch_size: Rows of a batch, over all replicas; None as in Keras. It has no effect
-            on data that are batches already.
+        batch_size: Rows of a batch, over all replicas; None as in Keras.
     """
-    if isinstance(data, Source):
-        rows = batch_size or default_batch_size(data, steps)
-        return Input(data, rows, shuffle=False)
-    if steps is not None:
-        keras_compat.data.limit_generator(data, steps)
-    return Batches(data, backend, steps)
+    return Input(source, batch_size or default_batch_size(source, steps), shuffle=False)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.distribute.datasets import original
 from collective.training.input.data import is_array_data
-from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Input
+from collective.training.input.plan import ENDLESS
 from collective.training.input.source import Source
 from collective.training.steps.planned_batches import PlannedBatches
 from collective.training.virtual.pieces import VirtualReplicas

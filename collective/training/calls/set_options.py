@@ -20,7 +20,7 @@ from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
 from collective.training.compression import named
 from collective.training.input.data import is_array_data
-from collective.training.input.feed import ENDLESS
+from collective.training.input.plan import ENDLESS
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer

@@ -21,10 +21,10 @@ from collective.distribute.datasets import original
 from collective.errors import UsageError, first_line
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
-from collective.training.input.batches import ShuffledItems
 from collective.training.input.conversion import as_source
 from collective.training.input.leaves import slice_leaf
 from collective.training.input.row_order import ROWS, WITHIN_BATCHES
+from collective.training.input.shuffled_items import ShuffledItems
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
 from collective.training.process.object_collectives import broadcast_object

@@ -7,12 +7,16 @@ can compute what should have been read. Needs only NumPy, but for Keras' own ord
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collective.training.input.permutation import permute
+
+#: A step or an epoch that is never reached: the number is not known beforehand.
+ENDLESS = sys.maxsize
 
 
 def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:

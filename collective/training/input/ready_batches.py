@@ -10,9 +10,15 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.input import leaves
-from collective.training.input.batches import BatchesPlan
 from collective.training.input.pipeline import Batch
 from collective.training.process import host_random
+
+
+@dataclass(frozen=True)
+class BatchesPlan:
+    """What a checkpoint knows of such batches."""
+
+    batches_per_epoch: int | None  # None: one pass over the data
 
 
 @dataclass(frozen=True)

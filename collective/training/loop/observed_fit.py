@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.input.feed import ENDLESS
+from collective.training.input.plan import ENDLESS
 from collective.training.loop.batch_methods import BatchMethods
 from collective.training.loop.callbacks import CallbackMethods
 from collective.training.loop.live_reports import LiveLayout

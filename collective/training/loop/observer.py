@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from collective.training.input.pipeline import Batch
-from collective.training.step.attachments import Attachment
 
 
 class FinishedStep(NamedTuple):
@@ -42,9 +41,6 @@ class FinishedStep(NamedTuple):
 
 class Observer:
     """Base class of all observers; no method does anything."""
-
-    # What the observer adds to the all-reduce of each step.
-    attachments: Sequence[Attachment] = ()
 
     def begin(self) -> None:
         """Before the first step, with the state to start from in place. Collectives.

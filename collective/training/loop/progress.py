@@ -1,4 +1,4 @@
-"""Where the training is: a bar for people, and a heartbeat for the flight recorder."""
+"""Where the training is: a bar for people."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import time
 
 import keras
 
-from collective import recorder
 from collective.streams import is_terminal
-from collective.training.input.feed import ENDLESS
+from collective.training.input.plan import ENDLESS
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 
@@ -76,26 +75,3 @@ class ProgressBar(Observer):
         if finalize and bar.target is None:
             bar.target = done  # Keras prints no line of an epoch of unknown length
         bar.update(done, list(logs.items()), finalize=finalize)
-
-
-class Heartbeat(Observer):
-    """Writes the position of the training into the recorder's shared memory.
-
-    From it the watchdog and the dumps of other ranks know where this rank stalled.
-    """
-
-    def before_input(self, number: int) -> None:
-        """This rank waits for its batch."""
-        recorder.waits_for_input(number, time.perf_counter())
-
-    def before_step(self, number: int) -> None:
-        """This rank is within the step."""
-        recorder.in_step(number, time.perf_counter())
-
-    def after_step(self, step: FinishedStep) -> None:
-        """This rank is between two steps."""
-        recorder.in_no_step()
-
-    def interrupted(self) -> None:
-        """Note that the step did not return."""
-        recorder.in_no_step()

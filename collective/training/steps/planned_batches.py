@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import present
 from collective.training.input.pipeline import Batch, Input, ReadAhead
+from collective.training.input.plan import ENDLESS
 from collective.training.input.source import explain
 from collective.training.step.rows import packed, rows_of, zeros
 from collective.training.virtual.pieces import VirtualReplicas

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
 from collective.training.input.ready_batches import ReadyBatches
@@ -37,8 +36,8 @@ _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
 
 def compare_data(
     backend: Backend,
-    inputs: Input | Batches,
-    validation: Input | Batches | None,
+    inputs: Input,
+    validation: Input | None,
     settings: Mapping[str, object],
 ) -> None:
     """Refuse ranks with other settings, data or plan; every rank calls it.
@@ -116,12 +115,6 @@ def _constants(graph: tf.Graph) -> list[str]:
     return sorted(found)
 
 
-def describe_training(inputs: Input | Batches, model: keras.Model) -> dict[str, str]:
-    """Describe settings, data and model, for ``compare_newcomers``."""
-    parts = describe_settings() | describe_data("training", inputs)
-    return parts | describe_model(model)
-
-
 def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
     """Reject ranks that joined with data or a model different from rank 0's.
 
@@ -184,7 +177,7 @@ def _shown(text: str | None) -> str:
     return f"code or values {text}" if text.startswith("#") else text
 
 
-def describe_data(name: str, inputs: Input | Batches | ReadyBatches) -> dict[str, str]:
+def describe_data(name: str, inputs: Input | ReadyBatches) -> dict[str, str]:
     """Describe plan and rows of a data set; of ready-made batches, only the shapes."""
     if not isinstance(inputs, Input):
         return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Input
 from collective.training.virtual.pieces import VirtualReplicas
 
 
@@ -25,14 +23,6 @@ def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
             hint=f"--virtual-replicas {backend.most_replicas} or more, or -np {count}",
         )
     return VirtualReplicas(count)
-
-
-def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
-    """Refuse a global batch with fewer rows than there are virtual replicas."""
-    rows = (
-        inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
-    )
-    check_rows(virtual, rows)
 
 
 def check_rows(virtual: VirtualReplicas, rows: int | None) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from collective.errors import CollectiveError
 from collective.training.loop.position import Position
-from collective.training.model.prepared import get_prepared
 from collective.training.observers.desync import DesyncAlarm
-from collective.training.steps.choose_step import make_step
 from tests.training import cases
+from tests.training.by_hand import Steps
 from tests.training.small import NAMES
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
@@ -40,13 +39,13 @@ def flip(backend, variable: keras.Variable, bit: int, replica: int) -> None:
 def made(backend):
     spec = cases.spec_of(CASE.batch(0))
     model = cases.built(CASE.model, backend, spec)
-    return model, make_step(get_prepared(model), backend, spec)
+    return model, Steps(model, backend)
 
 
 def take(step, alarm, numbers) -> None:
     for number in numbers:
         alarm.before_input(number)
-        step(cases.own_part(CASE.batch(number), alarm.backend), number)
+        step(cases.own_part(CASE.batch(number), alarm.backend))
 
 
 @pytest.mark.parametrize("pick", ["weight", "optimizer's state"])
@@ -100,7 +99,3 @@ def test_one_replica_has_nothing_to_compare(backends_by_name):
     if NAMES[0] != "single":
         pytest.skip("several ranks")
     assert not DesyncAlarm.is_needed(backends_by_name("single"), EVERY)
-    _, step = made(backends_by_name("single"))
-    assert step.attachments == []
-    graph = step._run.get_concrete_function().graph
-    assert not [op for op in graph.get_operations() if op.type == "Fingerprint"]

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from collective.training import evaluate, fit, keras_compat, predict
-from collective.training.calls.evaluation import make_evaluation
-from collective.training.input.pipeline import Input
-from collective.training.model.prepared import get_prepared
+from collective.training.input.conversion import as_source
 from tests.training import cases
 from tests.training.small import (
     NAMES,
@@ -66,8 +64,14 @@ def test_metrics_are_those_of_one_process(backend, name):
             x, y, batch, sample_weight=weight, verbose=0, return_dict=True
         )
         given = (x, y) if weight is None else (x, y, weight)
-        inputs = Input(given, batch, shuffle=False)
-        got = make_evaluation(get_prepared(made), backend, inputs)()
+        got = evaluate(
+            made,
+            as_source(given),
+            batch_size=batch,
+            verbose=0,
+            return_dict=True,
+            backend=backend,
+        )
         assert all(other == got for other in gather(backend, got))
         assert set(got) == set(wanted)
         for metric, value in wanted.items():

@@ -18,7 +18,8 @@ from collective.training.steps.batch_function import BatchFunction
 from collective.training.steps.distributed import distributed
 from collective.training.steps.settings import StepSettings
 from collective.training.verification import settings as settings_module
-from collective.training.verification.ranks import compare_newcomers, describe_training
+from collective.training.verification.descriptions import describe_model
+from collective.training.verification.ranks import compare_newcomers, describe_data
 from collective.training.verification.same_calls import SameCalls
 from tests import launch
 from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather
@@ -276,7 +277,7 @@ def test_newcomers_to_an_elastic_job_are_compared(backend):
         rows = x + np.float32(other.pop("shift", 0)), y
         made = model(**other)()
         made.build((None, FEATURES))
-        described = describe_training(Input(rows, BATCH), made)
+        described = describe_data("training", Input(rows, BATCH)) | describe_model(made)
         try:
             compare_newcomers(backend, described)
         except UsageError as error:

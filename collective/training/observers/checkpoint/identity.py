@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
-from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.input.ready_batches import ReadyBatches
 from collective.training.model.variables import all_variables
@@ -29,9 +28,7 @@ _RATE = "optimizer: learning_rate"
 _VERSIONS = "versions"
 
 
-def describe(
-    inputs: Input | Batches | ReadyBatches, model: keras.Model
-) -> dict[str, str]:
+def describe(inputs: Input | ReadyBatches, model: keras.Model) -> dict[str, str]:
     """Describe the parts of a training by name; its model is compiled and built."""
     parts = describe_data("training", inputs) | describe_model(model)
     kept = {k: v for k, v in parts.items() if not k.startswith(_IGNORED)}

@@ -8,25 +8,70 @@ is resumed; the others wait for it in their next unit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.elastic import generations
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING
-from collective.errors import (
-    LeaveJob,
-)
+from collective.errors import CollectiveError, LeaveJob
+from collective.training.loop.callbacks import CallbackMethods
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.state import newest
 from collective.training.observers.checkpoint.schedule import Checkpoint
-from collective.training.observers.elastic import endings, membership
+from collective.training.observers.elastic import endings
+from collective.training.observers.elastic.change import Change
 from collective.training.observers.elastic.fit_units import FitUnits
 from collective.training.observers.elastic.state_handoff import StateHandoff
 from collective.training.verification.ranks import compare_newcomers
+
+_has_joined = False  # whether this process has joined a job, in a training
+
+
+def check_trainings(backend: Backend) -> None:
+    """Refuse a further training of ranks that joined in another one, and are left alone.
+
+    Their scripts have made fewer trainings than those of the ranks that began the job.
+
+    Raises:
+        CollectiveError: On rank 0.
+    """
+    if _has_joined and backend.rank == 0:
+        raise CollectiveError(
+            "the ranks that began the job have ended, and this one joined them in an "
+            "earlier training: its script would repeat trainings that they have made",
+            hint="one collective.fit for all epochs in a job that grows (--max-np)",
+            everywhere=False,
+        )
+
+
+def _join(backend: Backend) -> Change:
+    """Join the running job, without any of its state yet."""
+    global _has_joined
+    assert isinstance(backend, Elastic)
+    former = backend.enter()
+    _has_joined = True
+    return Change(former, len(former), time.perf_counter())
+
+
+class CallbackMemory(Observer):
+    """Gives every rank the state of the callbacks at the end of each epoch.
+
+    So ``EarlyStopping`` continues to count when rank 0 dies. State that methods of batches
+    have gathered since the last epoch is lost with rank 0.
+    """
+
+    def __init__(self, methods: CallbackMethods):
+        self._methods = methods
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Share the state when the callbacks have ended the epoch."""
+        self._methods.share_memory()
 
 
 class FitMembership(Observer):
@@ -97,7 +142,7 @@ class FitMembership(Observer):
 
     def join(self) -> None:
         """Join the ranks that train, with a model that has all of its variables."""
-        change = membership.join(self._backend)
+        change = _join(self._backend)
         self._units.join(change.former, change.noticed)
         generations.wait_for_previous()
 

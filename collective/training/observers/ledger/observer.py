@@ -15,14 +15,11 @@ import os
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
-from collective.backends.base import Backend
 from collective.training.input.plan import RowPlan
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
-from collective.training.observers.ledger.writer import PRIME, Ledger
-from collective.training.step.attachments import Attachment, ReplicaStep, Total
+from collective.training.observers.ledger.writer import Ledger
 
 BYTES = 4
 SIZE = 3 * BYTES
@@ -35,23 +32,6 @@ class Receipts(Protocol):
     def total(self) -> Any:
         """Return them: what has ``numpy()``, numbers ``replicas * SIZE``."""
         ...
-
-
-class AttachedReceipts(Attachment):
-    """Receipts that travel with a step of ``collective.training.step``."""
-
-    def __init__(self, backend: Backend):
-        self._backend = backend
-        self.total: Total | None = None
-
-    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Return this replica's receipt; called in ``run``."""
-        most = self._backend.most_replicas
-        return [write_receipt(step.rows_read, step.replica, most)]
-
-    def receive(self, total: Total, number: int) -> None:
-        """Keep the receipts of a step."""
-        self.total = total
 
 
 class LedgerObserver(Observer):
@@ -73,8 +53,6 @@ class LedgerObserver(Observer):
         self._plan = plan
         self._ledger: Ledger | None = None  # on rank 0
         self._receipts = receipts
-        if isinstance(receipts, Attachment):
-            self.attachments = [receipts]
         # The last finished step: its number, replicas and receipts.
         self._last: tuple[int, int, Any] | None = None
         self._written = -1  # the last step that this rank has written
@@ -126,30 +104,6 @@ class LedgerObserver(Observer):
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
-
-
-def write_receipt(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
-    """Return this replica's receipt in its row of the matrix of all; in the graph.
-
-    Args:
-        read: int64 ``[n, 2]``, place and row number of each row that was read.
-        replica, replicas: The replica's number, and the number of replicas.
-
-    Returns:
-        float32 ``[replicas, SIZE]``, zero in all other rows.
-    """
-    places, numbers = read[:, 0], read[:, 1]
-    some = tf.shape(places)[0] > 0
-    start = tf.cond(some, lambda: places[0], lambda: tf.zeros([], tf.int64))
-    stop = tf.cond(some, lambda: places[-1] + 1, lambda: tf.zeros([], tf.int64))
-    prime = tf.constant(PRIME, tf.int64)
-    # As in ``collective.training.observers.ledger.writer.mark``; no product exceeds 2**62.
-    base = (numbers % prime + 1) % prime
-    mark = tf.reduce_sum(base * base % prime * base % prime) % prime
-    powers = tf.constant([256**i for i in range(BYTES)], tf.int64)
-    digits = tf.stack([start, stop, mark])[:, None] // powers % 256
-    mine = tf.one_hot(tf.cast(replica, tf.int32), replicas)
-    return mine[:, None] * tf.cast(tf.reshape(digits, [1, SIZE]), tf.float32)
 
 
 def read_receipts(summed: np.ndarray) -> list[tuple[int, int, int]]:

@@ -52,12 +52,7 @@ class Receipts(StepObserver):
                 start, stop = self._share(int(batch.global_rows), replica)
                 own = read[(read[:, 0] >= start) & (read[:, 0] < stop)]
             if len(own):
-                numbers = own[0, 0], own[-1, 0] + 1, mark(own[:, 1])
-                receipts[replica] = [
-                    number // 256**place % 256
-                    for number in numbers
-                    for place in range(BYTES)
-                ]
+                receipts[replica] = receipt(own)
         self._own.assign(receipts)
 
     def _share(self, rows: int, replica: int) -> tuple[int, int]:
@@ -81,3 +76,13 @@ class Receipts(StepObserver):
         """Return the receipts of all replicas in the last step: ``[replicas, SIZE]``."""
         assert self._program is not None
         return self._program.attached[-1]
+
+
+def receipt(read: np.ndarray) -> list[int]:
+    """Return the receipt for rows, number by number byte by byte: ``SIZE`` integers.
+
+    Args:
+        read: int64 ``[n, 2]``, n > 0: the place of each row in the batch, and its number.
+    """
+    numbers = read[0, 0], read[-1, 0] + 1, mark(read[:, 1])
+    return [number // 256**place % 256 for number in numbers for place in range(BYTES)]
