@@ -209,6 +209,12 @@ def hold(variable: keras.Variable, stand_in: StandIn) -> None:
     variable._value = stand_in
 
 
+def make_whole(variable: keras.Variable, value: tf.Tensor) -> None:
+    """Have a variable be an ordinary one, with a first value."""
+    variable._value = None
+    variable._initialize(value)
+
+
 #: Takes a variable and its initial value, or a function of it; returns whether it has
 #: initialized the variable.
 Initialize = Callable[[keras.Variable, Any], bool]

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat.held_parts import StandIn
@@ -126,13 +127,7 @@ class HeldPart:
         Raises:
             UsageError: It is traced outside of ``tracing``.
         """
-        if not _tracing:
-            raise UsageError(
-                f"a function of the script reads {self.path!r}, which the ranks hold in "
-                "parts: it would find a variable without a value",
-                hint="model.fit, evaluate, predict, or train_on_batch; code of its own "
-                "belongs into train_step, test_step or predict_step",
-            )
+        check_traced(self.path)
 
 
 @contextlib.contextmanager
@@ -146,6 +141,21 @@ def tracing() -> Iterator[None]:
         _tracing -= 1
 
 
+def check_traced(path: str) -> None:
+    """Refuse a trace of a variable in parts outside of ``tracing``.
+
+    Raises:
+        UsageError: It is traced by a function of the script.
+    """
+    if not _tracing:
+        raise UsageError(
+            f"a function of the script reads {path!r}, which the ranks hold in "
+            "parts: it would find a variable without a value",
+            hint="model.fit, evaluate, predict, or train_on_batch; code of its own "
+            "belongs into train_step, test_step or predict_step",
+        )
+
+
 def held_in(graph: Any) -> list[HeldPart]:
     """Return the variables that a traced graph uses, and this rank has a part of."""
     found = (_by_handle.get(id(outer)) for outer, _ in graph.captures)
@@ -155,6 +165,16 @@ def held_in(graph: Any) -> list[HeldPart]:
 def is_held(variable: Any) -> bool:
     """Return whether ranks have parts of a variable."""
     return keras_compat.held_parts.holder_of(variable) is not None
+
+
+def backend_of_rows(model: keras.Model, backend: Backend) -> Backend:
+    """Return the backend among the ranks that share the rows of a model's batches."""
+    for variable in model.variables:
+        holder = keras_compat.held_parts.holder_of(variable)
+        if holder is not None and holder.layout.cut:
+            along: Backend = holder.ranks.along[holder.ranks.mesh.batch]
+            return along
+    return backend
 
 
 def own_value(variable: keras.Variable) -> tf.Tensor:

@@ -20,7 +20,9 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.keras_compat.held_parts import StandIn
 from collective.training.partition.mesh.layouts import (
+    Layouts,
     Mesh,
     VariableLayout,
     gates_of,
@@ -28,7 +30,7 @@ from collective.training.partition.mesh.layouts import (
     wanted_for,
 )
 from collective.training.sharding import alone
-from collective.training.sharding.held import HeldPart, is_held
+from collective.training.sharding.held import HeldPart, check_traced, is_held
 from collective.training.sharding.mesh_ranks import MeshRanks
 
 ROWS = "batch"  # the axis of a job whose script names none
@@ -49,6 +51,36 @@ class Owner:
     weight: Any = None
 
 
+class Waiting:
+    """The first value of a variable whose layout is not known yet; a ``Holder``.
+
+    Args:
+        value: A tensor, or a function that makes one.
+    """
+
+    def __init__(self, variable: Any, shape: tuple[int, ...], value: Any, owner: Owner):
+        self.path, self.owner = keras_compat.model.path_of(variable), owner
+        self._variable, self._first = variable, value
+        self._value: tf.Tensor | None = None
+        dtype = tf.as_dtype(variable.dtype)
+        stand_in = StandIn(shape, dtype, variable.trainable, self)
+        keras_compat.held_parts.hold(variable, stand_in)
+
+    def whole(self) -> tf.Tensor:
+        """Return the value; it is kept only if code of the model has asked for it."""
+        if self._value is not None:
+            return self._value
+        return keras_compat.held_parts.first_value(self._variable, self._first)
+
+    def write(self, value: tf.Tensor) -> None:
+        """Take another value."""
+        self._value = value
+
+    def check_traced(self) -> None:
+        """Refuse to be read by a function, which would find no value."""
+        check_traced(self.path)
+
+
 @dataclass
 class Placing:
     """Lays out the variables that a script makes.
@@ -59,6 +91,7 @@ class Placing:
             a batch.
         shard_optimizer: Whether slots are.
         by_map: Whether the layout map of the current distribution counts.
+        mesh: Of the ranks, where no map has one; by default all of them share a batch.
 
     Attributes:
         before_read: Called before a whole value is gathered, of the variable.
@@ -69,6 +102,7 @@ class Placing:
     shard_weights: bool = False
     shard_optimizer: bool = False
     by_map: bool = True
+    mesh: Mesh = field(default_factory=lambda: Mesh({}, ROWS))
     before_read: list[Callable[[HeldPart], None]] = field(default_factory=list)
     kept_whole: dict[str, str] = field(default_factory=dict)
 
@@ -79,6 +113,9 @@ class Placing:
         self._held: WeakSet[HeldPart] = WeakSet()
         self._has_held = False  # or had some: the same on every rank
         self._used: list[Any] = []  # layouts of a map that variables have got
+        self._waiting: list[Any] | None = None  # variables without values
+        if not self.mesh.sizes:
+            self.mesh = Mesh({ROWS: self.backend.size}, ROWS)
 
     def unused_patterns(self) -> list[str]:
         """Return the patterns of the current map that no variable has matched so far."""
@@ -130,12 +167,51 @@ class Placing:
             return False
         with tf.init_scope():
             shape = keras_compat.held_parts.shape_of(variable, value)
+            if self._waiting is not None and owner is not None:
+                self._waiting.append(variable)
+                Waiting(variable, shape, value, owner)
+                return True
             found = self.layout(variable, shape, owner)
             if found is None:
                 return False
             first = keras_compat.held_parts.first_value(variable, value)
             self.hold(variable, first, *found)
         return True
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[list[Any]]:
+        """Inside, weights and slots that are made wait for their values.
+
+        Yields:
+            A list of them, for ``settle``.
+        """
+        found: list[Any] = []
+        self._waiting = found
+        try:
+            with self.making():
+                yield found
+        finally:
+            self._waiting = None
+
+    def settle(self, variables: Iterable[Any], layouts: Layouts) -> None:
+        """Cut variables that are whole, or wait for their values; every rank calls it.
+
+        Args:
+            layouts: Of weights. A slot lies as its weight does.
+        """
+        for variable in variables:
+            holder = keras_compat.held_parts.holder_of(variable)
+            owner = holder.owner if isinstance(holder, Waiting) else Owner("weight")
+            value = tf.convert_to_tensor(variable.value)
+            found = None
+            if owner.kind == "slot":
+                found = self.layout(variable, tuple(value.shape), owner)
+            elif not (layout := layouts.of(variable)).is_whole:
+                found = layout, self.ranks_of(self.mesh)
+            if found is not None:
+                self.hold(variable, value, *found)
+            elif holder is not None:
+                keras_compat.held_parts.make_whole(variable, value)
 
     def cut_slots(self, slots: Iterable[Any]) -> bool:
         """Cut slots that optimizers have made before, and keep their values.
@@ -178,7 +254,7 @@ class Placing:
             if held is not None and held.shape == tuple(shape):
                 return self._in_pieces(variable, owner, held.layout, held.ranks.mesh)
         distribution = keras_compat.distribution.current_distribution()
-        layout, mesh = VariableLayout(), Mesh({ROWS: self.backend.size}, ROWS)
+        layout, mesh = VariableLayout(), self.mesh
         layout_map = None
         if self.by_map:
             layout_map = keras_compat.distribution.layout_map_of(distribution)

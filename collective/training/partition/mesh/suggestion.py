@@ -121,6 +121,7 @@ class _Search:
         }
         self._model, self._mesh, self._axis = model, mesh, axis
         self._traced, self._rows = traced, rows
+        self._costs: dict[Any, float | None] = {}
 
     def settle(self, group: Sequence[Any]) -> None:
         """Cut the variables of a group along the axis that exchanges least."""
@@ -147,7 +148,13 @@ class _Search:
 
     def _cost(self, layouts: Mapping[str, Axes]) -> float | None:
         """Return the bytes of a step over the axis; None if an axis is not divided."""
-        found: Layouts = resolve(self._model, _Exact(layouts), self._mesh)
+        key = tuple(sorted(layouts.items()))
+        if key not in self._costs:
+            self._costs[key] = self._exchanged(layouts)
+        return self._costs[key]
+
+    def _exchanged(self, layouts: Mapping[str, Axes]) -> float | None:
+        found: Layouts = resolve(self._model, Exact(layouts), self._mesh)
         if found.kept_whole:
             return None
         by_id = {
@@ -177,8 +184,8 @@ class _Search:
         return exchanged_bytes(partition.graph, self._rows, open_)
 
 
-class _Exact(dict[str, Axes]):
-    """Layouts by exact path."""
+class Exact(dict[str, Axes]):
+    """A layout map by exact path."""
 
     def __missing__(self, key: str) -> None:
         return None
