@@ -79,7 +79,7 @@ def by_rule(environment: Environment, options: Options, started: bool) -> Choice
             return Choice("tf-multiworker", f"{because}; mpi: {mpi.reason}")
         return Choice("mpi", because)
     devices = options.devices or gpus()
-    if devices > 1 and options.model_parallel == 1:
+    if devices > 1:
         return Choice("tf-mirrored", f"{devices} devices in one process")
     return Choice("single", "one process with one device")
 

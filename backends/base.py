@@ -137,11 +137,7 @@ class Backend(ABC):
             (``Elastic``); until then it is alone.
         overlaps: Whether ``all_reduce`` sums the first gradients while the last are
             computed (``SumsInBuckets``).
-        tensor: The ranks that hold one replica together (``TensorParallel``); None:
-            each rank has a replica of its own.
         rounds_to: The dtype in which large gradients travel, if it is not their own.
-        stages: Devices of this process over which the layers of its replica are placed
-            (``ModelParallel``); empty: all layers are on the default device.
     """
 
     name: ClassVar[str]
@@ -157,9 +153,7 @@ class Backend(ABC):
     elastic: bool = False
     joins: bool = False
     overlaps: bool = False
-    tensor: Any = None
     rounds_to: str | None = None
-    stages: Sequence[str] = ()
 
     _rank_zero_code = ""  # the code that rank 0 runs alone now, if any
     _of_all: Backend | None = None  # of a group of ranks: the backend that made it
@@ -169,6 +163,7 @@ class Backend(ABC):
         self.environment = environment = environment or detect_rank()
         self.called = environment.rank
         self._take_place(environment.current)
+        self._among: dict[Any, Backend] = {}  # by their groups
         self.processes = self.size
         self.chosen_because = "asked for"
 
@@ -183,8 +178,9 @@ class Backend(ABC):
 
         Every rank calls it, with the same groups in the same order. The returned backend
         has the collectives, ``rank`` and ``size`` of this rank's group alone. Both backends
-        can be used, in turn. If two groups overlap, the caller makes sure that their ranks
-        call the collectives of both groups in the same order.
+        can be used, in turn; for the same groups it is the same one. If two groups overlap,
+        the caller makes sure that their ranks call the collectives of both groups in the
+        same order.
 
         Args:
             groups: The ranks of each group; each rank is in exactly one group.
@@ -200,9 +196,15 @@ class Backend(ABC):
                 f"groups {[list(group) for group in groups]} of {self.size} ranks",
                 hint="each rank must be in one group",
             )
+        key = tuple(map(tuple, groups))
+        if key not in self._among:
+            self._among[key] = self._grouped(groups)
+        return self._among[key]
+
+    def _grouped(self, groups: Sequence[Sequence[int]]) -> Backend:
         number = next(i for i, group in enumerate(groups) if self.rank in group)
         found = copy.copy(self)
-        found._of_all = self
+        found._of_all, found._among = self, {}
         found.rank, found.size = groups[number].index(self.rank), len(groups[number])
         found.replicas, found.local_replicas = (
             found.size,

@@ -7,8 +7,8 @@ A backend inherits from the classes of its abilities, and callers ask
     class                   options                 backends
     Elastic                 min_np, max_np          native, mpi
     SumsInBuckets           bucket_bytes            native, mpi, horovod, tf-multiworker
-    TensorParallel          tensor_parallel         native
-    ModelParallel           model_parallel          single, native, mpi
+    TensorParallel          tensor_parallel         native, mpi
+    OneDevice               none                    single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
     InTurn                  none                    mpi, horovod
     MatchedByOrder          InTurn                  mpi
@@ -23,17 +23,15 @@ An option given to a backend without the class is an error before anything start
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collective import deadline
 from collective.backends.base import Backend
-from collective.backends.devices import configure, gpus, local_devices
+from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
@@ -42,8 +40,6 @@ from collective.log import log
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from collective.backends.tensor_group import TensorGroup
 
 
 class Elastic(Backend):
@@ -183,68 +179,43 @@ class SumsInBuckets(Backend):
 
 
 class TensorParallel(Backend):
-    """Groups of ``Options.tensor_parallel`` neighbouring ranks hold a replica each."""
+    """A backend whose ranks may cut weights: ``Options.tensor_parallel`` of them share rows.
+
+    The backend itself sums over all ranks. A model is cut when it is made
+    (``collective.training.preparation.parts``).
+    """
 
     takes = frozenset({"tensor_parallel"})
-    tensor: TensorGroup | None
 
-    def _share_replicas(self) -> None:
-        """Make the groups; every rank calls it once it is in the job."""
-        parts = self.options.tensor_parallel
-        if parts == 1:
-            return
-        from collective.backends.tensor_group import TensorGroup
-
-        self.tensor = TensorGroup(self.rank, self.size, parts, self.require_all_ranks)
-        self.replicas = self.size // parts
-        self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
-
-    def grouped(self, parts: int) -> TensorParallel:
-        """Return this backend, with ``parts`` ranks in a replica. Every rank calls it.
-
-        Both backends work, whichever is used last: they belong to the same job.
-
-        Raises:
-            UsageError: The ranks cannot be cut into such groups.
-        """
-        found = copy.copy(self)
-        found.options = replace(self.options, tensor_parallel=parts)
-        found._share_replicas()
-        return found
-
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which layers are built as split over the group."""
-        return super().scope() if self.tensor is None else self.tensor.for_layers()
-
-    @abstractmethod
-    def sum_over_processes(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum over all processes, also over the processes of one replica."""
+    def __init__(self, options: Options, environment: Environment | None = None):
+        parts = options.tensor_parallel
+        if parts > 1 and (options.min_np, options.max_np) != (None, None):
+            raise UsageError(
+                "with a rank that dies, its part of the weights is lost",
+                hint="without min_np, continuing from a checkpoint; or without "
+                "tensor_parallel",
+            )
+        super().__init__(options, environment)
+        if self.size % parts:
+            raise UsageError(
+                f"{self.size} ranks cannot be cut into groups of {parts} (tensor_parallel)",
+                hint=f"a number of ranks that {parts} divides, as -np "
+                f"{-(-self.size // parts) * parts}",
+            )
 
 
-class ModelParallel(Backend):
-    """Gives each process ``Options.model_parallel`` devices, its ``stages``."""
-
-    takes = frozenset({"model_parallel"})
+class OneDevice(Backend):
+    """Gives each process one device; sums are made in host memory."""
 
     def _configure_devices(self, environment: Environment) -> None:
-        """Set up this process' devices; a subclass calls this after it has started."""
-        count = self.options.model_parallel
-        configure(self.options, environment, self.overlaps, count)
-        self.stages = local_devices(count) if count > 1 else []
+        """Set up this process' device; a subclass calls this after it has started."""
+        configure(self.options, environment, self.overlaps)
         if self.size > 1 and self.rank == 0 and gpus():
             log.warning(
                 f"backend {self.name!r} sums in host memory: each step copies the "
                 "gradients from the GPUs and back\nHINT: --backend tf-multiworker sums "
                 "them on the GPUs (NCCL)"
             )
-
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which variables with stages are made in host memory."""
-        if not self.stages:
-            return super().scope()
-        import tensorflow as tf
-
-        return tf.device("/cpu:0")
 
 
 class LocalDevices(Backend):

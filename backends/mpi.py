@@ -26,9 +26,10 @@ from collective.backends.base import Availability, wait_until
 from collective.backends.capabilities import (
     Elastic,
     MatchedByOrder,
-    ModelParallel,
+    OneDevice,
     ShardCollectives,
     SumsInBuckets,
+    TensorParallel,
 )
 from collective.backends.options import Options
 from collective.buckets import aligned_empty, in_buckets, reduce_arrays_flat
@@ -42,7 +43,12 @@ if TYPE_CHECKING:
 
 
 class MPIBackend(
-    Elastic, SumsInBuckets, ModelParallel, ShardCollectives, MatchedByOrder
+    Elastic,
+    SumsInBuckets,
+    TensorParallel,
+    OneDevice,
+    ShardCollectives,
+    MatchedByOrder,
 ):
     """One replica in each MPI process."""
 

@@ -25,7 +25,7 @@ from collective.backends.base import Availability, wait_until
 from collective.backends.capabilities import (
     Collective,
     Elastic,
-    ModelParallel,
+    OneDevice,
     Recording,
     ShardCollectives,
     SumsInBuckets,
@@ -52,7 +52,7 @@ ROUNDED_FROM = 1024  # elements
 
 
 class NativeBackend(
-    Elastic, SumsInBuckets, TensorParallel, ModelParallel, ShardCollectives, Recording
+    Elastic, SumsInBuckets, TensorParallel, OneDevice, ShardCollectives, Recording
 ):
     """A replica in each process, summed by the core in ``collective/native``."""
 
@@ -65,13 +65,6 @@ class NativeBackend(
     _group: ProcessSet | None = None  # the ranks of a backend that is ``among`` some
 
     def __init__(self, options: Options, environment: Environment | None = None):
-        elastic = options.min_np is not None or options.max_np is not None
-        if elastic and options.tensor_parallel > 1:
-            raise UsageError(
-                "with a rank that dies, its part of the layers is lost",
-                hint="without min_np, continuing from a checkpoint; or without "
-                "tensor_parallel",
-            )
         super().__init__(options, environment)
         environment = self.environment
         if self.elastic and self.size != self.local_size:
@@ -81,7 +74,6 @@ class NativeBackend(
         collective.init(environment)
         if session.size() < environment.current.size:
             self._continue_without_missing(environment.size)
-        self._share_replicas()
         self.rounds_to = None if self._alone else options.transport_dtype
         self._configure_devices(environment)
         from collective import tensorflow_ops
@@ -109,11 +101,6 @@ class NativeBackend(
         if environment.size != environment.local_size:
             return _between_hosts(environment)
         return Availability(True, f"{environment.size} processes on one host")
-
-    def sum_over_processes(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum over all ranks, also over those that hold one replica together."""
-        self.require_all_ranks()
-        return self._ops.all_reduce(tensors, Sum)
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], rounded: Sequence[int] = ()
@@ -146,16 +133,10 @@ class NativeBackend(
         """Return whether there is one replica, and never another."""
         return self.replicas == 1 and not self.elastic
 
-    @property
-    def _peers(self) -> ProcessSet | None:
-        """Return the ranks with the same shard of their replicas as this one; None: all."""
-        return self._group if self.tensor is None else self.tensor.across
-
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
         """Make a process set of each group: all ranks make all of them."""
-        if self.elastic or self.tensor is not None:
-            what = "min_np" if self.elastic else "tensor_parallel"
-            raise UsageError(f"groups of ranks with {what}", hint=f"drop {what}")
+        if self.elastic:
+            raise UsageError("groups of ranks with min_np", hint="drop min_np")
         sets = [ProcessSet(group) for group in groups]
         self._group = sets[number]
 
@@ -165,7 +146,7 @@ class NativeBackend(
         return self._ops.all_reduce(
             tensors,
             Sum,
-            process_set=self._peers,
+            process_set=self._group,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
             bucket_bytes=self.bucket_bytes,
@@ -189,8 +170,8 @@ class NativeBackend(
         return self._ops.alltoall(flat, counts, process_set=self._group)[0]
 
     def _gather_rows(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Gather the rows of all replicas, of which each may be on several ranks."""
-        return tensor if self._alone else self._ops.allgather(tensor, None, self._peers)
+        """Gather the rows of all replicas."""
+        return tensor if self._alone else self._ops.allgather(tensor, None, self._group)
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         if self._group is not None:

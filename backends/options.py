@@ -22,10 +22,8 @@ class Options:
             ``reduction-to-one-device`` (tf-mirrored). ``auto`` is NCCL for GPUs and,
             for CPU devices, reduction to one device: TensorFlow's default for them
             takes three to five times as long.
-        model_parallel: Devices of each process over which a model's layers are placed
-            (single, native, mpi): GPUs or, if there are none, logical CPU devices.
-        tensor_parallel: Ranks that hold one replica together (native); see
-            ``collective.backends.tensor_group``.
+        tensor_parallel: Ranks that share rows, and of which each has a part of the
+            weights (native, mpi); see ``docs/how-to/parallel.md``.
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
             ones while the rest is computed (native, mpi, horovod, tf-multiworker). By
             default buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs; mpi:
@@ -45,7 +43,6 @@ class Options:
     communication: str = "auto"
     devices: int | None = None
     cross_device_ops: str = "auto"
-    model_parallel: int = 1
     tensor_parallel: int = 1
     bucket_bytes: int | None = None
     min_np: int | None = None

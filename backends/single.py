@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from collective.backends.base import OneProcessBackend
-from collective.backends.capabilities import ModelParallel, ShardCollectives
+from collective.backends.capabilities import OneDevice, ShardCollectives
 from collective.backends.options import Options
 from collective.environment import Environment
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class SingleBackend(OneProcessBackend, ModelParallel, ShardCollectives):
+class SingleBackend(OneProcessBackend, OneDevice, ShardCollectives):
     """One replica; ``all_reduce`` returns its tensors."""
 
     name = "single"

@@ -58,11 +58,9 @@ def parser() -> argparse.ArgumentParser:
     add("--min-np", type=count, metavar="N",
         help="continue without ranks that die while N are left (native, mpi)")  # fmt: skip
     add("--tensor-parallel", type=count, default=1, metavar="T",
-        help="ranks that hold one replica together, its large layers in parts\n"
-        "(native; docs/how-to/parallel.md)")  # fmt: skip
-    add("--model-parallel", type=count, default=1, metavar="D",
-        help="devices of each process over which the layers of a model are placed\n"
-        "(single, native, mpi)")  # fmt: skip
+        help="ranks that share rows, and of which each has a part of the weights\n"
+        "(native, mpi; docs/how-to/parallel.md)")  # fmt: skip
+    add("--model-parallel", type=_model_parallel, help=argparse.SUPPRESS)
 
     add = group(
         "model and data", "python train.py --model resnet50 --data synthetic:64x64x3:10"
@@ -117,6 +115,14 @@ def parser() -> argparse.ArgumentParser:
     add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
         help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
     return p
+
+
+def _model_parallel(text: str) -> int:
+    raise argparse.ArgumentTypeError(
+        "it is removed: layers are no longer placed on several devices of a process\n"
+        f"HINT: --tensor-parallel {text} cuts weights over ranks (native, mpi), or "
+        "collectiverun -np N --keras --set shard_weights=True script.py"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

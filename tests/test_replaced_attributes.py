@@ -13,7 +13,6 @@ _CALLS = {"replacing", "job.replace", "replace_for"}
 # Attributes of objects that the code itself makes, or of the project's own classes.
 OWN = {
     ("collective/distribute/datasets.py", "distribute_dataset"),
-    ("collective/training/parallel/tensor_parallel_variables.py", "without_group"),
     ("collective/training/keras_compat/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
     ("collective/training/step/attachments.py", "Attachments"),

@@ -114,10 +114,9 @@ def _check(backend: Backend) -> None:
             hint="leave out --min-np; and start the program again after a failure: it "
             "continues from checkpoints of its own",
         )
-    if backend.tensor is not None or backend.stages:
+    if backend.options.tensor_parallel > 1:
         raise UsageError(
-            "tensor_parallel and model_parallel split layers, which a strategy of "
-            "replicas does not",
+            "tensor_parallel cuts weights, which a strategy of replicas does not",
             hint="collective.fit, or leave the option out",
         )
 

@@ -112,9 +112,7 @@ def pairs(module: str) -> str:
     def title(name: str) -> str:
         return code.FEATURES[name].title.replace(" (backend {backend!r})", "")
 
-    layouts = "; ".join(map(title, code.LAYOUTS))
     rows = [
-        f"| {layouts} | each other | {code.ONE_LAYOUT} |",
         f"| {title('asynchronous')} | all but {'; '.join(map(title, code.OF_WORKERS))} "
         f"| {code.NO_ORDER} |",
     ]

@@ -77,8 +77,8 @@ def test_more_ranks_than_were_started_are_refused():
         backends.get("native", Options(min_np=2))
 
 
-def test_elastic_ranks_share_no_replica():
-    with pytest.raises(UsageError, match="its part of the layers is lost") as caught:
+def test_elastic_ranks_hold_no_parts():
+    with pytest.raises(UsageError, match="its part of the weights is lost") as caught:
         backends.get("native", Options(min_np=1, tensor_parallel=2))
     assert caught.value.exit_code == 2
 

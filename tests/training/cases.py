@@ -390,7 +390,7 @@ def built(make: Callable[[], Any], backend: Any, spec: Batch) -> keras.Model:
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-    return prepare(model, backend, spec, micro_batch_rows=4).model
+    return prepare(model, backend, spec).model
 
 
 def train(

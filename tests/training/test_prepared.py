@@ -8,7 +8,6 @@ import weakref
 import numpy as np
 import pytest
 
-from collective import backends
 from collective.training.model.prepared import get_prepared
 from tests.training import cases, small
 
@@ -20,15 +19,13 @@ def test_a_whole_model_has_an_empty_record(backends_by_name):
     small.train(backends_by_name("single"), model=model, steps=1)
     record = get_prepared(model)
     assert record.model is model
-    assert record.partition is None and record.placement is None
+    assert record.hook is None
 
 
-def test_the_record_ends_with_its_model():
-    backend = backends.get("single", backends.Options(model_parallel=2))
+def test_the_record_ends_with_its_model(backends_by_name):
     spec = cases.spec_of(cases.labelled(np.random.default_rng(0), 4, 0))
-    model = cases.built(cases.mlp(cases.sgd), backend, spec)
+    model = cases.built(cases.mlp(cases.sgd), backends_by_name("single"), spec)
     record = get_prepared(model)
-    assert record.placement is not None
     assert record.trainable == model.trainable_variables
     del record
     gone = weakref.ref(model)

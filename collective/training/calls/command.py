@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,8 @@ from collective.training.calls.evaluate import evaluate
 from collective.training.calls.fit import fit
 from collective.training.input import datasets
 from collective.training.loop.summary import Summary
-from collective.training.model.prepared import get_prepared
 from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.preparation import parts
 from collective.training.process.failure import guarded
 from collective.training.process.names import options_named
 from collective.training.verification.deterministic import THREADS
@@ -87,7 +86,7 @@ def run(
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)
         with backend.scope():
-            model = _model(job, data)
+            model = parts.made(lambda: _model(job, data), backend)
         result = fit(
             model,
             data.train,
@@ -108,14 +107,11 @@ def run(
             test = result.afterwards(
                 lambda: evaluate(model, data.test, batch_size=rows, **how)
             )
-        parts = get_prepared(model).partition
-        with contextlib.nullcontext() if parts is None else parts.whole_shapes():
-            parameters = model.count_params()
         summary = Summary.of(
             dataclasses.asdict(job),
             result,
             test,
-            parameters,
+            model.count_params(),
             len(data.train),
         )
 

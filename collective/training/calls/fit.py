@@ -17,6 +17,7 @@ from collective.training.input.data import DataArguments
 from collective.training.loop.callbacks import Callbacks
 from collective.training.loop.result import Result
 from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.preparation import parts
 from collective.training.preparation.refusals import check_model
 from collective.training.process.failure import guarded
 from collective.training.process.known_arguments import known_arguments
@@ -160,7 +161,7 @@ def fit(
     if not isinstance(model, keras.Model):
         with guarded(backend):
             with backend.scope():
-                model = model()
+                model = parts.made(model, backend)
             check_model(model, backend)
     arguments = DataArguments(
         x=x,

@@ -28,6 +28,7 @@ from collective.training.loop.rank_zero import OnRankZero
 from collective.training.observers.elastic.fit_units import FitUnits, units_of
 from collective.training.process import interrupts
 from collective.training.process.failure import guarded
+from collective.training.sharding.held import backend_of_rows
 from collective.training.steps.batch_function import StepObserver
 from collective.training.steps.distributed import distributed_call
 from collective.training.steps.own_batches import trained_with
@@ -68,7 +69,10 @@ def call(
     has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
     settings = with_announcements(StepSettings(backend), units)
     observers: list[StepObserver] = [units]
-    planned = PlannedCall(backend, not settings.is_distributed or is_eager(model))
+    planned = PlannedCall(
+        backend_of_rows(model, backend),
+        not settings.is_distributed or is_eager(model),
+    )
     arguments = dict(arguments)
     data = {name: arguments[name] for name in _DATA if name in arguments}
     with contextlib.ExitStack() as inside:

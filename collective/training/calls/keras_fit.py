@@ -56,17 +56,18 @@ from collective.training.observers.elastic.fit_membership import (
     check_trainings,
 )
 from collective.training.observers.elastic.fit_units import units_of
+from collective.training.observers.layout_report import LayoutReport
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.ledger.receipts import Receipts
 from collective.training.observers.timing import TimingObserver
 from collective.training.partition.undo import whole_or_absent
-from collective.training.preparation import slots
+from collective.training.preparation import parts
 from collective.training.preparation.compiled_flags import as_compiled
 from collective.training.preparation.prepare import prepare
 from collective.training.preparation.refusals import check_labels, check_model
 from collective.training.process import host_random, interrupts
 from collective.training.process.failure import guarded
-from collective.training.sharding.held import is_held
+from collective.training.sharding.held import backend_of_rows, is_held
 from collective.training.steps import leaves
 from collective.training.steps.batch_function import (
     BatchFunction,
@@ -202,10 +203,14 @@ class _Training(StepObserver):
         self._compare(arguments)
         expected = self._units.run(lambda: expects_nan(self._callbacks, backend))
         observers: list[StepObserver] = [self._units, self, self._set]
-        planned = PlannedCall(backend, is_eager(model), self._settings.virtual)
-        with contextlib.closing(planned), contextlib.ExitStack() as inside:
-            if options.shard_optimizer:
-                inside.enter_context(slots.in_pieces(model, backend))
+        with contextlib.ExitStack() as inside:
+            cut = parts.in_parts(model, backend, options.shard_optimizer)
+            placing = inside.enter_context(cut)
+            if placing is not None:
+                observers.append(LayoutReport(placing))
+            rows = backend_of_rows(model, backend)
+            planned = PlannedCall(rows, is_eager(model), self._settings.virtual)
+            inside.enter_context(contextlib.closing(planned))
             self._described = open_data(
                 planned,
                 self._given,
@@ -375,7 +380,7 @@ class _Training(StepObserver):
         """Note what the state of the model has, once its first step is traced."""
         model = self._model
         if function.hook is not None:
-            keep(model, None, None, function.hook)
+            keep(model, function.hook)
         is_whole = not any(is_held(variable) for variable in model.variables)
         if is_whole and not program.has_run:  # else they are known
             register_outside_variables(
@@ -431,7 +436,6 @@ class _Training(StepObserver):
             self._model,
             self._backend,
             spec,
-            micro_batch_rows=32,
             hook=self._settings.hook,
             features=self._set.options.features,
         )

@@ -14,11 +14,6 @@ import keras
 from keras import layers, ops
 
 from collective.errors import UsageError
-from collective.training.parallel import (
-    ColumnParallelDense,
-    RowParallelDense,
-    ShardedEmbedding,
-)
 from collective.training.process.lookup import call, lookup
 
 Shape = tuple[int, ...]
@@ -119,8 +114,6 @@ def transformer(
 ) -> keras.Model:
     """Return a model of pre-norm encoder blocks, averaged over positions.
 
-    With ``--tensor-parallel``, embedding and feed-forward layers are cut over ranks.
-
     Args:
         input_shape: ``(length,)`` of integer tokens below ``vocabulary``;
             ``(length, features)`` of floats; or ``(height, width, channels)``: each
@@ -132,7 +125,7 @@ def transformer(
     """
     if len(input_shape) == 1:
         inputs = keras.Input(input_shape, dtype="int32")
-        x = ShardedEmbedding(vocabulary, width)(inputs)
+        x = layers.Embedding(vocabulary, width)(inputs)
     else:
         inputs = keras.Input(input_shape)
         x = layers.Reshape((input_shape[0], -1))(inputs)
@@ -143,8 +136,8 @@ def transformer(
         y = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)(y, y)
         x = layers.add([x, layers.Dropout(dropout)(y)])
         y = layers.LayerNormalization()(x)
-        y = ColumnParallelDense(4 * width, activation="gelu", gather_output=False)(y)
-        y = RowParallelDense(width, input_is_parallel=True)(y)
+        y = layers.Dense(4 * width, activation="gelu")(y)
+        y = layers.Dense(width)(y)
         x = layers.add([x, layers.Dropout(dropout)(y)])
     x = layers.LayerNormalization()(x)
     x = layers.GlobalAveragePooling1D()(x)

@@ -23,7 +23,6 @@ from collective.training.keras_compat import (
     tracing,
     undone_writes,
     weights_file,
-    whole_variables,
 )
 
 __all__ = [
@@ -44,5 +43,4 @@ __all__ = [
     "tracing",
     "undone_writes",
     "weights_file",
-    "whole_variables",
 ]

@@ -164,12 +164,6 @@ def path_of(variable: keras.Variable | tf.Variable) -> str:
     return str(getattr(variable, "path", variable.name))
 
 
-def move_variable(variable: keras.Variable, device: str) -> None:
-    """Put a variable on another device; references to the Keras variable stay valid."""
-    with tf.init_scope(), tf.device(device):
-        variable._initialize(tf.identity(variable.value))
-
-
 def layers_of(model: keras.Layer) -> list[keras.Layer]:
     """Return the model, or layer, and its layers, in the order of ``trainable_flags``."""
     return list(model._flatten_layers())

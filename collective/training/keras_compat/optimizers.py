@@ -1,10 +1,10 @@
-"""Keras' optimizers: applies sums, builds them for shards, places them on devices."""
+"""Keras' optimizers: which there are, and how they apply sums."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -77,135 +77,6 @@ def count_atomically(optimizer: keras.Optimizer) -> Iterator[None]:
             stack.enter_context(
                 replacing(counter, "assign_add", counter.value.assign_add)
             )
-        yield
-
-
-def build_optimizer(
-    optimizer: keras.Optimizer,
-    variables: Sequence[keras.Variable],
-    on_variable_devices: bool = False,
-) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Build an optimizer that is not built.
-
-    Args:
-        on_variable_devices: Whether each slot is on its variable's device.
-
-    Returns:
-        Its slots (variables shaped like one of the model's), each with the variable of
-        the model.
-    """
-    core = core_optimizer(optimizer)
-    slots: list[tuple[keras.Variable, keras.Variable]] = []
-    add = core.add_variable_from_reference
-
-    def record(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
-        device = contextlib.nullcontext()
-        if on_variable_devices:
-            device = tf.device(reference_variable.value.device)
-        with device:
-            slot = add(reference_variable, *args, **kwargs)
-        slots.append((slot, reference_variable))
-        return slot
-
-    with replacing(core, "add_variable_from_reference", record):
-        optimizer.build(variables)
-    return slots
-
-
-@contextlib.contextmanager
-def update_on_variable_devices(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Have the optimizer update each variable on the variable's device."""
-    core = core_optimizer(optimizer)
-    update = core.update_step
-
-    def update_step(
-        gradient: Gradient, variable: keras.Variable, learning_rate: tf.Tensor
-    ) -> None:
-        with tf.device(variable.device):
-            return update(gradient, variable, learning_rate)
-
-    with replacing(core, "update_step", update_step):
-        yield
-
-
-@contextlib.contextmanager
-def clip_shards(
-    optimizer: keras.Optimizer,
-    summed: Callable[[list[tf.Tensor], Sequence[keras.Variable]], list[tf.Tensor]],
-) -> Iterator[None]:
-    """Clip gradients by norms of which this process has a part.
-
-    Args:
-        summed: Called with the sums of squares of the gradients' parts in this process,
-            and their variables; returns the sums of squares of whole gradients.
-    """
-    core = core_optimizer(optimizer)
-    applies, clips = core._backend_apply_gradients, core._clip_gradients
-    variables: list[keras.Variable] = []
-
-    def apply(grads: Any, trainable_variables: Any) -> None:
-        variables[:] = trainable_variables
-        applies(grads, trainable_variables)
-        variables.clear()
-
-    def clip(grads: Sequence[Gradient]) -> list[Gradient]:
-        limit = core.clipnorm or core.global_clipnorm
-        if not limit:
-            return clips(grads)
-        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
-        squares = [tf.reduce_sum(tf.square(v)) for v in values]
-        norms = [tf.sqrt(s) for s in summed(squares, variables)]
-        if core.clipnorm:
-            divisors = [tf.maximum(norm, limit) / limit for norm in norms]
-            return [_over(g, d) for g, d in zip(grads, divisors, strict=True)]
-        norm = tf.norm(tf.stack([tf.cast(n, norms[0].dtype) for n in norms]))
-        # An infinite gradient makes all of them NaN, as in Keras, which adds look-ups up.
-        divisor = tf.maximum(norm, limit) / limit + (norm - norm)
-        return [_over(tf.convert_to_tensor(g), divisor) for g in grads]
-
-    with (
-        replacing(core, "_backend_apply_gradients", apply),
-        replacing(core, "_clip_gradients", clip),
-    ):
-        yield
-
-
-def _over(gradient: Gradient, divisor: tf.Tensor) -> Gradient:
-    """Return a gradient divided by a scalar; of look-ups, the values are divided."""
-    is_sparse = isinstance(gradient, tf.IndexedSlices)
-    values = gradient.values if is_sparse else gradient
-    values /= tf.cast(divisor, values.dtype)
-    if not is_sparse:
-        return values
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-
-
-@contextlib.contextmanager
-def find_overflow(
-    optimizer: keras.Optimizer, everywhere: Callable[[tf.Tensor], tf.Tensor]
-) -> Iterator[None]:
-    """Have a LossScaleOptimizer skip an update if another process' gradients overflow.
-
-    Args:
-        everywhere: Called with whether this process' gradients are finite; returns whether
-            the gradients of all processes are.
-    """
-    if not expects_overflow(optimizer):
-        yield
-        return
-    here = optimizer.check_finite
-    with replacing(optimizer, "check_finite", lambda grads: everywhere(here(grads))):
-        yield
-
-
-@contextlib.contextmanager
-def replace_shapes(
-    shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],
-) -> Iterator[None]:
-    """Have variables accept values of these shapes in a StatelessScope."""
-    with contextlib.ExitStack() as stack:
-        for variable, shape in shapes:
-            stack.enter_context(replacing(variable, "_shape", shape))
         yield
 
 

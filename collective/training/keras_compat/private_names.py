@@ -25,7 +25,6 @@ NEWEST_TENSORFLOW = "2.21"
 KERAS: Mapping[str, str] = {
     "backend": "compute_output_spec random",
     "backend.common.global_state": "get_global_attribute",
-    "backend.common.masking": "get_keras_mask set_keras_mask",
     "backend.common.stateless_scope": "in_stateless_scope",
     "backend.common.stateless_scope:StatelessScope": "losses state_mapping add_update",
     "backend.common.variables:Variable": (
@@ -45,13 +44,9 @@ KERAS: Mapping[str, str] = {
         "_moments synchronized"
     ),
     "metrics.reduction_metrics": "Mean Sum",
-    "models.functional:Functional": "call",
-    "ops.function:Function": "_run_through_graph _nodes_by_depth _outputs_struct",
     "optimizers.base_optimizer:BaseOptimizer": (
-        "apply _backend_apply_gradients _clip_gradients _trainable_variables "
-        "add_variable add_variable_from_reference"
+        "apply _trainable_variables add_variable add_variable_from_reference"
     ),
-    "optimizers.loss_scale_optimizer:LossScaleOptimizer": "check_finite",
     "random.seed_generator": "global_seed_generator",
     "random.seed_generator:SeedGenerator": "next",
     "saving.saving_lib": "H5IOStore _save_state get_attr_skipset",

@@ -24,8 +24,7 @@ from collective.errors import CollectiveError
 from collective.training import keras_compat
 from collective.training.keras_compat.batch_functions import keras_own
 from collective.training.loop import callback_state
-from collective.training.loop.callback_shards import CallbackShards
-from collective.training.model.prepared import get_partition
+from collective.training.loop.callback_parts import CallbackParts
 from collective.training.model.variables import (
     check_frozen_layers,
     outside_variables,
@@ -127,7 +126,7 @@ class CallbackMethods:
         self.used: set[str] = set()
         self._known: list[keras.Variable] = []
         self._trainable = keras_compat.model.trainable_flags(model)
-        self._shards = CallbackShards(model, backend, len(_STOPS) + 4)
+        self._parts = CallbackParts(backend, len(_STOPS) + 4)
         self._ready = False
         self._functions: dict[str, Any] = {}  # Keras' own, that callbacks call
         self._state = callback_state.CallbackState(self.callbacks)
@@ -229,14 +228,13 @@ class CallbackMethods:
         backend, model = self.backend, self.model
         stops = [float(getattr(model, name, False)) for name in _STOPS]
         if backend.size == 1:
-            self._shards.put()
             error = None if ran.error is None else failure.sent(ran.error, method)
             return _Outcome(stops, error=error)
         trainable = keras_compat.model.trainable_flags(model)
         changed = trainable != self._trainable
         found = changed, ran.has_drawn, ran.has_assigned, ran.error is not None
         flags = np.array([*stops, *map(float, found)])
-        *agreed, changed, drawn, assigned, failed = self._shards.agree(flags)
+        *agreed, changed, drawn, assigned, failed = self._parts.agree(flags)
         outcome = _Outcome(agreed)
         if failed:
             mine = failure.sent(ran.error, f"a callback's {method}")
@@ -309,7 +307,7 @@ class CallbackMethods:
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
             keras_own(self.model, self._functions),
-            self._shards.whole(),
+            self._parts.whole(),
             self._on_one_device(),
         ):
             try:
@@ -337,9 +335,6 @@ class CallbackMethods:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return
         self.backend.broadcast(self._variables)
-        parts = get_partition(self.model)
-        if parts is not None:
-            parts.broadcast_shards()
 
     def share_state(self) -> None:
         """Give every rank what rank 0's callbacks have gathered; every rank calls it."""

@@ -21,7 +21,7 @@ from collective.training.loop.state import (
     random_state,
     values_of,
 )
-from collective.training.model.prepared import get_hook, get_partition
+from collective.training.model.prepared import get_hook
 from collective.training.model.variables import (
     all_variables,
     broadcast_model,
@@ -140,16 +140,15 @@ class Position:
         return self.take(gathered=self.unit(self.gather))
 
     def gather(self) -> Gathered:
-        """Partitioned variables whole, and errors of a hook added up, on rank 0.
+        """Return variables held in parts whole, and errors of a hook added up, on rank 0.
 
         Every rank calls it.
         """
-        found: dict[int, np.ndarray] = {}
-        if self._gathers:
-            for kept in (get_partition(self.model), get_hook(self.model)):
-                found |= {} if kept is None else kept.gather()
-            found |= held.gathered(all_variables(self.model), self.backend.rank == 0)
-        return found
+        if not self._gathers:
+            return {}
+        hook = get_hook(self.model)
+        found: dict[int, np.ndarray] = {} if hook is None else hook.gather()
+        return found | held.gathered(all_variables(self.model), self.backend.rank == 0)
 
     def restore(self) -> None:
         """Move to ``start``; ``put`` then changes the model."""

@@ -13,7 +13,7 @@ from collective.training.compression.savings import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.loop.state import state_sha256
 from collective.training.loop.times import Timing
-from collective.training.model.prepared import get_partition, get_prepared
+from collective.training.model.prepared import get_prepared
 from collective.training.model.variables import is_in_parts
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Result(keras.callbacks.History):
 
         None where ranks have parts of them.
         """
-        if get_partition(self.model) is not None or is_in_parts(self.model):
+        if is_in_parts(self.model):
             return None
         return state_sha256(self.model)
 

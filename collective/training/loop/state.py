@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.model.prepared import get_hook, get_partition
+from collective.training.model.prepared import get_hook
 from collective.training.model.variables import all_variables, outside_seeds
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object, gather_few
@@ -66,10 +66,7 @@ class State:
         Not Python's and NumPy's where data may draw from them: those before are read
         again, and draw what they drew.
         """
-        parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
-            if parts is not None:
-                value = parts.cut(variable, value)
             variable.assign(value)
         if (hook := get_hook(model)) is not None:
             hook.put(self.hook)

@@ -21,11 +21,7 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
 from collective.training.keras_compat.traced import nodes_of
-from collective.training.model.prepared import (
-    PreparedModel,
-    get_partition,
-    get_prepared,
-)
+from collective.training.model.prepared import PreparedModel, get_prepared
 from collective.training.sharding.held import is_held
 
 _WRITES = (
@@ -67,9 +63,7 @@ def is_in_parts(model: keras.Model) -> bool:
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of ``all_variables`` that every rank holds whole."""
-    parts = get_partition(model)
-    found = [v for v in all_variables(model) if not is_held(v)]
-    return [v for v in found if parts is None or parts.shape_of(v) is None]
+    return [v for v in all_variables(model) if not is_held(v)]
 
 
 def broadcast_model(model: keras.Model, backend: Backend) -> None:
@@ -78,9 +72,6 @@ def broadcast_model(model: keras.Model, backend: Backend) -> None:
     One variable is sent at a time, so that no rank holds the whole model twice.
     """
     backend.broadcast([*replicated_variables(model), *outside_variables(model)])
-    parts = get_partition(model)
-    if parts is not None:
-        parts.broadcast_shards()
 
 
 def outside_variables(model: keras.Model) -> list[tf.Variable]:

@@ -97,7 +97,7 @@ class DesyncAlarm(Observer):
             CollectiveError: They differ; every rank names replica, tensor and step.
         """
         backend, checksums = self.backend, self._of_all(self._checksum)
-        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
+        checksums = checksums[: backend.replicas]
         if np.all(checksums == checksums[0]):
             return
 
@@ -119,12 +119,11 @@ class DesyncAlarm(Observer):
         Args:
             checksums: Makes this replica's checksums, ``[n, BYTES]``, inside ``run``.
         """
-        tensor, name = self.backend.tensor, checksums.__name__
+        name = checksums.__name__
 
         def reduced() -> tf.Tensor:
             mine = tf.reshape(checksums(), [-1])
-            rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
-            return rows if tensor is None else tensor.by_rank(rows)
+            return self.backend.all_reduce([self._in_own_row(mine)])[0]
 
         if name not in self._graphs:
             self._graphs[name] = traced(lambda: self.backend.run(reduced, ()))

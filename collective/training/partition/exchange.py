@@ -349,9 +349,7 @@ class BackendExchange(OnOneDevice):
         sent_bits = tf.where(is_root, bits, tf.zeros_like(bits))
         own = self.added("sum", [sent_bits])
         (sent,) = self._sums([own], NONE)  # no sum of a step, which is checked
-        found = arrived(tf.bitcast(sent, carrier), tensor.dtype)
-        group = self._backend.tensor
-        return found if group is None else group.of_first(found)
+        return arrived(tf.bitcast(sent, carrier), tensor.dtype)
 
     def _broadcast_any_shape(self, tensor: tf.Tensor, is_root: tf.Tensor) -> tf.Tensor:
         """Gather a shape and elements, of which every other rank has none."""
@@ -429,8 +427,6 @@ class TimedExchange(BackendExchange):
             located = self.added("sum", [self._located([*scattered, *values])])
             results = super().reduce(kind, [*values, located], gradients, scattered)
             place = self._of_all_axes(results.pop(len(values)), results)
-            if self._backend.tensor is not None:  # a row for each rank, then
-                place = self._backend.tensor.by_rank(place[:, None])[:, 0]
             checks = self._checks(results, place, number, gradients)
             # Without an error, pieces do not wait for those of all other gradients.
             waiting = len(results) if checks else len(values)

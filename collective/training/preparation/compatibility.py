@@ -1,9 +1,8 @@
 """Which features of a training work together: one table, as data.
 
-All pairs that are not refused here work. A training has at most one of the features in
-``LAYOUTS``. ``PAIRS`` has single pairs, each with the reason in a sentence. The errors of
-``check``, the page ``docs/reference/compatibility.md``, and the test of all pairs are made
-from both.
+All pairs that are not refused here work. ``PAIRS`` has those that are refused, each with the
+reason in a sentence. The errors of ``check``, the page ``docs/reference/compatibility.md``,
+and the test of all pairs are made from it.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ FEATURES = {
     "shard_optimizer": Feature("--shard-optimizer", "drop --shard-optimizer"),
     "accumulate": Feature("--accumulate", "drop --accumulate"),
     "tensor_parallel": Feature("--tensor-parallel", "drop --tensor-parallel"),
-    "model_parallel": Feature(
-        "layers on several devices (--model-parallel)", "drop --model-parallel"
-    ),
     "elastic": Feature(
         "an elastic job (--min-np)",
         "drop --min-np, and continue from a --checkpoint-dir",
@@ -59,16 +55,6 @@ FEATURES = {
     "hook": Feature("a communication hook (--hook)", "drop --hook"),
 }
 
-#: Each says where rows, gradients or variables are: a training has one of them.
-LAYOUTS = (
-    "per_replica",
-    "virtual_replicas",
-    "shard_optimizer",
-    "tensor_parallel",
-    "model_parallel",
-    "hook",
-)
-ONE_LAYOUT = "each says where rows, gradients or variables are, and a training has one"
 #: The features of workers that do not wait for each other: only Keras' own step.
 OF_WORKERS = ("own_step",)
 NO_ORDER = "each worker makes Keras' own step of a batch of its own, in no order"
@@ -112,8 +98,17 @@ PAIRS = _pairs(
             "micro-batches are computed one after the other, and each sees a part of the "
             "rows"
         ),
-        "own_step with tensor_parallel": (
-            "a norm that it takes of gradients would be that of this rank's parts"
+        "per_replica with virtual_replicas": (
+            "one trains the model of one process, and the other another one"
+        ),
+        "hook with per_replica, virtual_replicas": (
+            "it compresses the sum over the replicas of one batch, each with its rows"
+        ),
+        "shard_optimizer with per_replica, virtual_replicas, hook": (
+            "gradients are summed in pieces, and it sums whole ones"
+        ),
+        "tensor_parallel with per_replica, virtual_replicas, hook": (
+            "ranks that share rows have parts of the gradients, and it sums whole ones"
         ),
     }
 )
@@ -125,8 +120,7 @@ def of_backend(backend: Backend) -> set[str]:
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,
         "elastic": backend.elastic,
-        "tensor_parallel": backend.tensor is not None,
-        "model_parallel": bool(backend.stages),
+        "tensor_parallel": backend.options.tensor_parallel > 1,
         "transport": backend.rounds_to is not None,
     }
     return {name for name, present in found.items() if present}
@@ -137,7 +131,7 @@ def why_not(one: str, other: str) -> str | None:
     pair = {one, other}
     if "asynchronous" in pair:
         return None if pair & {*OF_WORKERS} else NO_ORDER
-    return ONE_LAYOUT if pair <= {*LAYOUTS} else PAIRS.get(frozenset(pair))
+    return PAIRS.get(frozenset(pair))
 
 
 def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Makes a model ready to train: builds it, cuts its variables or puts them on devices."""
+"""Makes a model ready to train: builds it, and cuts the slots of its optimizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,8 @@ from collective.training.input.pipeline import Batch
 from collective.training.keras_compat.traced import traced
 from collective.training.model.prepared import PreparedModel, get_prepared, keep
 from collective.training.model.variables import dtype_of_sums
-from collective.training.parallel import tensor_parallel_variables as tensor_variables
-from collective.training.parallel.layer_placement import Placement
-from collective.training.parallel.tensor_parallel_variables import (
-    TensorParallelVariables,
-)
 from collective.training.partition import devices
-from collective.training.preparation import compatibility, slots
+from collective.training.preparation import compatibility, parts
 from collective.training.preparation.refusals import check_model
 from collective.training.process import host_random
 from collective.training.step.rows import BatchRows, packed, rows_of, zeros
@@ -43,7 +38,6 @@ def prepare(
     backend: Backend,
     spec: Batch,
     *,
-    micro_batch_rows: int,
     shard_optimizer: bool = False,
     hook: CommunicationHook | None = None,
     features: Collection[str] = (),
@@ -51,8 +45,6 @@ def prepare(
     """Make a model ready to train on a backend; every rank calls it.
 
     Args:
-        micro_batch_rows: The most rows of a micro-batch. The memory of activations, by
-            which layers are put on devices, depends on them.
         hook: Compresses gradients; its state starts from zero in each training.
         features: The training's features; those that do not work with the model's own
             are refused.
@@ -67,34 +59,22 @@ def prepare(
             model = model()
     check_model(model, backend)
     compatibility.check(features | features_of(model), backend)
-    before = get_prepared(model)
-    shards, places = before.partition, before.placement
-    if backend.tensor is not None:
-        tensor_variables.check(model, shards is not None)
-    cut = (
-        slots.in_pieces(model, backend) if shard_optimizer else contextlib.nullcontext()
-    )
-    with cut:
+    with parts.in_parts(model, backend, shard_optimizer):
         _build_all(model, backend, spec)
-    if shards is None and backend.tensor is not None:
-        shards = TensorParallelVariables(model, backend)
-    if places is None and backend.stages:
-        places = Placement(model, backend.stages, micro_batch_rows)
     state = None
     if hook is not None:
         trainable = model.trainable_variables
         state = HookState(hook, trainable, dtype_of_sums(trainable), backend)
-    return keep(model, shards, places, state)
+    return keep(model, state)
 
 
 def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:
-    """Make all variables, except those of optimizers that are built for parts later."""
-    parts = backend.tensor is not None or bool(backend.stages)
+    """Make all variables."""
     with _or_eagerly(model, backend, spec):
         if keras_compat.model.overrides(model, "train_step"):
-            _build_by_step(model, backend, spec, "train_step", optimizer=not parts)
+            _build_by_step(model, backend, spec, "train_step", optimizer=True)
         else:
-            _build(model, backend, spec, optimizer=not parts, training=True)
+            _build(model, backend, spec, optimizer=True, training=True)
 
 
 def features_of(model: keras.Model) -> set[str]:

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.backends.capabilities import TensorParallel
 from collective.training.keras_compat.traced import traced
 
 
@@ -20,15 +19,10 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
     It sums in float64, so whole numbers below 2**53 arrive exactly. No process can have the
     sum before all have given their arrays, so the function is a barrier, too.
     """
-    all_reduce = (
-        backend.sum_over_processes
-        if isinstance(backend, TensorParallel)
-        else backend.all_reduce
-    )
 
     @traced
     def summed(array: tf.Tensor) -> tf.Tensor:
-        return backend.run(lambda a: all_reduce([a])[0], (array,))
+        return backend.run(lambda a: backend.all_reduce([a])[0], (array,))
 
     def sums(array: np.ndarray) -> np.ndarray:
         array = np.asarray(array, np.float64)

@@ -3,7 +3,5 @@
 Begin with ``placing``: it lays out the variables that are made, by a layout map or by an
 option. ``held`` has a variable's part, and what stands for the variable in a trace;
 ``mesh_ranks`` has the groups of ranks on a mesh, and ``alone`` what rank 0 uses of parts while
-the others wait. ``shards`` and ``whole`` are of tensor-parallel layers: a shard, and how a
-checkpoint and a callback see the variable whole. ``training.partition.rules.owned`` has the
-rules of the step for pieces.
+the others wait. ``training.partition.rules.owned`` has the rules of the step for pieces.
 """

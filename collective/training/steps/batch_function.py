@@ -29,6 +29,7 @@ from collective.training.compression.hook_state import HookState
 from collective.training.keras_compat.tensorflow_names import determinism
 from collective.training.model.variables import dtype_of_sums
 from collective.training.process import interrupts
+from collective.training.sharding.held import backend_of_rows
 from collective.training.steps import leaves, own_batches
 from collective.training.steps.leaves import Leaves
 from collective.training.steps.own_rows_program import OwnRowsProgram
@@ -301,7 +302,7 @@ class BatchFunction:
         settings = self.settings
         if settings.virtual is not None:
             virtual_checks.check_rows(settings.virtual, rows)
-        replicas = settings.backend.most_replicas
+        replicas = backend_of_rows(self.model, settings.backend).most_replicas
         is_first = settings.backend.rank == 0 and self.name == "train_step"
         if is_first and rows is not None and rows < replicas:
             log.warning(

@@ -7,7 +7,6 @@ the first difference.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping
 
@@ -21,7 +20,6 @@ from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
 from collective.training.input.ready_batches import ReadyBatches
 from collective.training.keras_compat.traced import nodes_of
-from collective.training.model.prepared import get_partition
 from collective.training.process import object_collectives
 from collective.training.verification.descriptions import (
     describe,
@@ -69,15 +67,12 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
     """Refuse ranks with another model, loss, metric or optimizer."""
     if backend.size == 1:
         return
-    shards = get_partition(model)  # their shapes may differ
-    with contextlib.nullcontext() if shards is None else shards.whole_shapes():
-        mine = describe_model(model)
-    compare(backend, mine)
+    compare(backend, describe_model(model))
 
 
 def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
     """Refuse ranks whose code drew other numbers while it was traced."""
-    if backend.size == 1 or backend.tensor is not None:  # parts of a layer differ
+    if backend.size == 1:
         return
     mine = _constants(graph)
     digest = short("\n".join(mine), 0)

@@ -86,11 +86,9 @@ def can_run_beside(
         why = "there is no global batch"
     elif backend.elastic:
         why = "ranks may leave an elastic job"
-    elif backend.tensor is not None or prepared.partition:
-        why = "each rank has a shard of the model"
     elif in_parts or is_in_parts(prepared.model):
         why = "each rank has a part of the model or of its optimizer"
-    elif prepared.placement is not None or len(backend.local_replicas) > 1:
+    elif len(backend.local_replicas) > 1:
         why = "the model is on several devices"
     elif getattr(backend, "strategy", None) is not None:
         why = "its variables belong to a strategy of TensorFlow's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.partition.layouts import Sharded
-from collective.training.partition.mesh.layouts import Mesh, resolve, with_slots
+from collective.training.partition.mesh.layouts import Mesh, resolve
 from tests.training.partition.meshed import (
     OnePass,
     OverRows,
@@ -38,6 +39,26 @@ def float64() -> Iterator[None]:
     keras.config.set_dtype_policy(before[1])
 
 
+def slots_of(optimizer: Any, variables: Any) -> list[tuple[Any, Any]]:
+    """Build an optimizer, and return its slots, each with its weight."""
+    found: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def of_optimizer(weight: Any) -> Any:
+        before = len(optimizer.variables)
+        yield
+        if weight is not None:
+            found.extend((slot, weight) for slot in optimizer.variables[before:])
+
+    @contextlib.contextmanager
+    def of_layer(layer: Any) -> Any:
+        yield lambda variable: None
+
+    with keras_compat.held_parts.owners_seen(of_layer, of_optimizer):
+        optimizer.build(variables)
+    return found
+
+
 class Trained:
     """A model trained by its own ``train_step``, as it is and on a mesh.
 
@@ -57,13 +78,11 @@ class Trained:
         layouts = keras.distribution.LayoutMap(devices)
         for pattern, axes in layout_map.items():
             layouts[f".*{pattern}"] = axes
-        slots = keras_compat.optimizers.build_optimizer(
-            model.optimizer, model.trainable_variables
-        )
+        slots = slots_of(model.optimizer, model.trainable_variables)
         found = resolve(model, layouts, Mesh.of(devices))
         assert not found.kept_whole and not found.unmatched
         pairs = [(v, found.of(v)) for v in model.variables]
-        pairs += with_slots(found, slots)
+        pairs += [(slot, found.of(weight)) for slot, weight in slots]
         specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in (x, y)]
 
         def step(x: Any, y: Any) -> Any:

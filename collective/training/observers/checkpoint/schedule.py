@@ -9,7 +9,6 @@ checkpoints would take more than a twentieth of the time.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -32,7 +31,6 @@ from collective.running_time import Deadline
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.loop.state import Gathered, State
-from collective.training.model.prepared import get_partition
 from collective.training.observers.checkpoint import storage, stores
 
 # Checkpoints take at most this fraction of a training's time.
@@ -349,7 +347,7 @@ class Checkpoint(Observer):
         self, model: keras.Model, plan: Mapping[str, Any], resumes: bool
     ) -> State | None:
         shown = self._store.shown
-        found, parts = storage.saved_in(self.folder), get_partition(model)
+        found = storage.saved_in(self.folder)
         if found and not resumes:
             raise UsageError(
                 f"{shown(self.folder)} has checkpoints already, up to {found[0].name}",
@@ -360,11 +358,8 @@ class Checkpoint(Observer):
         for place, path in enumerate(found):
             try:
                 self._store.fetch(path)
-                with parts.whole_shapes() if parts else contextlib.nullcontext():
-                    anyway = self.resume == "anyway"
-                    state, message = storage.read(
-                        path, model, plan, self._training, anyway
-                    )
+                anyway = self.resume == "anyway"
+                state, message = storage.read(path, model, plan, self._training, anyway)
             except storage.OtherTraining as error:
                 raise UsageError(
                     f"{shown(path)} is of another training: {error}",

@@ -7,7 +7,7 @@ they are of the flat variable, whichever of its axes has the name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,15 +199,3 @@ def gates_of(layer: Any) -> int:
     }
     found = (count for kind, count in kinds.items() if isinstance(layer, kind))
     return next(found, 1)
-
-
-def with_slots(
-    layouts: Layouts, slots: Iterable[tuple[Any, Any]]
-) -> list[tuple[Any, VariableLayout]]:
-    """Pair slots of an optimizer with the layouts of their weights.
-
-    Args:
-        slots: Each slot and the variable of the model whose shape it has.
-    """
-    pairs = ((slot, layouts.of(weight)) for slot, weight in slots)
-    return [(slot, layout) for slot, layout in pairs if not layout.is_whole]

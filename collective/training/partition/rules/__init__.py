@@ -30,7 +30,6 @@ from collective.training.partition.rules import (
     segments,
     shapes,
     slices,
-    tensor_groups,
     text,
 )
 
@@ -59,6 +58,5 @@ __all__ = [
     "segments",
     "shapes",
     "slices",
-    "tensor_groups",
     "text",
 ]

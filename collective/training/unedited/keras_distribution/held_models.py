@@ -10,7 +10,7 @@ import keras
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.preparation.slots import check
+from collective.training.preparation.parts import check
 from collective.training.sharding.held import HeldPart
 from collective.training.sharding.placing import Placing
 from collective.training.unedited.script_job import ScriptJob
