@@ -57,10 +57,15 @@ class LedgerObserver(Observer):
         self._last: tuple[int, int, Any] | None = None
         self._written = -1  # the last step that this rank has written
 
+    @property
+    def _replicas(self) -> int:
+        """Return how many have rows of their own."""
+        return self._backend.replicas // self._backend.options.tensor_parallel
+
     def begin(self) -> None:
         """Note the first step and the number of replicas, on rank 0."""
         if self._backend.rank == 0:
-            self._begin(self._position.step, self._backend.replicas)
+            self._begin(self._position.step, self._replicas)
 
     def reconfigured(self, root: int) -> None:
         """Do what ``begin`` does, and write the last step if the former rank 0 has not."""
@@ -87,7 +92,7 @@ class LedgerObserver(Observer):
 
     def after_step(self, step: FinishedStep) -> None:
         """Write the receipts of the step, on rank 0."""
-        replicas, total = self._backend.replicas, self._receipts.total
+        replicas, total = self._replicas, self._receipts.total
         self._last = step.number, replicas, total
         if self._ledger is not None:
             read = read_receipts(total.numpy().ravel())

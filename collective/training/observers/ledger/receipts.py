@@ -26,6 +26,7 @@ class Receipts(StepObserver):
 
     def __init__(self, backend: Backend, virtual: VirtualReplicas | None):
         self._backend, self._virtual = backend, virtual
+        self._sharing = backend.options.tensor_parallel  # ranks that read the same rows
         with tf.device("CPU"):
             self._own = tf.Variable(
                 tf.zeros([backend.most_replicas, SIZE]), trainable=False
@@ -44,7 +45,10 @@ class Receipts(StepObserver):
         """
         backend, read = self._backend, np.asarray(batch.rows_read)
         receipts = np.zeros([backend.most_replicas, SIZE], np.float32)
-        for replica in backend.local_replicas:
+        for rank in backend.local_replicas:
+            replica, place = divmod(rank, self._sharing)
+            if place:  # the first of those that read the same rows has the receipt
+                continue
             own = read
             if (
                 not is_cut or len(backend.local_replicas) > 1
@@ -57,7 +61,7 @@ class Receipts(StepObserver):
 
     def _share(self, rows: int, replica: int) -> tuple[int, int]:
         """Return which rows of a batch a replica has, half-open."""
-        replicas, virtual = self._backend.replicas, self._virtual
+        replicas, virtual = self._backend.replicas // self._sharing, self._virtual
         if virtual is None:
             return share(rows, replica, replicas)
         pieces = virtual.pieces(range(replica, replica + 1), replicas)
