@@ -99,16 +99,16 @@ PAIRS = _pairs(
             "rows"
         ),
         "per_replica with virtual_replicas": (
-            "one trains the model of one process, and the other another one"
+            "one gives the bits of one process, and the other another model"
         ),
         "hook with per_replica, virtual_replicas": (
-            "it compresses the sum over the replicas of one batch, each with its rows"
+            "each replaces the sum of gradients over the ranks by another"
         ),
         "shard_optimizer with per_replica, virtual_replicas, hook": (
-            "gradients are summed in pieces, and it sums whole ones"
+            "gradients are summed in pieces, where the other needs whole sums"
         ),
         "tensor_parallel with per_replica, virtual_replicas, hook": (
-            "ranks that share rows have parts of the gradients, and it sums whole ones"
+            "ranks that share rows have parts of the gradients, where the other needs whole ones"
         ),
     }
 )

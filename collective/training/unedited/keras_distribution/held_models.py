@@ -29,6 +29,11 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     Raises:
         UsageError: An option does not work with this backend.
     """
+    if job.backend.options.tensor_parallel > 1:
+        raise UsageError(
+            "tensor_parallel is for train.py and collective.fit",
+            hint="keras.distribution.ModelParallel in the script (docs/how-to/parallel.md)",
+        )
     asked = [name for name in OPTIONS if options.get(name)]
     why = _why_not(job)
     if why is not None:
