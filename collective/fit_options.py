@@ -75,6 +75,11 @@ class FitOptions:
     shard_optimizer: bool = _option(
         "training", "each rank keeps a part of the optimizer's state only", False
     )
+    shard_weights: bool = _option(
+        "training",
+        "each rank keeps a part of weights, gradients and optimizer state only",
+        False,
+    )
     hook: str | Any = _option(  # noqa: RUF009
         "training",
         "compress gradients: powersgd:RANK. Fewer bytes; not equal to one process\n"
@@ -136,6 +141,7 @@ class FitOptions:
             "accumulate": self.accumulate > 1,
             "virtual_replicas": self.virtual_replicas is not None,
             "shard_optimizer": self.shard_optimizer,
+            "shard_weights": self.shard_weights,
             "per_replica": self.per_replica,
             "hook": self.hook is not None,
         }
@@ -148,9 +154,8 @@ NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
 WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.type))
 
 
-#: The options of unedited scripts: these, the files that ``collective.fit`` writes, and
-#: weights in pieces.
-SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger", "shard_weights")
+#: The options of unedited scripts: these, and the files that ``collective.fit`` writes.
+SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -120,8 +120,8 @@ def parser() -> argparse.ArgumentParser:
 def _model_parallel(text: str) -> int:
     raise argparse.ArgumentTypeError(
         "it is removed: layers are no longer placed on several devices of a process\n"
-        f"HINT: --tensor-parallel {text} cuts weights over ranks (native, mpi), or "
-        "collectiverun -np N --keras --set shard_weights=True script.py"
+        f"HINT: --tensor-parallel {text} or --shard-weights cuts weights over ranks (native, "
+        "mpi); for a script, collectiverun -np N --keras --set shard_weights=True script.py"
     )
 
 

@@ -29,6 +29,7 @@ ROWS, BATCH, COLUMNS, EPOCHS = 23, 8, 4, 2  # batches of 8, 8 and 7 rows
 OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "shard_optimizer": {"shard_optimizer": True},
+    "shard_weights": {"shard_weights": True},
     "virtual_replicas": {"virtual_replicas": 3},
     "hook": {"hook": Everything()},
 }

@@ -38,6 +38,7 @@ QUICK = {
         ("own_step", "look_ups"),
         ("accumulate", "coupled"),
         ("checkpoint", "batches"),
+        ("shard_weights", "checkpoint"),
     )
 }
 

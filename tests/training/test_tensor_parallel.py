@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], dict[str, Any]]] = {
     "scaled": (scaled, {}),
     "own-step": (own_step, {}),
     "shard-optimizer": (adamw, {"shard_optimizer": True}),
+    "shard-weights": (adamw, {"shard_weights": True}),
 }
 # All of these run on four ranks.
 CHOSEN = [*CASES] if RANKS > 2 else ["adamw"]

@@ -86,7 +86,7 @@ def run(
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)
         with backend.scope():
-            model = parts.made(lambda: _model(job, data), backend)
+            model = parts.made(lambda: _model(job, data), backend, job.shard_weights)
         result = fit(
             model,
             data.train,

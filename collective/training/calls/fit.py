@@ -49,6 +49,7 @@ def fit(
     accumulate: int = 1,
     jit_compile: bool | None = None,
     shard_optimizer: bool = False,
+    shard_weights: bool = False,
     hook: str | Any = None,
     per_replica: bool | str = False,
     verify: bool | str = False,
@@ -103,6 +104,8 @@ def fit(
             sums over ranks, and a line says so.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.sharding``.
+        shard_weights: Whether each rank keeps a part of weights, gradients and the
+            optimizer's state only (native, mpi); see ``docs/how-to/parallel.md``.
         hook: Compresses gradients before they are summed: a ``CommunicationHook``, or
             ``powersgd:4`` by name. The model is not equal to that of one process without
             it, and all outputs say so; see ``collective.training.compression``.
@@ -147,6 +150,7 @@ def fit(
         virtual_replicas=virtual_replicas,
         steps=steps,
         shard_optimizer=shard_optimizer,
+        shard_weights=shard_weights,
         hook=hook,
         jit_compile=jit_compile,
         per_replica=per_replica,
@@ -161,7 +165,7 @@ def fit(
     if not isinstance(model, keras.Model):
         with guarded(backend):
             with backend.scope():
-                model = parts.made(model, backend)
+                model = parts.made(model, backend, shard_weights)
             check_model(model, backend)
     arguments = DataArguments(
         x=x,

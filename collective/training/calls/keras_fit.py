@@ -204,7 +204,9 @@ class _Training(StepObserver):
         expected = self._units.run(lambda: expects_nan(self._callbacks, backend))
         observers: list[StepObserver] = [self._units, self, self._set]
         with contextlib.ExitStack() as inside:
-            cut = parts.in_parts(model, backend, options.shard_optimizer)
+            cut = parts.in_parts(
+                model, backend, options.shard_optimizer, options.shard_weights
+            )
             placing = inside.enter_context(cut)
             if placing is not None:
                 observers.append(LayoutReport(placing))

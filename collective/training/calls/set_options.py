@@ -43,8 +43,6 @@ from collective.training.virtual import checks as virtual_checks
 
 #: Options of ``collective.fit`` that plan the rows of steps.
 _OF_PLANS = ("checkpoint", "global_batch_size", "ledger")
-# An option of scripts alone: models are held in parts as they are made.
-_OF_SCRIPTS = ("shard_weights",)
 
 
 def check_settable(asked: Mapping[str, Any]) -> None:
@@ -86,8 +84,7 @@ class SetOptions(StepObserver):
         gathers: bool = False,
     ):
         check_settable(asked)
-        of_fit = {name: v for name, v in asked.items() if name not in _OF_SCRIPTS}
-        options = FitOptions(**of_fit)
+        options = FitOptions(**asked)
         choice = own_batches.chosen(options.per_replica, backend)
         self.options = replace(options, per_replica=choice)
         self._backend = backend
@@ -198,7 +195,8 @@ class SetOptions(StepObserver):
 
     def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
         prepared, backend = get_prepared(model), self._backend
-        in_parts = self.options.shard_optimizer and backend.size > 1
+        asked = self.options.shard_optimizer or self.options.shard_weights
+        in_parts = asked and backend.size > 1
         if not self._beside or not can_run_beside(prepared, backend, in_parts):
             return ()
         return [StockRun(prepared, self._backend, self._beside)]

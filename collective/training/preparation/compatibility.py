@@ -36,6 +36,7 @@ FEATURES = {
     ),
     "virtual_replicas": Feature("--virtual-replicas", "drop --virtual-replicas"),
     "shard_optimizer": Feature("--shard-optimizer", "drop --shard-optimizer"),
+    "shard_weights": Feature("--shard-weights", "drop --shard-weights"),
     "accumulate": Feature("--accumulate", "drop --accumulate"),
     "tensor_parallel": Feature("--tensor-parallel", "drop --tensor-parallel"),
     "elastic": Feature(
@@ -55,6 +56,7 @@ FEATURES = {
     "hook": Feature("a communication hook (--hook)", "drop --hook"),
 }
 
+IN_PIECES = "gradients are summed in pieces, where the other needs whole sums"
 #: The features of workers that do not wait for each other: only Keras' own step.
 OF_WORKERS = ("own_step",)
 NO_ORDER = "each worker makes Keras' own step of a batch of its own, in no order"
@@ -73,7 +75,7 @@ def _pairs(table: Mapping[str, str]) -> Mapping[frozenset[str], str]:
 
 PAIRS = _pairs(
     {
-        "elastic with shard_optimizer, tensor_parallel": (
+        "elastic with shard_optimizer, shard_weights, tensor_parallel": (
             "a rank that dies takes its part of the variables with it"
         ),
         "elastic with per_replica": (
@@ -91,7 +93,7 @@ PAIRS = _pairs(
             "what is left over would change with the loss scale, and a step that "
             "overflows would have to leave it alone"
         ),
-        "devices with per_replica, hook, shard_optimizer": (
+        "devices with per_replica, hook, shard_optimizer, shard_weights": (
             "each process would need a step, or a state, for each of its replicas"
         ),
         "per_replica with accumulate": (
@@ -104,9 +106,8 @@ PAIRS = _pairs(
         "hook with per_replica, virtual_replicas": (
             "each replaces the sum of gradients over the ranks by another"
         ),
-        "shard_optimizer with per_replica, virtual_replicas, hook": (
-            "gradients are summed in pieces, where the other needs whole sums"
-        ),
+        "shard_optimizer with per_replica, virtual_replicas, hook": IN_PIECES,
+        "shard_weights with per_replica, virtual_replicas, hook": IN_PIECES,
         "tensor_parallel with per_replica, virtual_replicas, hook": (
             "ranks that share rows have parts of the gradients, where the other needs whole ones"
         ),

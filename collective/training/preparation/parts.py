@@ -3,7 +3,7 @@
 ``tensor_parallel=T`` of a backend makes a mesh of N / T by T ranks. Weights are cut along its
 second axis, "model", as ``collective.layouts.suggest`` finds it for the model, and so are the
 slots of its optimizer. ``shard_optimizer`` keeps slots in pieces along the first axis, "batch"
-(ZeRO stage 1). A slot is any variable of an optimizer but scalars: Adam's ``m`` and ``v``,
+(ZeRO stage 1), and ``shard_weights`` keeps weights so, too (stage 3). A slot is any variable of an optimizer but scalars: Adam's ``m`` and ``v``,
 averages of the weights, sums of gradients. It is cut as soon as it is made, so that no rank
 ever has all of them whole.
 
@@ -33,7 +33,7 @@ from collective.training.sharding.placing import ROWS, Placing
 MODEL = "model"  # the axis along which weights are cut
 
 
-def check(backend: Backend, what: str = "--shard-optimizer") -> None:
+def check(backend: Backend, what: str) -> None:
     """Refuse options for a sum that is not made.
 
     Args:
@@ -48,8 +48,10 @@ def check(backend: Backend, what: str = "--shard-optimizer") -> None:
             )
 
 
-def made(make: Callable[[], keras.Model], backend: Backend) -> keras.Model:
-    """Return the model that a function makes, cut if the backend has ``tensor_parallel``.
+def made(
+    make: Callable[[], keras.Model], backend: Backend, shard_weights: bool
+) -> keras.Model:
+    """Return the model that a function makes, cut as the options say.
 
     Its weights get their values one by one, when it is known how they are cut, so that no
     rank ever has the whole model in memory. Every rank calls it.
@@ -57,9 +59,13 @@ def made(make: Callable[[], keras.Model], backend: Backend) -> keras.Model:
     Raises:
         UsageError: No weight of the model is worth being cut.
     """
-    if backend.options.tensor_parallel == 1:
+    cuts_weights = backend.options.tensor_parallel > 1
+    if backend.size == 1 or not (shard_weights or cuts_weights):
         return make()
-    placing = _placing(backend)
+    placing = _placing(backend, shard_weights=shard_weights)
+    if not cuts_weights:
+        with placing.making():
+            return make()
     with placing.waiting() as waiting:
         model = make()
     is_cut = isinstance(model, keras.Model) and model.built
@@ -69,7 +75,7 @@ def made(make: Callable[[], keras.Model], backend: Backend) -> keras.Model:
 
 @contextlib.contextmanager
 def in_parts(
-    model: keras.Model, backend: Backend, shard_optimizer: bool
+    model: keras.Model, backend: Backend, shard_optimizer: bool, shard_weights: bool
 ) -> Iterator[Placing | None]:
     """Cut a compiled model and its optimizers, and inside the slots that are made.
 
@@ -82,47 +88,55 @@ def in_parts(
     Raises:
         UsageError: The model, or options of the backend, do not work with it.
     """
-    if shard_optimizer:
-        check(backend)
-    cuts_weights = backend.options.tensor_parallel > 1
-    if backend.size == 1 or not (shard_optimizer or cuts_weights):
+    options = {
+        "--tensor-parallel": backend.options.tensor_parallel > 1,
+        "--shard-weights": shard_weights,
+        "--shard-optimizer": shard_optimizer,
+    }
+    asked = [option for option, is_on in options.items() if is_on]
+    if shard_optimizer or shard_weights:
+        check(backend, asked[-1])
+    if backend.size == 1 or not asked:
         yield None
         return
     if model.run_eagerly:
-        what = "--tensor-parallel" if cuts_weights else "--shard-optimizer"
         raise UsageError(
             f"model {model.name!r} has run_eagerly=True, and variables in parts need a "
             "graph of the step",
-            hint=f"compile it without run_eagerly; or drop {what}",
+            hint=f"compile it without run_eagerly; or drop {asked[0]}",
         )
-    placing = _placing(backend, shard_optimizer)
+    if shard_weights and hasattr(backend, "strategy"):
+        raise UsageError(
+            f"--shard-weights cuts weights, and backend {backend.name!r} has no groups of ranks",
+            hint="backend native or mpi",
+        )
+    placing = _placing(backend, shard_optimizer, shard_weights)
     slots = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    is_changed = False
-    if cuts_weights and not any(map(is_held, model.variables)):
-        _check_whole(model, slots)
-        placing.settle(model.variables, _layouts(model, placing))
-        is_changed = True
-    if placing.cut_slots(slots) or is_changed:
+    cuts_weights = options["--tensor-parallel"] or shard_weights
+    is_cut = cuts_weights and not any(map(is_held, model.variables))
+    if is_cut:
+        layouts = Layouts()
+        _check_not_built(model)
+        if options["--tensor-parallel"]:
+            layouts = _layouts(model, placing)
+        placing.settle(model.variables, layouts)
+    if placing.cut_slots(slots) or is_cut:
         keras_compat.batch_functions.forget(model)  # which were traced with whole ones
     with placing.making():
         yield placing
 
 
-def _placing(backend: Backend, shard_optimizer: bool = False) -> Placing:
+def _placing(
+    backend: Backend, shard_optimizer: bool = False, shard_weights: bool = False
+) -> Placing:
     parts = backend.options.tensor_parallel
     mesh = Mesh({ROWS: backend.size // parts, MODEL: parts}, ROWS)
-    return Placing(backend, shard_optimizer=shard_optimizer, by_map=False, mesh=mesh)
+    return Placing(backend, shard_weights, shard_optimizer, by_map=False, mesh=mesh)
 
 
-def _check_whole(model: keras.Model, slots: list[keras.Variable]) -> None:
-    """Refuse a model that is made before, and cannot be cut in place."""
-    if not model.built:
-        raise UsageError(
-            f"model {model.name!r} has no weights yet that --tensor-parallel could cut",
-            hint="begin it with keras.Input, or call model.build(shape) before "
-            "collective.fit",
-        )
-    if any(len(slot.shape) for slot in slots):
+def _check_not_built(model: keras.Model) -> None:
+    """Refuse optimizers that were built for whole weights, and would not know cut ones."""
+    if any(optimizer.built for optimizer in optimizers_of(model)):
         raise UsageError(
             "the optimizer has been built already, for whole weights",
             hint="compile the model with a new optimizer before collective.fit; or give "
@@ -137,6 +151,12 @@ def _layouts(model: keras.Model, placing: Placing) -> Layouts:
     beside its size, however many rows travel. Rank 0 finds them, for it takes seconds.
     """
     backend, mesh = placing.backend, placing.mesh
+    if not model.built:
+        raise UsageError(
+            f"model {model.name!r} has no weights yet that --tensor-parallel could cut",
+            hint="begin it with keras.Input, or call model.build(shape) before "
+            "collective.fit",
+        )
     found: dict[str, suggestion.Axes] = {}
     error: UsageError | None = None
     if backend.rank == 0:

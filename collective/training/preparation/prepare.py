@@ -39,6 +39,7 @@ def prepare(
     spec: Batch,
     *,
     shard_optimizer: bool = False,
+    shard_weights: bool = False,
     hook: CommunicationHook | None = None,
     features: Collection[str] = (),
 ) -> PreparedModel:
@@ -52,14 +53,15 @@ def prepare(
     Raises:
         UsageError: The model cannot be trained on this backend with these options.
     """
-    features = {*features, *({"shard_optimizer"} if shard_optimizer else ())}
+    asked = {"shard_optimizer": shard_optimizer, "shard_weights": shard_weights}
+    features = {*features, *(name for name, is_on in asked.items() if is_on)}
     compatibility.check(features, backend)
     if not isinstance(model, keras.Model):
         with backend.scope():
             model = model()
     check_model(model, backend)
     compatibility.check(features | features_of(model), backend)
-    with parts.in_parts(model, backend, shard_optimizer):
+    with parts.in_parts(model, backend, **asked):
         _build_all(model, backend, spec)
     state = None
     if hook is not None:

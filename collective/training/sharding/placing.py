@@ -203,11 +203,12 @@ class Placing:
             holder = keras_compat.held_parts.holder_of(variable)
             owner = holder.owner if isinstance(holder, Waiting) else Owner("weight")
             value = tf.convert_to_tensor(variable.value)
-            found = None
+            shape = tuple(value.shape)
             if owner.kind == "slot":
-                found = self.layout(variable, tuple(value.shape), owner)
-            elif not (layout := layouts.of(variable)).is_whole:
-                found = layout, self.ranks_of(self.mesh)
+                found = self.layout(variable, shape, owner)
+            else:
+                layout = layouts.of(variable)
+                found = self._in_pieces(variable, owner, layout, self.mesh, shape)
             if found is not None:
                 self.hold(variable, value, *found)
             elif holder is not None:

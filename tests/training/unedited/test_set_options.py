@@ -197,7 +197,7 @@ def test_a_seed_is_that_of_the_script(backends_by_name):
         ({"ledger": "rows.txt"}, "ledger cannot be set for an unedited script"),
         ({"global_batch_size": 64}, "global_batch_size cannot be set"),
         ({"virtual_replicas": 0}, "there must be one at least"),
-        ({"virtual_replicas": 2, "hook": "powersgd"}, "a training has one"),
+        ({"virtual_replicas": 2, "hook": "powersgd"}, "each replaces the sum"),
         ({"hook": "gzip"}, "unknown communication hook"),
         ({"verify": "runs"}, "neither True, False nor 'run'"),
     ],
