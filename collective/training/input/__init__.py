@@ -3,6 +3,6 @@
 Begin with ``plan`` (which rows, from seed, epoch and step alone) and ``pipeline`` (the
 rows of this process as a ``tf.data`` pipeline). ``source`` is the interface of data
 sources; ``arrays``, ``npz``, ``stream``, ``synthetic`` and ``views`` implement it.
-``conversion`` makes a source of any data, ``batches`` has data that come as batches, and
-``datasets`` finds data by name.
+``conversion`` makes a source of any data, ``ready_batches`` describes data that come as
+batches, and ``datasets`` finds data by name.
 """

@@ -43,11 +43,6 @@ def slice_leaf(leaf: Any, start: Any, stop: Any) -> Any:
     return tf.SparseTensor(rows.indices, rows.values, shape)
 
 
-def slice_rows(tree: Any, start: Any, stop: Any) -> Any:
-    """Return rows ``start`` to ``stop`` of every tensor in a tree."""
-    return tf.nest.map_structure(lambda t: slice_leaf(t, start, stop), tree)
-
-
 def open_rows(spec: Any) -> Any:
     """Return the specification of a tensor with any number of such rows as it has."""
     if isinstance(spec, tf.RaggedTensorSpec):

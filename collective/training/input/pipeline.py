@@ -37,9 +37,6 @@ class Batch(NamedTuple):
     # int64 ``[n, 2]``: place in the global batch, and row number, of each row that was
     # read; None unless ``Input`` has ``with_rows_read``.
     rows_read: Any = None
-    # int64 scalar, of the whole global batch; None unless ``Input`` has
-    # ``with_checksums``.
-    checksum: Any = None
 
 
 class ReadAhead(Iterator[Batch]):
@@ -100,8 +97,6 @@ class Input:
         shuffle: As ``RowPlan.shuffle``. A source without random access always keeps its
             own order.
         with_rows_read: Whether batches have ``Batch.rows_read``.
-        with_checksums: Whether batches have ``Batch.checksum``, where this process sees
-            whole batches: of a source without random access.
 
     Raises:
         UsageError: If there are not rows, or the batch size is below 1.
@@ -115,13 +110,11 @@ class Input:
         seed: int = 0,
         shuffle: bool | str = True,
         with_rows_read: bool = False,
-        with_checksums: bool = False,
     ):
         self.source: Source = as_source(source)
         self.global_batch_size = global_batch_size
         self.rows = len(self.source)  # rows of an epoch
         self.with_rows_read = with_rows_read
-        self.with_checksums = with_checksums and not self.source.random_access
         if global_batch_size < 1:
             raise UsageError(
                 f"a global batch of {global_batch_size} rows cannot be trained on",
@@ -210,30 +203,29 @@ class Input:
             _, stop = share(rows, high, replicas)
             return start, stop, rows
 
-        def batch(part: Row, start: Any, rows: Any, numbers: Any, mark: Any) -> Batch:
+        def batch(part: Row, start: Any, rows: Any, numbers: Any) -> Batch:
             """Our part of a global batch, which begins at ``start``."""
             rows_read = None
             if self.with_rows_read:
                 places = start + tf.range(tf.shape(numbers, tf.int64)[0])
                 rows_read = tf.stack([places, numbers], axis=1)
-            return Batch(*part, rows, rows_read, mark)
+            return Batch(*part, rows, rows_read)
 
         @tf.autograph.experimental.do_not_convert
         def read(step: tf.Tensor, numbers: tf.Tensor) -> Batch:
             start, stop, rows = own(step)
             mine = numbers[start:stop]
-            return batch(self.source.read(mine), start, rows, mine, None)
+            return batch(self.source.read(mine), start, rows, mine)
 
         @tf.autograph.experimental.do_not_convert
         def cut(step: tf.Tensor, whole: Row) -> Batch:
             start, stop, rows = own(step)
-            mark = leaves.checksum(whole) if self.with_checksums else None
             part = tf.nest.map_structure(
                 lambda t: None if t is None else t[start:stop], whole
             )
             count = leaves.count_rows(leaves.first_leaf(part))
             numbers = self.plan.rows_before(step) % self.rows + start + tf.range(count)
-            return batch(part, start, rows, numbers, mark)
+            return batch(part, start, rows, numbers)
 
         if self.source.random_access:
             return self._planned(first_step, last_step).map(

@@ -11,9 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
-    TFEpochIterator,
     concat,
-    potentially_ragged_concat,
 )
 from keras.src.trainers.data_adapters import (
     array_slicing,
@@ -24,7 +22,6 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.utils.python_utils import pythonify_logs
-from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
 from collective.replacements import replacing
@@ -133,63 +130,11 @@ def tensorflow_draws_unchanged() -> Iterator[None]:
         generator.setstate(before)
 
 
-def limit_generator(data: DataAdapter, batches: int) -> None:
-    """Have a pass over a Python generator take so many batches, and none ahead.
-
-    Pipelines read ahead as far as they can. The next pass would begin with different batches
-    on each rank; with Keras alone it begins differently from run to run.
-    """
-    if isinstance(data, GeneratorDataAdapter):
-        endless = data.generator
-        data.generator = lambda: itertools.islice(endless(), batches)
-
-
 def restored(data: DataAdapter, x: Any) -> Any:
     """Return the data of an adapter, with the batches of a generator that it has read."""
     if not isinstance(data, GeneratorDataAdapter):
         return x
     return (batch for batch in data.generator())
-
-
-class EpochIterator:
-    """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
-
-    Args:
-        steps: Batches of an epoch. If None, one pass over the data.
-    """
-
-    def __init__(self, data: DataAdapter, steps: int | None):
-        self._keras = TFEpochIterator(
-            x=data,
-            steps_per_epoch=steps,
-            # Not the strategy of the script, nor ours, because the rows are cut already.
-            distribute_strategy=distribute_lib._get_default_strategy(),
-        )
-
-    @property
-    def steps(self) -> int | None:
-        """Return the number of batches of an epoch, or None if it is not known."""
-        return self._keras.num_batches
-
-    def reset(self) -> None:
-        """Begin from the start of the data."""
-        self._keras.reset()
-
-    def epoch(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, until it or the data end."""
-        with self._keras.catch_stop_iteration():
-            for _, _, iterator in self._keras:
-                yield next(iterator)
-
-
-def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
-    """Return these results in the form of ``keras.Model.evaluate``."""
-    return model._flatten_metrics_in_order(logs)
-
-
-def joined_outputs(batches: list[tf.Tensor]) -> Any:
-    """Join batches as ``keras.Model.predict`` does: ragged if their shapes differ."""
-    return potentially_ragged_concat(batches)
 
 
 def concatenated(batches: Sequence[Any]) -> Any:

@@ -24,7 +24,6 @@ from collective.training import keras_compat
 from collective.training.input.plan import ENDLESS
 from collective.training.loop.batch_methods import BatchMethods
 from collective.training.loop.callbacks import CallbackMethods
-from collective.training.loop.live_reports import LiveLayout
 from collective.training.loop.observer import FinishedStep, Observer, methods
 from collective.training.loop.position import Position
 from collective.training.model.variables import all_variables
@@ -74,7 +73,6 @@ class ObservedFit(StepObserver):
         self.epochs, self._read, self._batch = 0, 0, 0
         self._resumes = self._is_past = self._has_begun = self._has_joined = False
         self._postponed: tuple[int, int | None] = 0, None  # an epoch that has begun
-        self._layout: LiveLayout  # once the model has its metrics
         self._tested: BatchMethods | None = None
         self._left: contextlib.ExitStack = contextlib.ExitStack()
 
@@ -87,8 +85,7 @@ class ObservedFit(StepObserver):
         Raises:
             UsageError: The state is beyond the last step.
         """
-        position, self.epochs = self.position, epochs
-        position.layout = self._layout = LiveLayout(position.model)
+        self.epochs = epochs
         self._observers = self._setup(self)
         if self.late is None:
             self._begin()
@@ -146,7 +143,7 @@ class ObservedFit(StepObserver):
         position.epoch = epoch
         position.begin_epoch()
         assert position.reports is not None
-        self._layout.restore_metrics(position.reports.last())
+        position.reports.restore_metrics()
         self._resumes = self._resumes and self._read < position.step
 
     def read(self, function: BatchFunction, data: Any, spec: Any) -> None:
@@ -237,7 +234,7 @@ class ObservedFit(StepObserver):
         if method != "train_step":
             return
         position.reports.add(step.report)
-        self._layout.returned = step.outputs
+        position.reports.returned = step.outputs
         ended = FinishedStep(
             position.step,
             step.begin,

@@ -35,7 +35,7 @@ class FinishedStep(NamedTuple):
     ended: float  # as ``done``, in seconds since the epoch (``time.time``)
     report: (
         tf.Tensor
-    )  # what the step returned, see ``collective.training.step.report_layout``
+    )  # what the step returned, see ``collective.training.steps.report``
     batch: Batch  # what this process has given it
 
 

@@ -1,6 +1,6 @@
 """Where a training is: epoch, step, and what it has added up so far.
 
-The loop moves it forward. ``take`` makes a ``State`` of it, which a checkpoint writes and
+``ObservedFit`` moves it forward. ``take`` makes a ``State`` of it, which a checkpoint writes and
 an elastic job broadcasts; ``restore`` is the way back.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training.loop.reports import Reports
 from collective.training.loop.state import (
     Gathered,
     State,
@@ -24,12 +25,11 @@ from collective.training.loop.state import (
 from collective.training.model.prepared import get_hook
 from collective.training.model.variables import (
     all_variables,
-    broadcast_model,
     outside_variables,
 )
 from collective.training.process.object_collectives import gather_few
 from collective.training.sharding import held
-from collective.training.step.report_layout import Layout, Reports
+from collective.training.steps.report import LOSS
 
 
 class Position:
@@ -62,7 +62,6 @@ class Position:
     ):
         self.model = model
         self.backend = backend
-        self.layout: Layout  # of the reports; the loop sets it
         self.epoch = self.step = 0
         self.start: State | None = None
         self.final: State | None = None
@@ -79,13 +78,6 @@ class Position:
     def stopped(self) -> bool:
         """Return whether a callback has ended the training."""
         return bool(self.model.stop_training)
-
-    def agree(self) -> None:
-        """Give every rank the newest state to start from, or rank 0's new model."""
-        if self.backend.size == 1:
-            return
-        if not self.agree_on_start():
-            broadcast_model(self.model, self.backend)
 
     def agree_on_start(self) -> bool:
         """Give every rank the newest state to start from; return False if no rank has one."""
@@ -209,7 +201,7 @@ class Position:
         if self.start is not None and self.start.within_epoch:
             self.put()  # without what callbacks at the start of the epoch have changed
             last = self.start.sums
-        self.reports = self.layout.reports(last)
+        self.reports = Reports(self.model, last)
         self.start = None
 
     def end_epoch(self, logs: dict[str, float]) -> None:
@@ -224,4 +216,4 @@ class Position:
         self.epoch += 1
 
     def _epoch_losses(self, reports: Reports) -> list[float]:
-        return [float(values[self.layout.LOSS]) for values in reports.read()]
+        return [float(values[LOSS]) for values in reports.read()]

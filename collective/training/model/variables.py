@@ -66,14 +66,6 @@ def replicated_variables(model: keras.Model) -> list[keras.Variable]:
     return [v for v in all_variables(model) if not is_held(v)]
 
 
-def broadcast_model(model: keras.Model, backend: Backend) -> None:
-    """Give every rank rank 0's model. Every rank calls it.
-
-    One variable is sent at a time, so that no rank holds the whole model twice.
-    """
-    backend.broadcast([*replicated_variables(model), *outside_variables(model)])
-
-
 def outside_variables(model: keras.Model) -> list[tf.Variable]:
     """Return the outside variables of a model, in the same order on all ranks."""
     return _outside.get(model, [])

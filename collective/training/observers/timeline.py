@@ -29,7 +29,7 @@ from collective.training.loop.position import Position
 from collective.training.observers import clocks
 from collective.training.observers.trace_file import Event, TraceFile
 from collective.training.process.object_collectives import gather, gather_few, total
-from collective.training.step.report_layout import Layout
+from collective.training.steps.report import REDUCE_START, REDUCE_STOP
 
 # The largest size of a trace: about 130,000 steps, counted over all ranks.
 LIMIT_BYTES = 64 << 20
@@ -144,7 +144,7 @@ class Timeline:
             begin: The time when it began to wait for its input.
             ready: The time when it had its input.
             done: The time when it had ended.
-            report: The report of the step (see ``collective.training.step.report_layout``).
+            report: The report of the step (see ``collective.training.steps.report``).
         """
         if self.file.full:
             return
@@ -187,8 +187,8 @@ class Timeline:
     ) -> list[Event]:
         """Return the spans of a step; a span inside another one stays within its bounds."""
         report = step.report.numpy()
-        start = float(report[Layout.REDUCE_START]) + since
-        stop = float(report[Layout.REDUCE_STOP]) + since
+        start = float(report[REDUCE_START]) + since
+        stop = float(report[REDUCE_STOP]) + since
         # Two clocks were read: a microsecond must not let a bucket out of its span.
         if not self.backend.overlaps:
             start = min([start, *(c.begin for c in collectives)])

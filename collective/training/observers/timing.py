@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
+from collective.training.loop.reports import Reports
 from collective.training.loop.times import Timing
-from collective.training.step.report_layout import Reports
+from collective.training.steps import report
 
 
 class TimingObserver(Observer):
@@ -38,13 +39,13 @@ class TimingObserver(Observer):
     def _read_reports(self) -> None:
         if self._reports is None:
             return
-        layout, timing = self._reports.layout, self.timing
+        timing = self.timing
         for values, end in zip(self._reports.read(), self._ended, strict=True):
-            start, stop = values[layout.REDUCE_START], values[layout.REDUCE_STOP]
+            start, stop = values[report.REDUCE_START], values[report.REDUCE_STOP]
             timing.started.append(float(start))
             timing.all_reduce.append(float(stop - start))
             timing.update.append(max(0.0, float(end - stop)))
-            timing.rows.append(int(values[layout.ROWS]))
+            timing.rows.append(int(values[report.ROWS]))
         self._reports, self._ended = None, []
 
     def end(self) -> None:

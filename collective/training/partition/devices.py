@@ -9,17 +9,15 @@ strategy's own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.backends.capabilities import LocalDevices
+from collective.backends.capabilities import LocalDevices, ShardCollectives
 from collective.training import keras_compat
-from collective.training.input.pipeline import Batch
-from collective.training.input.plan import share
 from collective.training.partition.copies import of_device
 from collective.training.partition.exchange import (
     NONE,
@@ -34,7 +32,6 @@ from collective.training.partition.exchange import (
 from collective.training.partition.own import REDUCE, Own, combined, first_not_finite
 from collective.training.step import finite
 from collective.training.step.clock import now
-from collective.training.step.inputs import ReplicaRows, process_rows, replica_rows
 from collective.training.virtual.pieces import VirtualReplicas
 
 
@@ -45,26 +42,14 @@ def on_first(model: keras.Model, backend: Backend) -> Any:
     return contextlib.nullcontext()
 
 
-def rows_of_process(backend: Backend, batch: Batch) -> tuple[tf.Tensor, ReplicaRows]:
-    """Return the number of its first replica, int64 scalar, and all rows of this process."""
-    if not isinstance(backend, LocalDevices):
-        replica = tf.cast(backend.replica(), tf.int64)
-        return replica, replica_rows(backend, batch, replica)
-    replica = tf.constant(backend.local_replicas[0], tf.int64)
-    first, _ = share(batch.global_rows, replica, backend.replicas)
-    return replica, process_rows(batch, first)
-
-
-def rows_of_replicas(
-    backend: Backend, batch: Batch
-) -> Iterator[tuple[tf.Tensor, ReplicaRows]]:
-    """Yield the number and the rows of each replica of this process, on its device."""
-    if not isinstance(backend, LocalDevices):
-        yield rows_of_process(backend, batch)
-        return
-    for number in backend.on_each_device():
-        replica = tf.constant(number, tf.int64)
-        yield replica, replica_rows(backend, batch, replica)
+def supports(backend: Backend) -> bool:
+    """Return whether a backend has what a partitioned step exchanges."""
+    if isinstance(backend, LocalDevices):
+        return True
+    if len(backend.local_replicas) != 1 or not backend.synchronous:
+        return False
+    exchanges = isinstance(backend, ShardCollectives) and backend.size > 1
+    return exchanges or (backend.replicas == 1 and backend.size == 1)
 
 
 def exchange_of(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collective.training import keras_compat
 from collective.training.partition.graph import Value
+from collective.training.partition.layouts import SUM
 
 
 class Traffic:
@@ -26,3 +28,21 @@ class Traffic:
         """Return how often something is exchanged."""
         of_values = len(self.gathers) + len(self.joins) + len(self.broadcasts)
         return len(self.sums) + of_values + self.in_groups
+
+
+def names_of_first_sum(traffic: Traffic) -> list[str]:
+    """Return for each tensor of the first sum whose gradient it becomes, or an empty name."""
+    kinds = (values for values in traffic.sums if values[:1])
+    first = next((v for v in kinds if v[0].layout == SUM), [])
+    return [_name_of(value) for value in first]
+
+
+def _name_of(value: Value, depth: int = 6) -> str:
+    """Return the path of the variable whose gradient a value becomes, or nothing."""
+    ahead = [value]
+    for _ in range(depth):
+        for found in ahead:
+            if found.variable is not None:
+                return keras_compat.model.path_of(found.variable)
+        ahead = [out for v in ahead for node in v.users for out in node.outputs][:64]
+    return ""

@@ -16,7 +16,7 @@ from collective.training.compression.hook import CommunicationHook
 from collective.training.compression.hook_state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat.traced import traced
-from collective.training.model.prepared import PreparedModel, get_prepared, keep
+from collective.training.model.prepared import PreparedModel, keep
 from collective.training.model.variables import dtype_of_sums
 from collective.training.partition import devices
 from collective.training.preparation import compatibility, parts
@@ -88,28 +88,12 @@ def features_of(model: keras.Model) -> set[str]:
     return {name for name, present in found.items() if present}
 
 
-def build_to_evaluate(
-    model: keras.Model, backend: Backend, spec: Batch
-) -> PreparedModel:
-    """Make the variables of a compiled model, but not those of its optimizer.
-
-    Raises:
-        UsageError: The model does not fit the data.
-    """
-    with _or_eagerly(model, backend, spec, "test_step"):
-        if keras_compat.model.overrides(model, "test_step"):  # it may have no ``call``
-            _build_by_step(model, backend, spec, "test_step", optimizer=False)
-        else:
-            _build(model, backend, spec, optimizer=False, training=False)
-    return get_prepared(model)
-
-
 @contextlib.contextmanager
 def runs_eagerly(model: keras.Model) -> Iterator[None]:
     """Have TensorFlow run functions eagerly inside, if the model has ``run_eagerly=True``.
 
     The steps of such a model are not traced: they run operation by operation, and so does
-    the Python code of the model (``whole_step``).
+    the Python code of the model (``steps.whole``).
     """
     before = tf.config.functions_run_eagerly()
     if not model.run_eagerly or before:

@@ -79,11 +79,6 @@ def _say(number: np.ndarray, places: np.ndarray) -> np.bool_:
     return np.bool_(True)
 
 
-def traced_for() -> tuple[bool, bool]:
-    """Return the settings on which the graphs of steps depend: raises, expected."""
-    return (_watches[-1].raises, _watches[-1].expected) if _watches else (True, False)
-
-
 def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the place of the first tensor that is not finite, from 1; 0 for none."""
     if not tensors:  # a train_step that applies nothing

@@ -28,7 +28,6 @@ from collective.training.model.variables import captured_variables, written_vari
 from collective.training.partition import devices
 from collective.training.step import finite, layer_state
 from collective.training.step.clock import now
-from collective.training.step.report_layout import flat_logs
 from collective.training.step.rows import at_least_one_row
 from collective.training.steps import report
 from collective.training.steps.leaves import COMPOSITE_SPECS
@@ -208,8 +207,10 @@ class OwnRowsProgram(Program):
 
     def _with_metrics(self, outputs: Any) -> Any:
         """Return outputs, with what metrics have counted so far if the step returns it."""
-        results = flat_logs(self._model.get_metrics_result())
-        if not isinstance(outputs, Mapping) or set(flat_logs(outputs)) != set(results):
+        results = report.flat_logs(self._model.get_metrics_result())
+        if not isinstance(outputs, Mapping) or set(report.flat_logs(outputs)) != set(
+            results
+        ):
             return outputs
 
         def named(logs: Mapping[str, Any]) -> dict[str, Any]:

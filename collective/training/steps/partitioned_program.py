@@ -26,10 +26,10 @@ from collective.training.model.variables import captured_variables, written_vari
 from collective.training.partition import devices, explain
 from collective.training.partition.exchange import TimedExchange
 from collective.training.partition.layouts import ROWS, WHOLE
-from collective.training.partition.method import names_of_first_sum
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
+from collective.training.partition.traffic import names_of_first_sum
 from collective.training.sharding import held
 from collective.training.steps import report
 from collective.training.steps.mesh import over_model_axes

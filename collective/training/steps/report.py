@@ -1,8 +1,7 @@
 """The report of a training step: what observers read of it, one vector of float64.
 
 Its numbers are the loss of the batch alone, the rows of the batch, and when the first sum
-over the replicas began and the last one ended, in seconds since 1970. Their places are those
-of ``collective.training.step.report_layout.Layout``.
+over the replicas began and the last one ended, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.step.report_layout import flat_logs
+LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
+SIZE = 4
 
 
 def loss(losses: Sequence[tf.Tensor], outputs: Any) -> tf.Tensor:
@@ -37,3 +37,15 @@ def line(
 ) -> tf.Tensor:
     """Return the report, float64 of shape ``[4]``."""
     return tf.stack([tf.cast(part, tf.float64) for part in (loss, rows, *span)])
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return returned values by name, as Keras shows them, with inner dicts dissolved.
+
+    A metric's result may be a dict. For all compiled metrics it is one, as in
+    ``{m.name: m.result() for m in self.metrics}``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat_logs(value) if isinstance(value, Mapping) else {name: value}
+    return found

@@ -23,7 +23,7 @@ from collective.errors import CollectiveError
 from collective.log import log
 from collective.replacements import replacing
 from collective.training.keras_compat import batch_functions
-from collective.training.partition.method import supports
+from collective.training.partition.devices import supports
 from collective.training.process.failure import ends_the_job
 from collective.training.process.object_collectives import broadcast_object, gather_few
 from collective.training.sharding.placing import Placing

@@ -29,8 +29,8 @@ from collective.training.model.variables import (
 )
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object
-from collective.training.step.report_layout import Layout
 from collective.training.step.rows import BatchRows, packed
+from collective.training.steps import report as of_step
 from collective.training.verification import stock_run_table
 from collective.training.verification.settings import products_of_float32
 from collective.training.verification.stock_run_table import Step, norm, relative
@@ -188,8 +188,8 @@ class StockRun(Observer):
         self.steps.append(
             Step(
                 step.number + 1,
-                int(report[Layout.ROWS]),
-                (_loss(logs), float(report[Layout.LOSS])),
+                int(report[of_step.ROWS]),
+                (_loss(logs), float(report[of_step.LOSS])),
                 float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0,
                 tensors,
             )

@@ -2,7 +2,5 @@
 
 Begin with ``units``: it repeats what a death has interrupted, in unedited scripts and,
 by ``fit_units``, in ``collective.fit``. There ``fit_membership`` lets ranks leave and join
-between two steps. For data of which each rank reads its own rows, ``membership`` repeats
-the loop after each change, and ``control_messages`` announces changes within the step's own
-all-reduce. ``state_handoff`` keeps the state between two generations of a job.
+between two steps. ``state_handoff`` keeps the state between two generations of a job.
 """
