@@ -15,7 +15,6 @@ OWN = {
     ("collective/distribute/datasets.py", "distribute_dataset"),
     ("collective/training/keras_compat/traced.py", "traced"),
     ("collective/tensorflow/gradients.py", "DistributedGradientTape"),
-    ("collective/training/step/attachments.py", "Attachments"),
     ("backends/base.py", "Backend"),
     ("collective/training/unedited/script_job.py", "ScriptJob"),
 }

@@ -1,8 +1,8 @@
-"""The partitioned step, the input of each rank, and the loop that runs them.
+"""The step on one batch, shared out over the replicas, in Keras' own loops.
 
-Begin with ``calls.fit``, the recipe of a training; then ``steps.partitioned_step``, one
-update, and ``partition``, which makes it. ``loop`` has the order of things in a training, and
-``loop.observer`` says how everything else is attached to it.
+Begin with ``calls.fit``; then ``steps``, the function of a batch that Keras' loops call, and
+``partition``, which makes its graph for the rows of a process. ``loop`` observes Keras' loop,
+and ``loop.observer`` says how everything else is attached to it.
 """
 
 import collective.keras_backend  # noqa: F401  isort: skip
