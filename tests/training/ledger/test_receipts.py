@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from collective.backends.options import Options
 from collective.training.input.pipeline import Batch
 from collective.training.observers.ledger.observer import read_receipts
 from collective.training.observers.ledger.receipts import Receipts
@@ -18,9 +19,10 @@ NUMBERS = np.array([7, 2**40 + 3, 52, 1, 9], np.int64)
 class Ranks:
     """A backend of which only the replicas are asked for."""
 
-    def __init__(self, local_replicas: range, replicas: int):
+    def __init__(self, local_replicas: range, replicas: int, tensor_parallel: int = 1):
         self.local_replicas, self.replicas = local_replicas, replicas
         self.most_replicas = replicas
+        self.options = Options(tensor_parallel=tensor_parallel)
 
 
 def batch(start: int, stop: int) -> Batch:
@@ -51,6 +53,12 @@ def test_rows_that_are_read_whole_are_cut_for_the_replicas(local):
     for replica, (start, stop) in enumerate([(0, 1), (1, 3), (3, 5)]):
         wanted = start, stop, mark(NUMBERS[start:stop])
         assert found[replica] == (wanted if replica in local else (0, 0, 0))
+
+
+def test_the_first_of_the_ranks_that_read_the_same_rows_has_the_receipt():
+    of_second = [(0, 0, 0), (2, 5, mark(NUMBERS[2:])), (0, 0, 0), (0, 0, 0)]
+    assert noted(Ranks(range(2, 3), 4, 2), batch(2, 5)) == of_second
+    assert noted(Ranks(range(3, 4), 4, 2), batch(2, 5)) == [(0, 0, 0)] * 4
 
 
 def test_pieces_of_virtual_replicas_are_counted_together():
