@@ -308,7 +308,7 @@ def test_train_py_trains_the_model_of_one_process(optimizer, tmp_path):
 WRONG = {
     "2 ranks cannot be cut into groups of 3": "--tensor-parallel 3",
     "with a rank that dies": "--tensor-parallel 2 --min-np 1",
-    "an option of backend 'native' and 'mpi'": "--tensor-parallel 2 --backend tf-multiworker",
+    "an option of backend 'mpi' and 'native'": "--tensor-parallel 2 --backend tf-multiworker",
 }
 
 
