@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from collective.training import keras_compat
 from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
 from collective.training.input.data import as_data
+from collective.training.input.pipeline import Input
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks
@@ -53,17 +55,11 @@ def call(
     Args:
         method: ``evaluate`` or ``predict``.
         arguments: Those of the method of ``keras.Model``, without the callbacks.
+
+    Raises:
+        UsageError: It is not a model, or not one that can be evaluated.
     """
-    if not isinstance(model, keras.Model):
-        raise UsageError(
-            f"a keras.Model was expected, not {type(model).__name__}",
-            hint=f"collective.{method}(model, x)",
-        )
-    if method == "evaluate" and not model.compiled:
-        raise UsageError(
-            "evaluate needs a compiled keras.Model",
-            hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
-        )
+    _check_model(method, model)
     stock, units = getattr(keras.Model, method), units_of(backend)
     verbose = verbosity(arguments["verbose"])
     has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
@@ -82,11 +78,7 @@ def call(
         inside.enter_context(units.serving())
         units.run(lambda: compare_settings(backend))
         if has_rows_by_number(data):
-            rows, steps = arguments["batch_size"], arguments["steps"]
-            source = as_data(**data)
-            assert isinstance(source, Source)
-            inputs = open_inputs(source, backend, rows, steps)
-            units.run(lambda: compare_data(backend, inputs, None, {}))
+            inputs = _rows(data, arguments, backend, units)
             planned.pass_over(_STEPS[method], inputs, arguments)
         inside.enter_context(contextlib.closing(planned))
         if method == "evaluate" and trained_with(model) == "batch":
@@ -116,6 +108,34 @@ def call(
         result = getattr(stock, "stock", stock)(model, **arguments)
         bridge.share_state()
         return result
+
+
+def _check_model(method: str, model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise UsageError(
+            f"a keras.Model was expected, not {type(model).__name__}",
+            hint=f"collective.{method}(model, x)",
+        )
+    if method == "evaluate" and not model.compiled:
+        raise UsageError(
+            "evaluate needs a compiled keras.Model",
+            hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
+        )
+
+
+def _rows(
+    data: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    backend: Backend,
+    units: FitUnits,
+) -> Input:
+    """Return rows by number, which the ranks have compared."""
+    source = as_data(**data)
+    assert isinstance(source, Source)
+    rows, steps = arguments["batch_size"], arguments["steps"]
+    inputs = open_inputs(source, backend, rows, steps)
+    units.run(lambda: compare_data(backend, inputs, None, {}))
+    return inputs
 
 
 def on_devices(

@@ -213,22 +213,7 @@ class _Training(StepObserver):
             rows = backend_of_rows(model, backend)
             planned = PlannedCall(rows, is_eager(model), self._settings.virtual)
             inside.enter_context(contextlib.closing(planned))
-            self._described = open_data(
-                planned,
-                self._given,
-                arguments,
-                backend,
-                units=self._units,
-                with_rows_read=self._ledger is not None,
-                is_kept=self._checkpoint is not None,
-            )
-            if backend.elastic and isinstance(self._described, Input):
-                # Before batches are read ahead.
-                self._parts |= describe_data("training", self._described)
-            if self._described is not None:
-                self._prepare(self._described.spec)
-                if isinstance(self._described, Input):
-                    check_labels(model, self._described.source)
+            self._open(planned, arguments)
             if has_others(backend):
                 observers.insert(2, self._same)
                 inside.enter_context(self._same.call())
@@ -253,9 +238,7 @@ class _Training(StepObserver):
             if planned.may_draw(arguments):
                 host_random.read_by(self)
                 inside.callback(host_random.closed, self)
-            asked = options.jit_compile
-            if backend.rank == 0 and (model.jit_compile if asked is None else asked):
-                _say_not_compiled(log.warning if asked else log.info)
+            self._warn()
             keras_fit = getattr(keras.Model.fit, "stock", keras.Model.fit)
             arguments |= {"callbacks": more, "verbose": 0}  # the bar is an observer
             with self._without_rows(), on_devices(model, backend):
@@ -268,6 +251,33 @@ class _Training(StepObserver):
         if checkpoint is not None and checkpoint.raises:
             checkpoint.raise_if_failed()
         return self._result
+
+    def _open(self, planned: PlannedCall, arguments: dict[str, Any]) -> None:
+        """Open the data, and build the model if they say its shapes."""
+        self._described = found = open_data(
+            planned,
+            self._given,
+            arguments,
+            self._backend,
+            units=self._units,
+            with_rows_read=self._ledger is not None,
+            is_kept=self._checkpoint is not None,
+        )
+        if found is None:
+            return
+        if self._backend.elastic and isinstance(found, Input):
+            # Before batches are read ahead.
+            self._parts |= describe_data("training", found)
+        self._prepare(found.spec)
+        if isinstance(found, Input):
+            check_labels(self._model, found.source)
+
+    def _warn(self) -> None:
+        """Say that XLA compiles no step, if the user may expect it."""
+        asked = self._set.options.jit_compile
+        expected = self._model.jit_compile if asked is None else asked
+        if self._backend.rank == 0 and expected:
+            _say_not_compiled(log.warning if asked else log.info)
 
     @contextlib.contextmanager
     def _without_rows(self) -> Iterator[None]:
