@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import collective
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from tests import launch
 from tests.training.small import assert_ranks_agree, gather, on_rank_zero
 
@@ -159,8 +159,18 @@ def test_ranks_with_gpus_apply_the_gradients_of_rank_zero(backend, pretended_gpu
         np.testing.assert_array_equal(other, kernel)
 
 
+@pytest.mark.on_ranks
+def test_what_needs_a_sum_is_refused(backend, tmp_path):
+    words = {"backend": backend, "verbose": 0}
+    with pytest.raises(UsageError, match="no sum, which a ledger needs"):
+        collective.fit(made(keras.Model), *rows(), ledger=tmp_path / "rows", **words)
+    if backend.size > 1:
+        with pytest.raises(UsageError, match="per_replica or a communication hook"):
+            collective.fit(made(keras.Model), *rows(), per_replica=True, **words)
+
+
 @pytest.mark.launches
 @pytest.mark.matrix
 def test_on_three_ranks(tmp_path):
     ended = launch.launch("native", 3, [HERE], tmp_path, seconds=300)
-    assert ended.passed(skips=True) == 5
+    assert ended.passed(skips=True) == 6

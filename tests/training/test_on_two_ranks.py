@@ -16,7 +16,7 @@ from tests import launch
 #: By file: its tests that run on ranks (all, if empty), and how many pass there.
 TESTS = {
     "test_again.py": (["test_trained_again_it_is_not_traced_again"], 1),
-    "test_eager.py": ([], 5),
+    "test_eager.py": ([], 6),
     "test_text_inputs.py": ([], 2),
     "test_transport.py": (["test_one_step_differs_in_the_kernels_alone"], 1),
     "memory/test_remat.py": ([], 2),
