@@ -390,7 +390,8 @@ def built(make: Callable[[], Any], backend: Any, spec: Batch) -> keras.Model:
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-    return prepare(model, backend, spec).model
+    prepare(model, backend, spec)
+    return model
 
 
 def train(

@@ -42,7 +42,7 @@ from collective.training.loop.position import Position
 from collective.training.loop.progress import ProgressBar
 from collective.training.loop.rank_zero_callbacks import RankZeroCallbacks
 from collective.training.loop.result import Result
-from collective.training.model.prepared import get_hook, get_prepared, keep
+from collective.training.model.record import note_prepared, record_of
 from collective.training.model.variables import (
     captured_variables,
     register_outside_variables,
@@ -391,12 +391,11 @@ class _Training(StepObserver):
     def _know(self, function: BatchFunction, program: Program) -> None:
         """Note what the state of the model has, once its first step is traced."""
         model = self._model
-        if function.hook is not None:
-            keep(model, function.hook)
+        note_prepared(model, function.hook)
         is_whole = not any(is_held(variable) for variable in model.variables)
         if is_whole and not program.has_run:  # else they are known
             register_outside_variables(
-                get_prepared(model), self._backend, program.source, writes=True
+                model, self._backend, program.source, writes=True
             )
 
     def _membership(self, observed: ObservedFit) -> FitMembership:
@@ -463,7 +462,7 @@ class _Training(StepObserver):
         """Have a checkpoint serve the training, and find the state to start from."""
         data, model = self._described, self._model
         assert data is not None
-        hook, function = get_hook(model), model.train_function
+        hook, function = record_of(model).hook, model.train_function
         if hook is not None:
             function.hook = hook
         identity = describe(data, model)

@@ -24,7 +24,6 @@ from collective.training.input.plan import ENDLESS
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.loop.observed_fit import ObservedFit
 from collective.training.loop.observer import Observer
-from collective.training.model.prepared import get_prepared
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.preparation import compatibility
 from collective.training.preparation.prepare import features_of
@@ -194,12 +193,12 @@ class SetOptions(StepObserver):
         return found if self._more is None else [*found, *self._more(observed)]
 
     def _stock_run(self, model: keras.Model) -> Sequence[Observer]:
-        prepared, backend = get_prepared(model), self._backend
+        backend = self._backend
         asked = self.options.shard_optimizer or self.options.shard_weights
         in_parts = asked and backend.size > 1
-        if not self._beside or not can_run_beside(prepared, backend, in_parts):
+        if not self._beside or not can_run_beside(model, backend, in_parts):
             return ()
-        return [StockRun(prepared, self._backend, self._beside)]
+        return [StockRun(model, backend, self._beside)]
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Refuse a model, or batches, that the options cannot be used with."""

@@ -22,7 +22,7 @@ from collective.training.loop.state import (
     random_state,
     values_of,
 )
-from collective.training.model.prepared import get_hook
+from collective.training.model.record import record_of
 from collective.training.model.variables import (
     all_variables,
     outside_variables,
@@ -110,7 +110,7 @@ class Position:
             gathered: What ``gather`` returned. Without it a state lacks shards and errors
                 of other ranks: it is enough to hand on in an elastic job.
         """
-        hook = get_hook(self.model)
+        hook = record_of(self.model).hook
         losses, last, reports = self._losses, np.zeros(0), self.reports
         if reports is not None:
             last = reports.last().copy()
@@ -138,7 +138,7 @@ class Position:
         """
         if not self._gathers:
             return {}
-        hook = get_hook(self.model)
+        hook = record_of(self.model).hook
         found: dict[int, np.ndarray] = {} if hook is None else hook.gather()
         return found | held.gathered(all_variables(self.model), self.backend.rank == 0)
 
@@ -147,7 +147,7 @@ class Position:
         self.final = self.reports = None
         if self.start is None:
             return
-        start, hook = self.start, get_hook(self.model)
+        start, hook = self.start, record_of(self.model).hook
         if hook is not None and start.step != self.step:
             hook.forget()  # of a step that others have made without this rank
         self.epoch, self.step, self._losses = start.epoch, start.step, start.losses

@@ -13,7 +13,7 @@ from collective.training.compression.savings import gradient_bytes
 from collective.training.loop.position import Position
 from collective.training.loop.state import state_sha256
 from collective.training.loop.times import Timing
-from collective.training.model.prepared import get_prepared
+from collective.training.model.record import trainable_variables
 from collective.training.model.variables import is_in_parts
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Result(keras.callbacks.History):
     @property
     def gradient_bytes(self) -> int:
         """Return the bytes of gradients that a replica sends in a step, about."""
-        trained = get_prepared(self.model).trainable
+        trained = trainable_variables(self.model)
         return gradient_bytes(trained, self._hook, self.backend.rounds_to)
 
     @property

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.model.prepared import get_hook
+from collective.training.model.record import record_of
 from collective.training.model.variables import all_variables, outside_seeds
 from collective.training.process import host_random
 from collective.training.process.object_collectives import broadcast_object, gather_few
@@ -68,7 +68,7 @@ class State:
         """
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             variable.assign(value)
-        if (hook := get_hook(model)) is not None:
+        if (hook := record_of(model).hook) is not None:
             hook.put(self.hook)
         _put_random_state(self.random, model)
         model.stop_training = self.stopped

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 import tensorflow as tf
@@ -21,7 +20,11 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.keras_compat import tensorflow_names
 from collective.training.keras_compat.traced import nodes_of
-from collective.training.model.prepared import PreparedModel, get_prepared
+from collective.training.model.record import (
+    record_of,
+    state_variables,
+    trainable_variables,
+)
 from collective.training.sharding.held import is_held
 
 _WRITES = (
@@ -32,19 +35,15 @@ _WRITES = (
     "ResourceStridedSliceAssign",
 )
 
-_outside: WeakKeyDictionary[keras.Model, list[tf.Variable]] = WeakKeyDictionary()
-_warned: WeakSet[keras.Model] = WeakSet()
-
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
     """Return weights, layer state and optimizer state.
 
     For a model with its own ``train_step``, that is the state of all optimizers it holds.
     """
-    prepared = get_prepared(model)
     return [
-        *prepared.trainable,
-        *prepared.state,
+        *trainable_variables(model),
+        *state_variables(model),
         *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
     ]
 
@@ -68,7 +67,7 @@ def replicated_variables(model: keras.Model) -> list[keras.Variable]:
 
 def outside_variables(model: keras.Model) -> list[tf.Variable]:
     """Return the outside variables of a model, in the same order on all ranks."""
-    return _outside.get(model, [])
+    return record_of(model).outside
 
 
 def outside_seeds(model: keras.Model) -> list[tf.Variable]:
@@ -101,7 +100,7 @@ def written_variables(graph: tf.Graph) -> list[tf.Variable]:
 
 
 def register_outside_variables(
-    prepared: PreparedModel, backend: Backend, traced: Any, writes: bool = False
+    model: keras.Model, backend: Backend, traced: Any, writes: bool = False
 ) -> None:
     """Find the outside variables of a step.
 
@@ -112,8 +111,7 @@ def register_outside_variables(
     Raises:
         UsageError: The forward pass assigns such a variable, on several replicas.
     """
-    model = prepared.model
-    own = [*prepared.trainable, *prepared.state]
+    own = [*trainable_variables(model), *state_variables(model)]
     own += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     own += keras_compat.model.metric_variables(model)
     known = {id(keras_compat.model.tf_variable(v)) for v in own}
@@ -132,7 +130,7 @@ def register_outside_variables(
             f"have ({names}): each of {backend.most_replicas} replicas would have its own",
             hint="make it by self.add_weight(..., trainable=False) of a layer",
         )
-    _outside[model] = outside
+    record_of(model).outside = outside
 
 
 def dtype_of_sums(variables: Iterable[keras.Variable]) -> tf.DType:
@@ -148,8 +146,7 @@ def check_frozen_layers(model: keras.Model, method: str) -> None:
     train function in the first step and keeps it, so a later change has no effect there
     either. One before the first step is refused (``RankZeroCallbacks``).
     """
-    prepared = get_prepared(model)
-    before = {id(v): v.path for v in prepared.trainable}
+    before = {id(v): v.path for v in trainable_variables(model)}
     now = {id(v): v.path for v in model.trainable_variables}
     changed = [
         path for key, path in (before | now).items() if (key in before) != (key in now)
@@ -160,6 +157,5 @@ def check_frozen_layers(model: keras.Model, method: str) -> None:
         "trainable" if changed[0] in now.values() else "not trainable"
     )
     hint = "set layer.trainable, compile the model, and call fit again"
-    if method != "on_train_begin" and model not in _warned:
-        _warned.add(model)
+    if method != "on_train_begin" and record_of(model).is_new("frozen"):
         log.warning("%s; as in Keras, that changes nothing in this fit: %s", what, hint)

@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 import keras
 
 from collective.backends.base import Backend
 from collective.log import log
 from collective.training import keras_compat
-
-# By model: the objects that ``compile`` has made, and the flags of its layers then.
-_known: WeakKeyDictionary[keras.Model, tuple[list[weakref.ref[object]], list[bool]]] = (
-    WeakKeyDictionary()
-)
+from collective.training.model.record import record_of
 
 
 @contextlib.contextmanager
@@ -38,10 +33,10 @@ def as_compiled(model: object, backend: Backend) -> Iterator[None]:
         for part in keras_compat.model.compiled_settings(model)
         if part is not None
     ]
-    former, flags = _known.get(model, ([], []))
-    now = keras_compat.model.trainable_flags(model)
-    if former != settings or len(now) != len(flags):
-        _known[model] = settings, now
+    record, now = record_of(model), keras_compat.model.trainable_flags(model)
+    flags = record.flags
+    if record.compiled != settings or len(now) != len(flags):
+        record.compiled, record.flags = settings, now
         yield
         return
     changed = [

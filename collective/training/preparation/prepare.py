@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import keras
 import tensorflow as tf
@@ -16,10 +16,10 @@ from collective.training.compression.hook import CommunicationHook
 from collective.training.compression.hook_state import HookState
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat.traced import traced
-from collective.training.model.prepared import PreparedModel, keep
+from collective.training.model.record import note_prepared
 from collective.training.model.variables import dtype_of_sums
 from collective.training.partition import devices
-from collective.training.preparation import compatibility, parts
+from collective.training.preparation import compatibility
 from collective.training.preparation.refusals import check_model
 from collective.training.process import host_random
 from collective.training.step.rows import BatchRows, packed, rows_of, zeros
@@ -34,15 +34,13 @@ _MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 
 
 def prepare(
-    model: keras.Model | Callable[[], keras.Model],
+    model: keras.Model,
     backend: Backend,
     spec: Batch,
     *,
-    shard_optimizer: bool = False,
-    shard_weights: bool = False,
     hook: CommunicationHook | None = None,
     features: Collection[str] = (),
-) -> PreparedModel:
+) -> None:
     """Make a model ready to train on a backend; every rank calls it.
 
     Args:
@@ -53,21 +51,14 @@ def prepare(
     Raises:
         UsageError: The model cannot be trained on this backend with these options.
     """
-    asked = {"shard_optimizer": shard_optimizer, "shard_weights": shard_weights}
-    features = {*features, *(name for name, is_on in asked.items() if is_on)}
-    compatibility.check(features, backend)
-    if not isinstance(model, keras.Model):
-        with backend.scope():
-            model = model()
     check_model(model, backend)
-    compatibility.check(features | features_of(model), backend)
-    with parts.in_parts(model, backend, **asked):
-        _build_all(model, backend, spec)
+    compatibility.check({*features, *features_of(model)}, backend)
+    _build_all(model, backend, spec)
     state = None
     if hook is not None:
         trainable = model.trainable_variables
         state = HookState(hook, trainable, dtype_of_sums(trainable), backend)
-    return keep(model, state)
+    note_prepared(model, state)
 
 
 def _build_all(model: keras.Model, backend: Backend, spec: Batch) -> None:

@@ -8,17 +8,15 @@ name, and is reported at the start, in the summary and in ``History``.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import keras
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
+from collective.training.model.record import record_of
 
 #: False; True: a replica's rows of each batch; ``batch``: each replica has whole batches.
 CHOICES = (False, True, "batch")
-_trained: WeakKeyDictionary[keras.Model, bool | str] = WeakKeyDictionary()
 
 
 def chosen(wanted: bool | str, backend: Backend) -> bool | str:
@@ -50,11 +48,8 @@ def begin(
         choice: What ``chosen`` has returned.
         batch_rows: Rows of a batch of the data, or None if they are not known.
     """
-    _trained.pop(model, None)
-    if not choice:
-        return
-    _trained[model] = choice
-    if backend.rank == 0:
+    record_of(model).per_replica = choice
+    if choice and backend.rank == 0:
         log.warning(
             "per_replica: each of %d replicas runs train_step of %r on %s; gradients, "
             "metrics and state are averaged by rows: another model than that of one "
@@ -80,4 +75,4 @@ def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
 
 def trained_with(model: keras.Model) -> bool | str:
     """Return the ``per_replica`` of a model's last training, for its evaluation."""
-    return _trained.get(model, False)
+    return record_of(model).per_replica

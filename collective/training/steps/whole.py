@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import keras
 import tensorflow as tf
@@ -21,6 +20,7 @@ from collective.log import log
 from collective.tensorflow_ops.repeated_rows import added_once
 from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.model.record import record_of
 from collective.training.process import host_random, interrupts
 from collective.training.process.object_collectives import broadcast_object
 from collective.training.step import finite
@@ -30,7 +30,6 @@ from collective.training.steps.settings import StepSettings
 
 #: Makes a context around a step.
 Around = Callable[[], contextlib.AbstractContextManager[None]]
-_said: WeakSet[keras.Model] = WeakSet()
 
 
 def is_eager(model: keras.Model) -> bool:
@@ -147,9 +146,8 @@ def gradients_of_rank_zero(backend: Backend, gradients: Sequence[Any]) -> Sequen
 
 def say(model: keras.Model, backend: Backend, micro_batches: int = 1) -> None:
     """Warn once that the step saves no memory."""
-    if model in _said or backend.rank:
+    if backend.rank or not record_of(model).is_new("eager"):
         return
-    _said.add(model)
     if micro_batches > 1:
         log.warning(
             "model %r has run_eagerly=True: accumulate=%d saves no memory",

@@ -21,7 +21,11 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.loop.observer import FinishedStep, Observer
-from collective.training.model.prepared import PreparedModel, get_hook, get_prepared
+from collective.training.model.record import (
+    record_of,
+    state_variables,
+    trainable_variables,
+)
 from collective.training.model.variables import (
     all_variables,
     is_in_parts,
@@ -74,7 +78,7 @@ def steps_beside(verify: bool | str, backend: Backend) -> int:
 
 
 def can_run_beside(
-    prepared: PreparedModel, backend: Backend, in_parts: bool = False
+    model: keras.Model, backend: Backend, in_parts: bool = False
 ) -> bool:
     """Return whether rank 0 can make a step alone; if not, warn and give the reason.
 
@@ -86,7 +90,7 @@ def can_run_beside(
         why = "there is no global batch"
     elif backend.elastic:
         why = "ranks may leave an elastic job"
-    elif in_parts or is_in_parts(prepared.model):
+    elif in_parts or is_in_parts(model):
         why = "each rank has a part of the model or of its optimizer"
     elif len(backend.local_replicas) > 1:
         why = "the model is on several devices"
@@ -105,12 +109,11 @@ class StockRun(Observer):
 
     def __init__(
         self,
-        prepared: PreparedModel,
+        model: keras.Model,
         backend: Backend,
         steps: int,
     ):
-        self.prepared, self.model = prepared, prepared.model
-        self.backend = backend
+        self.model, self.backend = model, backend
         self.left = steps
         self.steps: list[Step] = []
         self._variables: list[tf.Variable | keras.Variable] = []
@@ -122,7 +125,6 @@ class StockRun(Observer):
         if self.backend.rank or not self.left:
             return
         if not self._variables:
-            self.prepared = get_prepared(self.model)  # it has its variables now
             known = [*all_variables(self.model), *outside_variables(self.model)]
             self._variables = [keras_compat.model.tf_variable(v) for v in known]
             self._stock = _values(self._variables)
@@ -160,7 +162,7 @@ class StockRun(Observer):
         self._stock, self._ours = [], []
         if self.backend.rank or not self.steps:
             return
-        allowed, hook = _tolerance(self.model), get_hook(self.model)
+        allowed, hook = _tolerance(self.model), record_of(self.model).hook
         named = "" if hook is None else f"hook {hook.hook!r}"
         stock_run_table.show(self.steps, self.backend.replicas, allowed, hook=named)
 
@@ -178,7 +180,7 @@ class StockRun(Observer):
             _assign(metrics, shown_metrics)
         report = step.report.numpy()
         tensors, squares = {}, np.zeros(2)
-        shown = [*self.prepared.trainable, *self.prepared.state]
+        shown = [*trainable_variables(self.model), *state_variables(self.model)]
         for place, variable in enumerate(shown):  # the first of all_variables
             stock, ours = self._stock[place].numpy(), self._ours[place].numpy()
             if keras_compat.seeds.is_seed_state(variable):

@@ -21,7 +21,7 @@ from collective.fit_options import NOT_EQUAL
 from collective.training import Checkpoint
 from collective.training.compression import named
 from collective.training.loop.summary import Summary
-from collective.training.model.prepared import get_hook
+from collective.training.model.record import record_of
 from tests import launch
 from tests.training import small
 from tests.training.compression import linear
@@ -54,7 +54,7 @@ def test_trains_as_numpy_does(weighted, backend):
     wanted = linear.reference(backend.replicas, ALL, weighted)
     assert_trained(result, wanted)
     small.assert_ranks_agree(backend, result)
-    state = get_hook(result.model)
+    state = record_of(result.model).hook
     (error,) = state.errors.values()
     np.testing.assert_allclose(error, wanted.errors[backend.rank], atol=1e-12)
     (summed,) = state.gather().values()
@@ -77,12 +77,12 @@ def test_continues_from_a_checkpoint(backend, tmp_path, reference):
 def test_a_hook_of_the_users_own(backend):
     result = linear.train(backend, ALL, hook=Everything())
     wanted = linear.train(backend, ALL, hook=None)
-    assert get_hook(wanted.model) is None
+    assert record_of(wanted.model).hook is None
     for got, value in zip(
         small.state(result.model), small.state(wanted.model), strict=True
     ):
         np.testing.assert_allclose(got, value, rtol=1e-12, atol=1e-12)
-    ((count,),) = get_hook(result.model).shared.values()
+    ((count,),) = record_of(result.model).hook.shared.values()
     assert count.numpy() == ALL
 
 
@@ -118,7 +118,7 @@ def with_own_step(backend, times=1, **more):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_train_step_of_the_models_own(accumulate, backend):
     result = with_own_step(backend, hook=Everything(), accumulate=accumulate)
-    ((count,),) = get_hook(result.model).shared.values()
+    ((count,),) = record_of(result.model).hook.shared.values()
     assert count.numpy() == ALL
     wanted = with_own_step(backend, hook=None)
     for got, value in zip(
@@ -243,7 +243,7 @@ if not launch.launched():
 
     def test_a_state_without_errors_leaves_those_of_the_rank(backend):
         """An elastic job broadcasts such a state."""
-        state = get_hook(linear.train(backend, 3).model)
+        state = record_of(linear.train(backend, 3).model).hook
         (error,) = state.errors.values()
         before = error.numpy()
         state.put(state.values({}))
