@@ -27,6 +27,7 @@ from collective.training import keras_compat
 from collective.training.compression import savings
 from collective.training.compression.hook_state import HookState
 from collective.training.keras_compat.tensorflow_names import determinism
+from collective.training.model.record import record_of
 from collective.training.model.variables import dtype_of_sums
 from collective.training.process import interrupts
 from collective.training.sharding.held import backend_of_rows
@@ -303,8 +304,9 @@ class BatchFunction:
         if settings.virtual is not None:
             virtual_checks.check_rows(settings.virtual, rows)
         replicas = backend_of_rows(self.model, settings.backend).most_replicas
-        is_first = settings.backend.rank == 0 and self.name == "train_step"
-        if is_first and rows is not None and rows < replicas:
+        if rows is None or rows >= replicas or self.name != "train_step":
+            return
+        if settings.backend.rank == 0 and record_of(self.model).is_new("idle"):
             log.warning(
                 "a batch has %d row%s, and there are %d replicas: %d of them idle in "
                 "every step. HINT: batches of %d rows or more, or fewer ranks",
