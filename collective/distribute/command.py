@@ -188,7 +188,13 @@ def _run(script: Script, distribution: Distribution) -> int:
 
 
 def _run_to_end(script: Script, distribution: Distribution) -> None:
-    end = distribution.job.units.end_script
+    job = distribution.job
+
+    def end() -> None:
+        for action in job.before_end:
+            action()
+        job.units.end_script()
+
     try:
         script.run()
     except SystemExit as error:

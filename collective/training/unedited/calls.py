@@ -71,6 +71,7 @@ def distribute_calls(
     repeats = (units.run_step, units.eager_step) if job.is_shared else ()
     observers: list[StepObserver] = [options]
     if job.is_shared:
+        job.before_end.append(same.compare_rows)
         watch = DesyncWatch(backend, options.options.check_every, units.run)
         observers = [*([units] if backend.elastic else []), same, watch, options]
     if job.placing is not None:

@@ -55,6 +55,8 @@ class ScriptJob:
         self.units.on_change.append(self._changed)
         # What this rank does when it becomes rank 0, because that died or left.
         self.takes_over: list[Callable[[], None]] = []
+        # What all ranks do together at the end of a script that ends well.
+        self.before_end: list[Callable[[], None]] = []
         self.replica_counts = {backend.replicas}  # all that the job has had
         self.used: set[str] = set()  # the calls that the script has made so far
         self.fits = 0  # its calls of ``fit`` so far without a seed

@@ -2,7 +2,9 @@
 
 Every rank reads whole batches, which must be the same. Each rank hashes its batches. The
 hashes are compared before the first batch of a call, before the 2nd, 4th, 8th and so on,
-and at its end. Weights that differ at the first batch are replaced by rank 0's.
+and at its end. Batches that a script gives one by one (``train_on_batch``) are compared
+likewise, from one call to the next or to the end of the script. Weights that differ at
+the first batch are replaced by rank 0's.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.model.variables import all_variables
 from collective.training.process.object_collectives import gather_few
@@ -61,13 +64,18 @@ class SameCalls(StepObserver):
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Compare the batches of a call of Keras, also at its end."""
+        self.compare_rows()  # of batches that the script gave before, one by one
         self.restart()
-        yield
-        self._compare_rows()
+        try:
+            yield
+            self.compare_rows()
+        finally:
+            self.restart()
 
     def restart(self) -> None:
         """Begin to compare from the next batch on, for ranks that have read no other."""
         self._mark = self._count = self._compared = 0
+        self._names.clear()
 
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Compare models and the constants of their graphs."""
@@ -101,19 +109,24 @@ class SameCalls(StepObserver):
         self._count += 1
         self._names[_ROWS[method]] = None
         if self._count & (self._count - 1) == 0:
-            self._compare_rows()
+            self.compare_rows()
 
-    def _compare_rows(self) -> None:
+    def compare_rows(self) -> None:
+        """Compare the batches that were read since the last comparison."""
         if self._compared != self._count:
             self._compared = self._count
-            self._unit(self._compare_marks)
+            try:
+                self._unit(self._compare_marks)
+            except UsageError:
+                self.restart()  # the script may catch it, on every rank
+                raise
+            self._names.clear()
 
     def _compare_marks(self) -> None:
         marks = gather_few(self._backend, [self._mark, self._count])
         if (marks != marks[0]).any():
             names = " and the ".join(self._names)
             compare(self._backend, {names: f"{self._mark} {self._count}"})
-        self._names.clear()
 
 
 def share_weights(

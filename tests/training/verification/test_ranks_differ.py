@@ -345,3 +345,27 @@ def test_calls_of_keras_that_read_other_rows(call, what, backend):
     for other in weights[1:]:
         for mine, wanted in zip(other, weights[0], strict=True):
             np.testing.assert_array_equal(mine, wanted)
+
+
+@on_ranks
+def test_batches_that_a_script_gives_after_a_call(backend):
+    """The first after a call is compared; others at the latest as the next call begins."""
+    same = SameCalls(backend, lambda compare: compare())
+    order = np.arange(ROWS)[:: -1 if backend.rank else 1]
+    made = model()()
+    with distributed(StepSettings(backend), [same]):
+        for _ in range(2):
+            with same.call():
+                made.fit(*data(), batch_size=BATCH, shuffle=False, verbose=0)
+            with pytest.raises(UsageError, match="the training rows are others"):
+                made.train_on_batch(*data(order))
+        with same.call():
+            made.evaluate(*data(), verbose=0)
+        for rows in (data(), data(), data(order)):  # of which the third is not compared
+            made.train_on_batch(*rows)
+        with (
+            pytest.raises(UsageError, match="the training rows are others"),
+            same.call(),
+        ):
+            raise AssertionError("the call has begun")
+        made.train_on_batch(*data())
