@@ -83,6 +83,16 @@ def axis_in(value: Value, rank: int | None) -> int | None:
     return axes[0] if axes else None
 
 
+def squeezed(node: Node) -> list[int] | None:
+    """Return the axes that a Squeeze takes away; None if they are not known."""
+    x, axes = node.inputs[0], node.attr("squeeze_dims")
+    if x.shape is None or (not axes and not x.is_static):
+        return None
+    if axes:
+        return sorted(axis % len(x.shape) for axis in axes)
+    return [axis for axis, size in enumerate(x.shape) if size == 1]
+
+
 def magnitude(value: Value) -> tuple[float, float]:
     """Return bounds of the absolute values in a value.
 

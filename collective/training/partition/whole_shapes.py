@@ -23,6 +23,7 @@ from collective.training.partition.values import (
     axis_in,
     broadcast,
     shape_rule,
+    squeezed,
 )
 
 
@@ -51,12 +52,9 @@ def _expand(node: Node) -> Shape:
 
 @shape_rule("Squeeze")
 def _squeeze(node: Node) -> Shape:
-    x, axes = node.inputs[0], node.attr("squeeze_dims")
-    if x.shape is None or (not axes and not x.is_static):
+    x, gone = node.inputs[0], squeezed(node)
+    if x.shape is None or gone is None:
         return None
-    gone = {a % len(x.shape) for a in axes} or {
-        i for i, size in enumerate(x.shape) if size == 1
-    }
     return tuple(size for i, size in enumerate(x.shape) if i not in gone)
 
 

@@ -13,6 +13,7 @@ from tests.training.partition.operands import (
     generator,
     left_out,
 )
+from tests.training.partition.partitioned import Partitioned, assert_same
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2,), left_out((1, 1)), (1, 2)])
@@ -46,6 +47,21 @@ def test_reshapes(blocks: tuple[int, ...]) -> None:
     )
     # For "split rows".
     assert made.fallbacks == (["Reshape"] if len(blocks) > 1 else [])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_squeeze_that_names_no_axes(rows: int) -> None:
+    """A part has one row or none; the whole tensor has a fixed number of rows."""
+
+    def function(x: tf.Tensor) -> list[tf.Tensor]:
+        flat, with_row = tf.squeeze(x), tf.squeeze(x, [1])
+        return [flat * 2.0, with_row, tf.squeeze(x[:, 0] if rows > 1 else x, None)]
+
+    x = np.arange(rows * 4.0).reshape(rows, 1, 4)
+    made = Partitioned(function, [x], [True], replicas=3, is_static=True)
+    for counts in ([rows, 0, 0], [0, rows, 0], [rows - 1, 0, 1]):
+        assert_same(made.whole([x]), made(counts, [x]), ["all", "one", "other"], 0)
+    assert not made.fallbacks
 
 
 @pytest.mark.parametrize("seed", range(3))

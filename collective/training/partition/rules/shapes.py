@@ -22,7 +22,7 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
-from collective.training.partition.values import axis_in
+from collective.training.partition.values import axis_in, squeezed
 
 
 @rule("Reshape", "ExpandDims", "Squeeze")
@@ -39,8 +39,10 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     made = reshaped(x.shape, layout, out.shape, rows.rows)
     if made is None:
         return None
-    if node.type != "Reshape":
-        return Plan([layout, *[WHOLE] * (len(layouts) - 1)], [made])
+    if node.type == "Squeeze":
+        return _squeeze(node, layout, made)
+    if node.type == "ExpandDims":
+        return Plan([layout, WHOLE], [made])
     sizes = out.shape
 
     def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
@@ -48,6 +50,25 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return [tf.reshape(inputs[0], target)]
 
     return Plan([layout, WHOLE], [made], emit)
+
+
+def _squeeze(node: Node, layout: Sharded, made: Sharded) -> Plan | None:
+    """Take away the axes of size 1 of the whole tensor.
+
+    A replica's part may have one row, or none, where the whole tensor has more, or one.
+    """
+    sizes, gone = node.outputs[0].shape, squeezed(node)
+    if gone is None or sizes is None:
+        return None
+    kept = [axis for axis in range(len(sizes) + len(gone)) if axis not in gone]
+
+    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        if layout.axis not in gone:
+            return [tf.squeeze(inputs[0], gone) if gone else tf.identity(inputs[0])]
+        given = tf.gather(tf.shape(inputs[0], tf.int64), kept)
+        return [tf.reshape(inputs[0], _target(emission, [*inputs, given], sizes, made))]
+
+    return Plan([layout], [made], emit)
 
 
 def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
