@@ -87,6 +87,7 @@ def call(
             same = SameCalls(backend, units.run)
             observers.append(same)
             inside.enter_context(same.call())
+            inside.enter_context(keras_compat.data.no_reading_ahead())
         inside.enter_context(
             distributed_call(
                 model,

@@ -234,6 +234,9 @@ class _Training(StepObserver):
             order = same_order(arguments, options.seed, backend)
             self._begin_order = inside.enter_context(order)
             more = inside.enter_context(self._set.fitting(model, arguments))
+            if has_others(backend):
+                epochs = max(arguments["epochs"] - arguments["initial_epoch"], 0)
+                inside.enter_context(keras_compat.data.no_reading_ahead(epochs))
             inside.enter_context(interrupts.between_steps())
             if planned.may_draw(arguments):
                 host_random.read_by(self)

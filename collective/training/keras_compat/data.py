@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -128,6 +129,41 @@ def tensorflow_draws_unchanged() -> Iterator[None]:
         yield
     finally:
         generator.setstate(before)
+
+
+def limit_generator(data: DataAdapter, batches: int) -> None:
+    """Have a pass over a Python generator take so many batches, and none ahead.
+
+    Pipelines read ahead as far as they can. The next pass would begin with different batches
+    on each rank; with Keras alone it begins differently from run to run.
+    """
+    if isinstance(data, GeneratorDataAdapter):
+        endless = data.generator
+        data.generator = lambda: itertools.islice(endless(), batches)
+
+
+@contextlib.contextmanager
+def no_reading_ahead(passes: int = 1) -> Iterator[None]:
+    """Inside, Keras takes as many batches of a Python generator as it makes steps.
+
+    Only where it is told the number of steps. See ``limit_generator``.
+
+    Args:
+        passes: So many passes follow each other in the first data that are opened. Keras
+            opens those of ``fit`` once for all epochs, and before those of its validation.
+    """
+    stock, first = TFEpochIterator.__init__, [passes]
+
+    def init(self: TFEpochIterator, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        count = first.pop() if first else 1
+        if self.steps_per_epoch:
+            together = self.steps_per_execution
+            steps = math.ceil(self.steps_per_epoch / together) * together
+            limit_generator(self.data_adapter, count * steps)
+
+    with replacing(TFEpochIterator, "__init__", init):
+        yield
 
 
 def restored(data: DataAdapter, x: Any) -> Any:

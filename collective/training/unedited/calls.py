@@ -177,12 +177,21 @@ def _by_keras(
                 _add_callbacks(bound.arguments, more)
             if call == EVALUATE and trained_with(self) == "batch":
                 stack_arguments(bound.arguments, job.backend.most_replicas)
+            if job.is_shared:
+                passes = _passes(bound.arguments) if call == FIT else 1
+                inside.enter_context(keras_compat.data.no_reading_ahead(passes))
             result = stock(*bound.args, **bound.kwargs)
             if job.is_shared:
                 job.units.ask_for_interrupts()
             return result
 
     return method
+
+
+def _passes(arguments: Mapping[str, Any]) -> int:
+    """Return how often ``fit`` passes over its data."""
+    epochs: int = arguments.get("epochs", 1)
+    return max(epochs - (arguments.get("initial_epoch") or 0), 0)
 
 
 def _add_callbacks(

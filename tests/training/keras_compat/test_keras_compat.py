@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -141,3 +143,23 @@ def test_an_optimizer_is_its_own_again():
         assert "assign_add" in vars(inner.iterations)
     after = [{**vars(v)} for v in (optimizer, inner, inner.iterations)]
     assert [v.keys() for v in after] == [v.keys() for v in before]
+
+
+def test_a_pass_takes_no_batch_of_a_generator_ahead():
+    taken: dict[str, int] = {}
+
+    def batches(name):
+        for taken[name] in itertools.count(1):
+            yield np.ones((2, 3)), np.ones((2, 1))
+
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse", steps_per_execution=2)
+    training, validation = batches("training"), batches("validation")
+    more = {"validation_data": validation, "validation_steps": 3, "verbose": 0}
+    with keras_compat.data.no_reading_ahead(3):
+        made.fit(training, epochs=3, steps_per_epoch=4, **more)
+    # Keras reads two batches of a generator for their shapes; each pass begins with them.
+    assert taken == {"training": 12, "validation": 4 + 2 + 2}
+    with keras_compat.data.no_reading_ahead():
+        made.evaluate(training, steps=5, verbose=0)
+    assert taken["training"] == 12 + 6
