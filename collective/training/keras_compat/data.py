@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
+    TFEpochIterator,
     concat,
 )
 from keras.src.trainers.data_adapters import (
