@@ -12,6 +12,7 @@ import pytest
 
 from collective.training import evaluate, fit, keras_compat, predict
 from collective.training.input.conversion import as_source
+from tests import launch
 from tests.training import cases
 from tests.training.small import (
     NAMES,
@@ -100,6 +101,7 @@ def test_averages_of_an_epoch_are_over_its_rows(backend):
     assert result.history["accuracy"][0] == pytest.approx(wanted["accuracy"])
 
 
+@pytest.mark.skipif(launch.launched(), reason="one process shows it")
 def test_what_is_shown_at_the_end_has_the_mean_time_of_a_step(capsys):
     alone, (x, y) = model()(), rows()
     batches = ((x[i : i + 9], y[i : i + 9]) for i in range(0, 53, 9))

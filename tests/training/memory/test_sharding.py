@@ -259,7 +259,7 @@ if launch.launched():
         assert len({*waits}) >= 2 or not backend.sends_as_made
 
     def test_refuses_a_model_that_runs_eagerly(backend):
-        with pytest.raises(UsageError, match="needs a graph of the step"):
+        with pytest.raises(UsageError, match="need a graph of the step"):
             fit(backend, small.model(run_eagerly=True)(), shard_optimizer=True)
 
     def test_refuses_what_has_no_rule_for_pieces(backend):
