@@ -131,7 +131,8 @@ class Script:
 
     def _eager(self, number: int) -> None:
         self.variables[0].assign_add(number)
-        self.units.end_eager_step()
+        with self.units.eager_step():
+            pass
 
     def _meet(self, number: int) -> None:
         self.job.meet("Model.fit")
