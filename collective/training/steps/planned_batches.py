@@ -69,7 +69,11 @@ class PlannedBatches:
     def stand_ins(self) -> tf.data.Dataset:
         """Return what Keras' loop reads: a row of zeros for each batch of a pass."""
         row = packed(zeros(self._inputs.spec))
-        return tf.data.Dataset.from_tensors(row).repeat(self.steps)
+        options = tf.data.Options()
+        # There is nothing to tune, and an iterator ends only when the tuner's thread wakes.
+        options.autotune.enabled = False
+        rows = tf.data.Dataset.from_tensors(row).repeat(self.steps)
+        return rows.with_options(options)
 
     def whole(self) -> tf.data.Dataset:
         """Return whole batches, for Keras' own functions; those of all passes in turn."""
