@@ -76,9 +76,9 @@ def open_data(
         units.run(lambda: compare_data(backend, opened, validated, {}))
         if is_planned:
             planned.train(opened, arguments)
-            if validated is not None:
-                planned.validate(validated, arguments)
-            return opened
+        if validated is not None and (is_planned or is_validated):
+            planned.validate(validated, arguments)
+        return opened
     if is_validated:
         several = isinstance(validation, tuple | list)
         source = as_data(*validation) if several else as_data(validation)
