@@ -73,10 +73,13 @@ class OwnRowsProgram(Program):
         ]
         signature = [*kind.specs(), tf.TensorSpec([], tf.int64)]
         found = traced(self._on_process, input_signature=signature)
-        self._graph = found.get_concrete_function().graph
+        function = found.get_concrete_function()
+        self._graph = function.graph
         known = self._updated | {id(v) for v in self._metrics}
         if settings.backend.synchronous:  # else each worker writes by itself
             self._state = [v for v in self.written if id(v) not in known]
+        if not self._state:  # else the step has to sum it, too
+            self._runs[None] = function
 
     def _built(self) -> Any:
         """Return Keras' step, traced for whole batches; it makes the model's variables."""
