@@ -77,7 +77,7 @@ class Result(keras.callbacks.History):
         """Run what all ranks do together after the training, as an evaluation.
 
         In an elastic job, the remaining ranks repeat it when a rank dies meanwhile
-        (``collective.training.observers.elastic.membership``). Every rank calls it with the same
+        (``collective.training.observers.elastic.fit_units``). Every rank calls it with the same
         action, which may use collectives.
         """
         return action() if self._repeat is None else self._repeat(action)
