@@ -19,6 +19,7 @@ from collective.namesake import warn_of_namesake
 
 if TYPE_CHECKING:  # the names below, for type checkers, editors and the reference
     from collective import backends, distribute, training
+    from collective.distribute.unedited import distribute_keras
     from collective.errors import CollectiveError, UsageError
     from collective.library import Disagreement, PeerLost, Timeout
     from collective.operations.allgather import allgather, allgather_async
@@ -51,7 +52,6 @@ if TYPE_CHECKING:  # the names below, for type checkers, editors and the referen
     from collective.training.calls.fit import fit
     from collective.training.calls.predict import predict
     from collective.training.observers.checkpoint.schedule import Checkpoint
-    from collective.training.unedited.distribute import distribute_keras
 
 # The names that each module defines.
 _HOMES = {

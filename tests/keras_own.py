@@ -98,7 +98,7 @@ class Ranks:
         self._file, self._done = file, set(done)
         self._bad: dict[str, str] = {}
         self._backend: Any = None
-        distribute = sys.modules.get("collective.training.unedited.distribute")
+        distribute = sys.modules.get("collective.distribute.unedited")
         if distribute is not None and distribute._distribution is not None:
             self._backend = distribute._distribution.job.backend
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # From the lowest floor to the highest; a file may import from its own floor and lower ones.
-FLOORS = ("collective", "backends", "training", "comparison")
+FLOORS = ("collective", "backends", "training", "distribute", "comparison")
 # The command lines, which import no TensorFlow, belong to the floors that they open.
 SCRIPTS = {
     "collective.train": "training",
-    "collective.distribute": "training",
     "collective.layouts": "training",
     "collective.compare": "comparison",
 }

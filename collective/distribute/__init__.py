@@ -2,7 +2,8 @@
 
 ``collective.distribute.Strategy("mpi")`` is a ``tf.distribute.Strategy`` whose replicas
 are the devices of all ranks. ``python -m collective.distribute script.py`` runs a
-script on every rank without edits: ``collective.distribute.command``.
+script on every rank without edits: ``collective.distribute.command`` is the command line,
+and ``collective.distribute.unedited`` prepares Keras in each process.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from collective.launch.output import print_message
 from collective.streams import open_streams
 
 if TYPE_CHECKING:
-    from collective.training.unedited.distribute import Distribution
+    from collective.distribute.unedited import Distribution
     from collective.training.unedited.script import Script
 
 PROGRAM = "python -m collective.distribute"
@@ -129,7 +129,7 @@ def _check_module(module: str) -> None:
 
 def _distribute(args: argparse.Namespace) -> Distribution:
     from collective import backends
-    from collective.training.unedited.distribute import distribute_keras
+    from collective.distribute.unedited import distribute_keras
 
     return distribute_keras(
         args.backend or "auto",

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from collective.distribute import dataset_rows, tf_internal
-from collective.errors import UsageError
+from collective.training.input.distributed_datasets import note_original
 
 _Policy = tf.data.experimental.AutoShardPolicy
-# For each distributed data set, the data set of whole batches from which it was made.
-_originals: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def original(data: Any) -> Any:
-    """Return the whole batches of a distributed data set of ours; else the data.
-
-    Raises:
-        UsageError: A function made it: each rank has batches of its own.
-    """
-    if not isinstance(data, tf.distribute.DistributedDataset):
-        return data
-    if data in _originals:
-        return _originals[data]
-    raise UsageError(
-        "fit, evaluate and predict take the batches of all replicas, and this "
-        "distributed data set has the batches of one rank: it was made by "
-        "distribute_datasets_from_function, or by another strategy",
-        hint="pass the tf.data.Dataset itself, batched by the global batch size",
-    )
 
 
 def distribute_dataset(
@@ -58,7 +35,7 @@ def distribute_dataset(
     )
     # All replicas end at the same step: next() need not ask the others.
     result._enable_get_next_as_optional = False
-    _originals[result] = dataset
+    note_original(result, dataset)
     return result
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from collective.distribute.scoped_models import strategy_of
+from collective.training.calls.scoped_models import strategy_of
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.files import Arguments, Save, replace_saver
 from collective.training.unedited.script_job import ScriptJob

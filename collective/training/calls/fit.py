@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scoped_models import backend_for
 from collective.fit_options import FitOptions
 from collective.training.calls import keras_fit
 from collective.training.calls.opening import open_backend
+from collective.training.calls.scoped_models import backend_for
 from collective.training.input.data import DataArguments
 from collective.training.loop.callbacks import Callbacks
 from collective.training.loop.result import Result

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.calls.opening import open_inputs
@@ -23,6 +22,7 @@ from collective.training.input.data import (
     is_array_data,
     plan_shuffle,
 )
+from collective.training.input.distributed_datasets import original
 from collective.training.input.permutation_ops import permuted
 from collective.training.input.pipeline import Input
 from collective.training.input.ready_batches import ReadyBatches

@@ -14,13 +14,13 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices, Serving
-from collective.distribute.datasets import original
-from collective.distribute.scoped_models import as_one_process
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.calls.opening import open_inputs
 from collective.training.calls.planned_data import PlannedCall, has_rows_by_number
+from collective.training.calls.scoped_models import as_one_process
 from collective.training.input.data import as_data
+from collective.training.input.distributed_datasets import original
 from collective.training.input.pipeline import Input
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.input.source import Source

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.scoped_models import as_one_process
 from collective.elastic import generations
 from collective.errors import NextGeneration, UsageError
 from collective.fit_options import FitOptions
@@ -27,6 +26,7 @@ from collective.training.calls.keras_call import (
     with_announcements,
 )
 from collective.training.calls.planned_data import PlannedCall
+from collective.training.calls.scoped_models import as_one_process
 from collective.training.calls.set_options import SetOptions
 from collective.training.input.data import DataArguments
 from collective.training.input.pipeline import Batch, Input

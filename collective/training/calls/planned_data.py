@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.datasets import original
 from collective.training.input.data import is_array_data
+from collective.training.input.distributed_datasets import original
 from collective.training.input.pipeline import Input
 from collective.training.input.plan import ENDLESS
 from collective.training.input.source import Source

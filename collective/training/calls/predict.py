@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scoped_models import backend_for
 from collective.training.calls import keras_call
 from collective.training.calls.opening import open_backend
+from collective.training.calls.scoped_models import backend_for
 from collective.training.loop.callbacks import Callbacks
 from collective.training.process.known_arguments import known_arguments
 

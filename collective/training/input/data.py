@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.datasets import original
 from collective.errors import UsageError, first_line
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
 from collective.training.input.conversion import as_source
+from collective.training.input.distributed_datasets import original
 from collective.training.input.leaves import slice_leaf
 from collective.training.input.row_order import ROWS, WITHIN_BATCHES
 from collective.training.input.shuffled_items import ShuffledItems

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input import leaves
 from collective.training.input.data import is_array_data
+from collective.training.input.distributed_datasets import original
 from collective.training.input.source import Source
 
 

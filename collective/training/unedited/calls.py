@@ -17,10 +17,10 @@ from typing import Any
 import keras
 
 import collective
-from collective.distribute.scoped_models import strategy_of
 from collective.errors import UsageError
 from collective.replacements import replacing
 from collective.training import keras_compat
+from collective.training.calls.scoped_models import strategy_of
 from collective.training.calls.set_options import SetOptions
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.observers.desync import DesyncWatch

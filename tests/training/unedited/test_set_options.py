@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from collective.distribute.unedited import distribute_keras
 from collective.errors import UsageError
 from collective.training.steps.batch_function import BatchFunction
-from collective.training.unedited.distribute import distribute_keras
 from collective.training.verification import stock_run
 from tests import launch
 from tests.training.small import NAMES, on_rank_zero

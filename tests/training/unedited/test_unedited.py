@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 from collective.distribute import Strategy, command
+from collective.distribute import unedited as distribute
+from collective.distribute.unedited import distribute_keras
 from collective.errors import UsageError
 from collective.training.process import failure
 from collective.training.steps.batch_function import BatchFunction
-from collective.training.unedited import distribute, files
-from collective.training.unedited.distribute import distribute_keras
+from collective.training.unedited import files
 from collective.training.unedited.script import Script, print_failure
 from collective.training.unedited.script_job import FIT, SAVE, ScriptJob
 from tests import launch

@@ -114,7 +114,7 @@ def run(program: str, tmp_path: Path, line: list[str], *arguments: str, **variab
 SAVES = """
 import os, sys, tempfile, numpy as np, keras, tensorflow as tf
 from sklearn.model_selection import train_test_split
-from collective.training.unedited import distribute
+from collective.distribute import unedited as distribute
 rank, folder = distribute._distribution.job.backend.rank, sys.argv[1]
 
 # The precision is the script's, although collective was imported before it.
@@ -179,7 +179,7 @@ def test_files_and_random_numbers(tmp_path):
 
 FAILS = """
 import sys, keras
-from collective.training.unedited import distribute
+from collective.distribute import unedited as distribute
 job = distribute._distribution.job
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 def inner():

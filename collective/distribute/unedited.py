@@ -12,12 +12,13 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.backends.factory import check_unedited
 from collective.backends.registry import BACKENDS
+from collective.distribute import script_strategies
 from collective.environment import detect
 from collective.errors import UsageError
 from collective.fit_options import check_names
 from collective.training.calls.opening import with_threads
 from collective.training.calls.set_options import check_settable
-from collective.training.unedited import notice, strategies
+from collective.training.unedited import notice
 from collective.training.unedited.calls import distribute_calls
 from collective.training.unedited.checkpoints import replace_checkpoint_writer
 from collective.training.unedited.dry_run import DryRun
@@ -66,7 +67,7 @@ class Distribution:
         seed_all_ranks(job, options.get("seed"))  # may refuse; nothing is replaced then
         hold_models(job, options)
         distribute_calls(job, options, DryRun(backend) if dry_run else None)
-        strategies.replace_strategies(job)
+        script_strategies.replace_strategies(job)
         replace_keras_distribution(job)
         if hasattr(backend, "strategy"):
             notice.refuse_gradients(job)
@@ -85,13 +86,13 @@ class Distribution:
                 keep_writes_private(job)
             replace_cache(job)
             share_searches(job)
-        strategies.use_by_default(getattr(backend, "strategy", None))
+        script_strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
         """Make Keras what it was before."""
         global _distribution
         self.job.undo()
-        strategies.use_by_default(None)
+        script_strategies.use_by_default(None)
         if _distribution is self:
             _distribution = None
 
