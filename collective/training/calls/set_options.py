@@ -15,11 +15,11 @@ import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.fit_options import NAMES, FitOptions
 from collective.training.compression import named
 from collective.training.input.data import is_array_data
+from collective.training.input.distributed_datasets import original
 from collective.training.input.plan import ENDLESS
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.loop.observed_fit import ObservedFit
@@ -116,7 +116,8 @@ class SetOptions(StepObserver):
     @property
     def reports(self) -> bool:
         """Return whether observers need the report of each step."""
-        return bool(self.options.timeline or self._beside or self._more)
+        ends = self.options.steps is not None
+        return bool(ends or self.options.timeline or self._beside or self._more)
 
     @contextlib.contextmanager
     def fitting(
@@ -134,7 +135,7 @@ class SetOptions(StepObserver):
         with contextlib.ExitStack() as inside:
             if self.virtual is not None:
                 inside.enter_context(deterministic.deterministic())
-            if not (self.reports or self.options.steps):
+            if not self.reports:
                 yield more
                 return
             initial = arguments.get("initial_epoch") or 0

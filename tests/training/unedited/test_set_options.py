@@ -114,6 +114,13 @@ def test_the_numbers_are_those_of_keras(backend, options, wanted):
     assert isinstance(model.train_function, BatchFunction) or backend.size == 1
 
 
+def test_steps_end_a_training_of_one_process(backends_by_name):
+    """Keras' own step serves there unless somebody counts its calls."""
+    found = with_options(backends_by_name("single"), steps=7)
+    for one, other in zip(found, fitted(make(), callbacks=[Stops(7)]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.on_ranks
 def test_a_timeline_has_every_step_and_validation(backend, tmp_path):
     file = tmp_path / "trace.json"
