@@ -39,6 +39,9 @@ from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.searches import share_searches
 from collective.training.unedited.seeds import seed_all_ranks
 from collective.training.unedited.standard_input import replace_stdin
+from collective.training.unedited.temporary_folders import (
+    postpone_removals_of_folders,
+)
 from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
@@ -81,6 +84,7 @@ class Distribution:
             replace_checkpoint_writer(job)
             replace_mkdir(job)
             replace_removals(job)
+            postpone_removals_of_folders(job)
             replace_stdin(job)
             if not job.by_strategy:
                 keep_writes_private(job)

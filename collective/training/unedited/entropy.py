@@ -79,7 +79,12 @@ def share_entropy(job: ScriptJob, seed: int) -> None:
         """Return names for files and folders that the script makes."""
         if entropy.asking(script_alone=True) is None:
             return stock_names()
-        return iter(lambda: entropy.name(), "")
+        return iter(shared_name, "")
+
+    def shared_name() -> str:
+        name = entropy.name()
+        job.shared_names.add(name)
+        return name
 
     job.replace(tempfile, "_get_candidate_names", names)
 

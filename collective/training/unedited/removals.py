@@ -1,4 +1,7 @@
-"""Files that an unedited script removes and renames: once, when no rank needs them."""
+"""Files that an unedited script removes and renames: once, when no rank needs them.
+
+So are files that callbacks of Keras copy.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ def replace_removals(job: ScriptJob) -> None:
     """
     for owner, name in _REMOVALS:
         job.replace(owner, name, _removal(job, getattr(owner, name)))
+    job.replace(shutil, "copy", _copying(job))
     stock = builtins.open
 
     @functools.wraps(stock)
@@ -50,6 +54,22 @@ def replace_removals(job: ScriptJob) -> None:
 
     for module in (builtins, io):
         job.replace(module, "open", noting)
+
+
+def _copying(job: ScriptJob) -> Callable[..., Any]:
+    """Return a ``shutil.copy`` that on rank 0 alone copies what a callback of Keras does."""
+    stock = shutil.copy
+
+    @functools.wraps(stock)
+    def copy(src: Any, dst: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        file = frame.f_code.co_filename
+        if job.inside or not (is_of_keras(file) and in_callback(frame)):
+            return stock(src, dst, **kwargs)
+        job.write(os.path.abspath(dst), lambda: stock(src, dst, **kwargs))
+        return dst
+
+    return copy
 
 
 def _removal(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:

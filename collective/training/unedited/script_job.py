@@ -66,6 +66,9 @@ class ScriptJob:
         # The seed of random generators if the script had set none.
         self.seed: int | None = None
         self.made: set[str] = set()  # files that this rank, or another, has made
+        self.shared_names: set[str] = set()  # of temporary files, alike on all ranks
+        # What each rank does once it has begun a call that all ranks make.
+        self.at_meetings: list[Callable[[], None]] = []
         # Where this rank, not rank 0, keeps the files that it seems to have written.
         self.copies: dict[str, str] = {}
         # What cuts the variables that the script makes; or None, and why.
@@ -152,6 +155,7 @@ class ScriptJob:
         if self.is_shared:
             with ends_the_job(self.backend):
                 self.units.run(lambda: self._meet(call, ""), call)
+            self._has_met()
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:
@@ -168,11 +172,16 @@ class ScriptJob:
         if self.is_shared:
             with ends_the_job(self.backend):
                 same = self._meet(call, detail)
+            self._has_met()
         self._depth += 1
         try:
             yield same
         finally:
             self._depth -= 1
+
+    def _has_met(self) -> None:
+        for action in self.at_meetings:
+            action()
 
     def _meet(self, call: str, detail: str) -> bool:
         mine = _message(call, detail)

@@ -3,11 +3,14 @@
 It prints the results of each part, on every rank, for ``test_details`` to compare.
 """
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import keras
@@ -206,6 +209,40 @@ def recorders():
     return history.history["loss"]
 
 
+def temporary_folders():
+    """A rank that is late reads what it has logged into a folder that ends with its object."""
+
+    def logged(late):
+        folder = tempfile.TemporaryDirectory(dir=FOLDER)
+        log = os.path.join(folder.name, "log")
+        logger = keras.callbacks.CSVLogger(log)
+        model().fit(x, y, epochs=1, verbose=0, callbacks=[logger], shuffle=False)
+        time.sleep(0.3 * (os.environ.get("COLLECTIVE_RANK") == late))
+        assert os.path.exists(log)
+        return folder.name, Path(log).read_text().split()[0]
+
+    (first, text), *_ = map(logged, "0101")
+    assert not os.path.exists(first)
+    return text
+
+
+class FailsLate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2:
+            raise RuntimeError
+
+
+def copies():
+    """The callback copies its files before it writes them anew."""
+    backup = keras.callbacks.BackupAndRestore(
+        os.path.join(FOLDER, "backup"), double_checkpoint=True
+    )
+    trained = model()
+    with contextlib.suppress(RuntimeError):
+        trained.fit(x, y, epochs=4, verbose=0, callbacks=[backup, FailsLate()])
+    return trained.fit(x, y, epochs=4, verbose=0, callbacks=[backup]).epoch
+
+
 for part in (
     architectures,
     not_finite,
@@ -215,6 +252,8 @@ for part in (
     constants,
     files,
     recorders,
+    temporary_folders,
+    copies,
 ):
     found[part.__name__] = part()
 print("FOUND", json.dumps(found), file=sys.stderr, flush=True)

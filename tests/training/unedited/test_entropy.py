@@ -22,7 +22,7 @@ def drawn(code: str, file: str) -> str:
     found: dict = {}
     with contextlib.ExitStack() as stack:
         replace = lambda *args: stack.enter_context(replacing(*args))  # noqa: E731
-        share_entropy(SimpleNamespace(replace=replace), seed=7)
+        share_entropy(SimpleNamespace(replace=replace, shared_names=set()), seed=7)
         exec(compile(code, file, "exec"), found)
     return found["name"]
 
