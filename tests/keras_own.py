@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import types
@@ -44,17 +45,17 @@ EXCEPTIONS = {
 }
 
 
-def modules(checkout: Path, only: str) -> list[str]:
-    """Return the names of the modules that hold the tests."""
-    found = set()
+def copy_tests(checkout: Path, only: str, into: Path) -> None:
+    """Copy the test files into a folder: a script's files, and not those of a library."""
     for name in FOLDERS:
         package = importlib.import_module(f"keras.src.{name}")
-        folder = checkout.joinpath(*package.__name__.split("."))
-        package.__path__.append(str(folder))
-        for folder in map(Path, package.__path__):
-            files = folder.glob("*_test.py")
-            found |= {f"{package.__name__}.{file.stem}" for file in files}
-    return sorted(name for name in found if only in name)
+        for folder in (
+            checkout.joinpath(*package.__name__.split(".")),
+            *package.__path__,
+        ):
+            for file in Path(folder).glob("*_test.py"):
+                if only in f"{package.__name__}.{file.stem}":
+                    shutil.copy(file, into)
 
 
 @contextlib.contextmanager
@@ -84,6 +85,11 @@ def models_for_trainers() -> Iterator[None]:
 
     with mock.patch.object(trainer, "TensorFlowTrainer", TensorFlowTrainer):
         yield
+
+
+def temporary_folder(_: Any) -> str:
+    """Make a folder for a test, which all ranks share: a script asks, and not a library."""
+    return tempfile.mkdtemp(dir=os.getcwd())
 
 
 class Ranks:
@@ -146,9 +152,12 @@ class Ranks:
             self._write(report.nodeid, "failed" if why else outcome, why)
 
 
-def run(checkout: Path, only: str, folder: str) -> int:
-    """Run the tests in this process; write the outcome of each into a folder."""
+def run(checkout: Path, folder: str) -> int:
+    """Run a folder's tests in this process; write the outcome of each into the folder."""
+    from keras.src import testing
+
     os.chdir(folder)
+    testing.TestCase.get_temp_dir = temporary_folder
     sys.path.append(str(checkout))  # for its conftest.py
     rank = os.environ.get("COLLECTIVE_RANK", "0")
     done = Path(folder, "done.json")
@@ -165,12 +174,9 @@ def run(checkout: Path, only: str, folder: str) -> int:
         "-W",
         "ignore",
         "--continue-on-collection-errors",  # of files that import other packages
-        "--pyargs",
     ]
-    names = modules(checkout, only)
-    root = Path(importlib.import_module("keras").__file__ or "").parents[1]
-    where = ["--rootdir", str(root), "-c", os.devnull]
-    return int(pytest.main([*words, *where, *names], plugins=[plugin]))
+    where = ["--rootdir", folder, "-c", os.devnull]
+    return int(pytest.main([*words, *where, folder], plugins=[plugin]))
 
 
 def outcomes(
@@ -178,7 +184,7 @@ def outcomes(
 ) -> dict[str, tuple[str, str]]:
     """Return for each test the worst outcome of all ranks, and its reason."""
     found: dict[str, tuple[str, str]] = {}
-    words = ["-m", "tests.keras_own", str(checkout), "--only", only, "--run"]
+    words = ["-m", "tests.keras_own", str(checkout), "--run"]
     before = [*launch.command("native", 2), "--keras"] if on_ranks else []
     start = [*before, *(["python"] if on_ranks else [sys.executable])]
     environment = launch.environment(
@@ -188,6 +194,7 @@ def outcomes(
     )
     while True:
         with tempfile.TemporaryDirectory(prefix="keras-own-") as folder:
+            copy_tests(checkout, only, Path(folder))
             Path(folder, "done.json").write_text(json.dumps([*found]))
             code, printed = launch.run([*start, *words, folder], environment, SECONDS)
             if verbose:
@@ -252,7 +259,7 @@ def main() -> int:
     parser.add_argument("--run", metavar="FOLDER", help="as one rank")
     args = parser.parse_args()
     if args.run:
-        return run(args.checkout.resolve(), args.only, args.run)
+        return run(args.checkout.resolve(), args.run)
     return int(compare(args.checkout.resolve(), args.only, args.verbose) > 0)
 
 
