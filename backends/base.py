@@ -219,7 +219,7 @@ class Backend(ABC):
         return self._of_all or self
 
     def _form_groups(self, groups: Sequence[Sequence[int]], number: int) -> None:
-        """Has this copy of a backend exchange within group ``number`` alone."""
+        """Have this copy of a backend exchange within group ``number`` alone."""
         if self.size == 1 == len(groups):
             return  # one process, alone before and after
         raise UsageError(

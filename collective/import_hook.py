@@ -33,7 +33,7 @@ class _Finder(MetaPathFinder):
         self._name, self._action = name, action
 
     def leave(self) -> None:
-        """Has Python ask the other finders only."""
+        """Have Python ask the other finders only."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self)
 

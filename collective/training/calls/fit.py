@@ -63,7 +63,7 @@ def fit(
     data: Any = None,
     global_batch_size: int | None = None,
 ) -> Result:
-    """Trains a model; the same model comes out of every backend.
+    """Train a model; the same model comes out of every backend.
 
     The arguments up to ``validation_freq`` are those of ``keras.Model.fit``, in its
     order and with its meaning; ``docs/how-to/from-model-fit.md`` has what differs.
