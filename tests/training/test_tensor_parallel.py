@@ -226,7 +226,8 @@ if launch.launched():
     }
 
     def one_unit() -> keras.Model:
-        made = keras.Sequential([keras.Input((LENGTH,)), keras.layers.Dense(1)])
+        inputs = keras.Input((LENGTH,))
+        made = keras.Model(inputs, keras.layers.Dense(1)(inputs[:, : LENGTH - 1]))
         made.compile("sgd", "mse")
         return made
 

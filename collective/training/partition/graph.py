@@ -23,6 +23,8 @@ from collective.training.partition.markers import MARKED, Marker, marker_of
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
 _HANDLES = {tf.resource, tf.variant}
+Known = tuple[Shape, Any, np.ndarray | None]
+"""The shape of a value, the sizes that it holds, and its constant value."""
 #: Elements of a value that is taken for sizes, at most.
 MOST_SIZES = 64
 # The attributes that hold functions, by type of operation.
@@ -160,6 +162,7 @@ class Node:
         "control",
         "in_pieces",
         "inputs",
+        "learned",
         "marker",
         "mean",
         "number",
@@ -176,6 +179,8 @@ class Node:
         self.outputs = [Value(self, i, t) for i, t in enumerate(op.outputs)]
         self.bodies: list[Graph] = []  # of a loop or branch, its functions
         self.mean: Value | None = None  # of a variance; see rules/moments.py
+        # What was known of the inputs, and of the outputs then; see ``values.learn``.
+        self.learned: tuple[list[Known], list[Known]] | None = None
         # What it stands for, if not for itself: see ``mesh.markers``.
         self.marker: Marker | None = marker_of(op)
         self.plan: Any = None  # see ``propagation``

@@ -33,7 +33,7 @@ from collective.training.partition.shares import Share
 
 
 @contextmanager
-def _many_objects() -> Iterator[None]:
+def many_objects() -> Iterator[None]:
     """Look for no garbage meanwhile: what is made here stays, and is much."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -57,7 +57,7 @@ class Placed:
     handles: Sequence[tf.Tensor]
 
 
-def _share_rows(values: Sequence[Value], rows: Rows) -> Rows:
+def share_rows(values: Sequence[Value], rows: Rows) -> Rows:
     """Give values whose first axis is as long one symbol for its size."""
     open_ = [v for v in values if v.shape and not isinstance(v.shape[0], int)]
     for value in open_:
@@ -79,7 +79,7 @@ class Partition:
         alike: Arguments, by their places, that are whole and have the rows of one batch.
     """
 
-    @_many_objects()
+    @many_objects()
     def __init__(
         self,
         function: Any,
@@ -91,7 +91,7 @@ class Partition:
     ):
         self.function = function
         self.graph = read(function.graph, gradients)
-        rows = _share_rows([self.graph.inputs[place] for place in alike], rows)
+        rows = share_rows([self.graph.inputs[place] for place in alike], rows)
         self.rows = rows
         rules.moments.find(self.graph)
         self._arguments = len(layouts)
@@ -107,7 +107,7 @@ class Partition:
             self.rows = dataclasses.replace(rows, whole_lists=True)
             propagate(self.graph, self.layouts, self.rows)
 
-    @_many_objects()
+    @many_objects()
     def emit(
         self,
         arguments: Sequence[list[tf.Tensor]],

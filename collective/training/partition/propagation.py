@@ -93,32 +93,46 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
 
 def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
     """As ``propagate``, from the inputs on alone."""
+    begin(graph, inputs, rows)
+    for node in graph.nodes:
+        lay_out(node, rows)
+        mark_needed(node)
+
+
+def begin(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
+    """Give the inputs of a graph their layouts, and note what is computed of rows."""
     for value, layout in zip(graph.inputs, inputs, strict=True):
-        shape, const, sizes = value.shape, value.const, value.sizes
         value.layout = layout
-        value.shape, value.const, value.sizes = shape, const, sizes
         value.has_rows = not is_whole(layout)
         _apply_layout(value, rows)
     for node in graph.nodes:
+        has_rows = any(value.has_rows for value in node.inputs)
         for value in node.outputs:
-            value.has_rows = any(read.has_rows for read in node.inputs)
-    for node in graph.nodes:
-        for value in node.outputs:
-            value.forget()
-            value.is_needed_whole = rows.whole_gradients and value.variable is not None
-        learn(node)
-        if is_constant(node):
-            node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))
-        else:
-            node.plan = _planned(node, rows)
-            node.plan = shared_out(node, rows, _by_rule) or node.plan
-        exchanges = _exchanges_before(node)
-        for value, layout in zip(node.outputs, node.plan.outputs, strict=True):
-            value.layout, value.exchanges = layout, exchanges
-            _apply_layout(value, rows)
-        for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
-            if isinstance(value.layout, Partial) and layout not in (None, value.layout):
-                value.is_needed_whole = True
+            value.has_rows = has_rows
+
+
+def lay_out(node: Node, rows: Rows) -> None:
+    """Plan a node, of whose inputs all is known, and find how its outputs lie."""
+    for value in node.outputs:
+        value.forget()
+        value.is_needed_whole = rows.whole_gradients and value.variable is not None
+    learn(node)
+    if is_constant(node):
+        node.plan = Plan([None] * len(node.inputs), [WHOLE] * len(node.outputs))
+    else:
+        node.plan = _planned(node, rows)
+        node.plan = shared_out(node, rows, _by_rule) or node.plan
+    exchanges = _exchanges_before(node)
+    for value, layout in zip(node.outputs, node.plan.outputs, strict=True):
+        value.layout, value.exchanges = layout, exchanges
+        _apply_layout(value, rows)
+
+
+def mark_needed(node: Node) -> None:
+    """Note the sums that a node with a plan needs whole."""
+    for value, layout in zip(node.inputs, node.plan.inputs, strict=True):
+        if isinstance(value.layout, Partial) and layout not in (None, value.layout):
+            value.is_needed_whole = True
 
 
 def _exchanges_before(node: Node) -> int:

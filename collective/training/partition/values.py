@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
-from collective.training.partition.graph import Node, Value
+from collective.training.partition.graph import Known, Node, Value
 from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import (
     AnySize,
@@ -45,7 +45,30 @@ _SIZES: dict[str, Callable[[Node], Any]] = {}
 
 
 def learn(node: Node) -> None:
-    """Find out about a node's outputs from its inputs."""
+    """Find out about a node's outputs from its inputs.
+
+    The function of a loop is looked at again and again: if no more is known of the inputs
+    than the last time, no more is found out.
+    """
+    read = [(v.shape, v.sizes, v.const) for v in node.inputs]
+    if node.learned is not None and _is_same(read, node.learned[0]):
+        for value, known in zip(node.outputs, node.learned[1], strict=True):
+            value.shape, value.sizes, value.const = known
+        return
+    _learn(node)
+    node.learned = read, [(v.shape, v.sizes, v.const) for v in node.outputs]
+
+
+def _is_same(read: Sequence[Known], before: Sequence[Known]) -> bool:
+    return all(
+        const is last_const and shape == last_shape and sizes == last_sizes
+        for (shape, sizes, const), (last_shape, last_sizes, last_const) in zip(
+            read, before, strict=True
+        )
+    )
+
+
+def _learn(node: Node) -> None:
     if node.type == "Const":
         if node.outputs[0].dtype != tf.string:
             tensor = node.op.node_def.attr["value"].tensor

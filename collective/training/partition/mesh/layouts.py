@@ -7,7 +7,7 @@ they are of the flat variable, whichever of its axes has the name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,7 @@ def resolve(model: keras.Model, layout_map: Mapping[str, Any], mesh: Mesh) -> La
             axis twice, or one that the mesh does not have.
     """
     found = Layouts()
-    blocks, used = dict(_blocks(model)), set()
+    blocks, used = blocks_of(model), set()
     for variable in model.variables:
         path = keras_compat.model.path_of(variable)
         wanted = wanted_for(layout_map, path)
@@ -173,13 +173,14 @@ def lay_out(
     return VariableLayout(cut, in_pieces), reasons
 
 
-def _blocks(model: keras.Model) -> Iterator[tuple[str, int]]:
-    """Yield the paths of weights that have several gates, and how many."""
-    for layer in keras_compat.model.layers_of(model):
-        count = gates_of(layer)
-        if count > 1:
-            for variable in layer.variables:
-                yield keras_compat.model.path_of(variable), count
+def blocks_of(model: keras.Model) -> dict[str, int]:
+    """Return the paths of weights that have several gates, and how many."""
+    return {
+        keras_compat.model.path_of(variable): count
+        for layer in keras_compat.model.layers_of(model)
+        if (count := gates_of(layer)) > 1
+        for variable in layer.variables
+    }
 
 
 def gates_of(layer: Any) -> int:

@@ -1,36 +1,36 @@
 """A layout map for a model that has none: cuts that exchange few bytes.
 
-Each weight is tried along each of its axes, in the order of the model: the pass over the
-model axis says what a step would exchange. A cut is taken if that is less than to hold the
-weight in pieces would cost (ZeRO-3: it is joined twice a step, and its gradient scattered).
-So pairs of dense layers, heads, words, experts and channels are found by what they do, not
+Each weight is tried along each of its axes, in the order of the model and in reverse, then
+with its neighbours: the pass over the model axis says what a step would exchange. A cut is
+taken if that is less than to hold the weight in pieces would cost (ZeRO-3: it is joined twice
+a step, and its gradient scattered). So pairs of dense layers, heads, words, experts and channels are found by what they do, not
 by their names.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
-from collective.training.partition.graph import Graph, Value
-from collective.training.partition.layouts import WHOLE, Partial, is_whole
-from collective.training.partition.mesh.layouts import Layouts, Mesh, resolve
-from collective.training.partition.partition import Partition, Placed
-from collective.training.partition.plans import Rows
-from collective.training.partition.schedule import is_write
-from collective.training.partition.sizes import product
+from collective.training.partition.layouts import Sharded
+from collective.training.partition.mesh.layouts import Mesh, blocks_of, lay_out
+from collective.training.partition.mesh.trials import Trials
 
 Axes = tuple[str | None, ...]
 # So many matrices are tried one by one; of more, those of equal blocks together.
 _ONE_BY_ONE = 24
 _MESSAGE = 4096  # bytes that a message costs beside its content
-_SWEEPS = 2
+_SLOW = 2.0  # seconds after which a line says what takes so long
 _JOINS = 3  # how often ZeRO-3 sends a weight in a step
 
 
@@ -45,6 +45,9 @@ def suggest(
         x: Inputs, as an example, for a model without symbolic ones.
         rows: The rows of a batch, to weigh activations by.
 
+    Returns:
+        By path. Of a model that is small beside a message, what is worth its bytes alone.
+
     Raises:
         UsageError: The mesh has no model axis, or the model no inputs.
     """
@@ -54,11 +57,13 @@ def suggest(
             hint="an axis of several ranks beside that of the batch",
         )
     axis = mesh.model_axes[0]
-    search = _Search(model, mesh, axis, _traced(model, x), rows)
-    for _ in range(_SWEEPS):  # the first ones are settled before their likes are
-        for group in _groups(model.trainable_variables):
-            search.settle(group)
-    return search.chosen
+    traced = _traced(model, x)
+    for message in (_MESSAGE, 0):
+        trials = Trials(traced, mesh.sizes[axis], rows, message)
+        found = _Search(model, mesh, axis, trials).best()
+        if found:
+            break
+    return found
 
 
 def _traced(model: keras.Model, x: Any) -> Any:
@@ -93,95 +98,130 @@ def _traced(model: keras.Model, x: Any) -> Any:
     return step.get_concrete_function(specs)
 
 
-def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    """Return variables that are cut alike: equal ones of equal blocks; matrices first."""
-    matrices = [v for v in variables if len(v.shape) > 1]
-    vectors = [v for v in variables if len(v.shape) == 1]
-    for found in (matrices, vectors):
-        groups: dict[Any, list[Any]] = {}
-        for number, variable in enumerate(found):
-            block = re.sub(r"\d+", "", keras_compat.model.path_of(variable))
-            alike = (block, tuple(variable.shape))
-            key = alike if len(found) > _ONE_BY_ONE else number
-            groups.setdefault(key, []).append(variable)
-        yield from groups.values()
+def _groups(variables: Sequence[Any]) -> list[list[Any]]:
+    """Return variables that are cut alike: of many, equal ones of equal blocks."""
+    groups: dict[Any, list[Any]] = {}
+    count = sum(len(variable.shape) > 1 for variable in variables)
+    for number, variable in enumerate(variables):
+        block = re.sub(r"\d+", "", keras_compat.model.path_of(variable))
+        key = (block, tuple(variable.shape)) if count > _ONE_BY_ONE else number
+        groups.setdefault(key, []).append(variable)
+    return [group for group in groups.values() if group[0].shape]
 
 
 class _Search:
     """The layouts that are chosen so far, and what they cost."""
 
-    def __init__(
-        self, model: keras.Model, mesh: Mesh, axis: str, traced: Any, rows: int
-    ):
+    def __init__(self, model: keras.Model, mesh: Mesh, axis: str, trials: Trials):
         self.chosen: dict[str, Axes] = {}
-        # Those that may still be cut as their gradients are: writing them costs nothing.
-        self._open = {
-            id(keras_compat.model.tf_variable(v).handle)
-            for v in model.trainable_variables
+        self._variables = {
+            keras_compat.model.path_of(v): v for v in model.trainable_variables
         }
-        self._model, self._mesh, self._axis = model, mesh, axis
-        self._traced, self._rows = traced, rows
+        self._handles = {
+            path: id(keras_compat.model.tf_variable(v).handle)
+            for path, v in self._variables.items()
+        }
+        self._groups = _groups(model.trainable_variables)
+        # Those that may still be cut as their gradients are: writing them costs nothing.
+        self._open: set[int] = set()
+        self._mesh, self._axis = mesh, axis
+        self._blocks = blocks_of(model)
+        self._trials = trials
         self._costs: dict[Any, float | None] = {}
+        self._begin, self._is_said = time.monotonic(), False
 
-    def settle(self, group: Sequence[Any]) -> None:
-        """Cut the variables of a group along the axis that exchanges least."""
-        shape = group[0].shape
-        handles = (keras_compat.model.tf_variable(v).handle for v in group)
-        self._open -= set(map(id, handles))
-        paths = [keras_compat.model.path_of(v) for v in group]
-        without = {p: n for p, n in self.chosen.items() if p not in paths}
-        before = self._cost(without) or 0
-        size = sum(map(keras_compat.model.bytes_of, group))
-        found: tuple[float, dict[str, Axes]] | None = None
-        for place in range(len(shape)):
-            names = tuple(self._axis if i == place else None for i in range(len(shape)))
-            tried = without | dict.fromkeys(paths, names)
-            cost = self._cost(tried)
-            if cost is not None and (found is None or cost < found[0]):
-                found = cost, tried
-        # A small variable is cut with the one it belongs to, if that costs nothing.
-        worth = _JOINS * size if len(shape) > 1 else 0
-        if found is not None and found[0] - before <= worth:
-            self.chosen = found[1]
-        else:
-            self.chosen = without
+    def best(self) -> dict[str, Axes]:
+        """Return layouts that are not better if one or two neighbours are otherwise."""
+        tried = [self._begun(order) for order in (1, -1)]
+        self.chosen = min(tried, key=self.price)
+        for one, other in itertools.pairwise(self._groups):
+            self.settle(one, other)
+        return self.chosen
 
-    def _cost(self, layouts: Mapping[str, Axes]) -> float | None:
+    def _begun(self, order: int) -> dict[str, Axes]:
+        """Return layouts of matrices that are found one by one, and of vectors with them.
+
+        Args:
+            order: 1 to begin with the first weights of the model, -1 with the last ones.
+        """
+        self.chosen, self._open = {}, set(self._handles.values())
+        matrices = [g for g in self._groups if len(g[0].shape) > 1][::order]
+        vectors = [g for g in self._groups if len(g[0].shape) == 1]
+        for group in matrices:
+            self.settle(group)
+        # The first ones were settled before those that they belong to.
+        for one, other in itertools.pairwise(matrices):
+            self.settle(one, other)
+        for group in vectors:
+            self.settle(group)
+        return self.chosen
+
+    def price(self, layouts: Mapping[str, Axes]) -> float:
+        """Return the bytes of a step, with those of ZeRO-3 for matrices that are not cut."""
+        left = (
+            keras_compat.model.bytes_of(v)
+            for path, v in self._variables.items()
+            if len(v.shape) > 1 and path not in layouts
+        )
+        cost = self.cost(layouts)
+        return math.inf if cost is None else cost + _JOINS * sum(left)
+
+    def settle(self, *groups: Sequence[Any]) -> None:
+        """Cut the variables of each group along the axis, or none, that costs least."""
+        self._say_if_slow()
+        paths = [[keras_compat.model.path_of(v) for v in group] for group in groups]
+        named = set(itertools.chain(*paths))
+        self._open -= {self._handles[path] for path in named}
+        others = {p: n for p, n in self.chosen.items() if p not in named}
+        best = math.inf
+        for axes in itertools.product(*(self._axes(group[0]) for group in groups)):
+            tried = dict(others)
+            for of_group, names in zip(paths, axes, strict=True):
+                if any(names):
+                    tried.update(dict.fromkeys(of_group, names))
+            # A vector is cut with the matrix that it belongs to, if that costs nothing.
+            price = self.price(tried)
+            if price < best:
+                best, self.chosen = price, tried
+
+    def _say_if_slow(self) -> None:
+        if not self._is_said and time.monotonic() - self._begin > _SLOW:
+            self._is_said = True
+            log.info(
+                "looking for layouts of %d weights over axis %r; a layout map of your own "
+                "needs no search",
+                len(self._variables),
+                self._axis,
+            )
+
+    def _axes(self, variable: Any) -> list[Axes]:
+        """Return the ways to cut a variable; the last one is to keep it whole."""
+        places = range(len(variable.shape))
+        return [
+            tuple(self._axis if place == cut else None for place in places)
+            for cut in (*places, None)
+        ]
+
+    def cost(self, layouts: Mapping[str, Axes]) -> float | None:
         """Return the bytes of a step over the axis; None if an axis is not divided."""
-        key = tuple(sorted(layouts.items()))
+        key = frozenset(layouts.items()), frozenset(self._open)
         if key not in self._costs:
             self._costs[key] = self._exchanged(layouts)
         return self._costs[key]
 
     def _exchanged(self, layouts: Mapping[str, Axes]) -> float | None:
-        found: Layouts = resolve(self._model, Exact(layouts), self._mesh)
-        if found.kept_whole:
-            return None
-        by_id = {
-            id(keras_compat.model.tf_variable(v).handle): found.of(v).cut.get(
-                self._axis
-            )
-            for v in self._model.variables
-        }
-        placed = {key: Placed(lay, []) for key, lay in by_id.items() if lay is not None}
-        function = self._traced
-        count = len(function.graph.inputs) - len(function.graph.captures)
+        placed: dict[int, Sharded] = {}
+        for path, names in layouts.items():
+            shape = self._variables[path].shape
+            blocks = self._blocks.get(path, 1)
+            layout, reasons = lay_out(path, shape, names, self._mesh, blocks)
+            if reasons:
+                return None
+            placed[self._handles[path]] = layout.cut[self._axis]
         try:
-            partition = Partition(
-                function,
-                [WHOLE] * count,
-                Rows.places(self._mesh.sizes[self._axis]),
-                None,
-                placed,
-                range(count),
-            )
+            return self._trials.exchanged(placed, self._open)
         except UsageError:
             return None  # a variable is used in a way that has no rule
-        captures = zip(
-            partition.graph.inputs[count:], function.graph.captures, strict=True
-        )
-        open_ = {value for value, (outer, _) in captures if id(outer) in self._open}
-        return exchanged_bytes(partition.graph, self._rows, open_)
 
 
 class Exact(dict[str, Axes]):
@@ -189,33 +229,3 @@ class Exact(dict[str, Axes]):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-def exchanged_bytes(graph: Graph, rows: int, open_: Collection[Value] = ()) -> float:
-    """Return bytes that the plans of a graph exchange, with so many rows in a batch.
-
-    Args:
-        open_: Handles of variables whose writes cost nothing.
-    """
-    total, seen = 0.0, set()
-    for node in graph.nodes:
-        for body in node.bodies:
-            total += exchanged_bytes(body, rows)
-        if is_write(node) and node.inputs and node.inputs[0] in open_:
-            continue
-        for value, wanted in zip(node.inputs, node.plan.inputs, strict=True):
-            if wanted is None or not is_whole(wanted) or is_whole(value.layout):
-                continue
-            if value not in seen and not value.is_handle:
-                seen.add(value)
-                total += _MESSAGE + _sent(value, rows)
-    return total
-
-
-def _sent(value: Value, rows: int) -> float:
-    """Return the bytes of a value that is summed, which travels twice, or gathered."""
-    size = product(value.shape or ())
-    if not isinstance(size, int):
-        size = sum(f * rows ** len(term) for term, f in size.terms.items())
-    times = 2 if isinstance(value.layout, Partial) else 1
-    return float(times * size * value.dtype.size)
