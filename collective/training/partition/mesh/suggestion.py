@@ -57,10 +57,11 @@ def suggest(
             hint="an axis of several ranks beside that of the batch",
         )
     axis = mesh.model_axes[0]
+    watch = _Watch(len(model.trainable_variables))
     traced = _traced(model, x)
     for message in (_MESSAGE, 0):
         trials = Trials(traced, mesh.sizes[axis], rows, message)
-        found = _Search(model, mesh, axis, trials).best()
+        found = _Search(model, mesh, axis, trials, watch).best()
         if found:
             break
     return found
@@ -109,10 +110,30 @@ def _groups(variables: Sequence[Any]) -> list[list[Any]]:
     return [group for group in groups.values() if group[0].shape]
 
 
+class _Watch:
+    """Says once that a search takes long."""
+
+    def __init__(self, count: int):
+        self._count, self._begin = count, time.monotonic()
+        self._is_said = False
+
+    def look(self) -> None:
+        """Say it if it is so."""
+        if not self._is_said and time.monotonic() - self._begin > _SLOW:
+            self._is_said = True
+            log.info(
+                "looking for layouts of %d weights; a layout map of your own needs no "
+                "search",
+                self._count,
+            )
+
+
 class _Search:
     """The layouts that are chosen so far, and what they cost."""
 
-    def __init__(self, model: keras.Model, mesh: Mesh, axis: str, trials: Trials):
+    def __init__(
+        self, model: keras.Model, mesh: Mesh, axis: str, trials: Trials, watch: _Watch
+    ):
         self.chosen: dict[str, Axes] = {}
         self._variables = {
             keras_compat.model.path_of(v): v for v in model.trainable_variables
@@ -126,9 +147,8 @@ class _Search:
         self._open: set[int] = set()
         self._mesh, self._axis = mesh, axis
         self._blocks = blocks_of(model)
-        self._trials = trials
+        self._trials, self._watch = trials, watch
         self._costs: dict[Any, float | None] = {}
-        self._begin, self._is_said = time.monotonic(), False
 
     def best(self) -> dict[str, Axes]:
         """Return layouts that are not better if one or two neighbours are otherwise."""
@@ -168,7 +188,7 @@ class _Search:
 
     def settle(self, *groups: Sequence[Any]) -> None:
         """Cut the variables of each group along the axis, or none, that costs least."""
-        self._say_if_slow()
+        self._watch.look()
         paths = [[keras_compat.model.path_of(v) for v in group] for group in groups]
         named = set(itertools.chain(*paths))
         self._open -= {self._handles[path] for path in named}
@@ -183,16 +203,6 @@ class _Search:
             price = self.price(tried)
             if price < best:
                 best, self.chosen = price, tried
-
-    def _say_if_slow(self) -> None:
-        if not self._is_said and time.monotonic() - self._begin > _SLOW:
-            self._is_said = True
-            log.info(
-                "looking for layouts of %d weights over axis %r; a layout map of your own "
-                "needs no search",
-                len(self._variables),
-                self._axis,
-            )
 
     def _axes(self, variable: Any) -> list[Axes]:
         """Return the ways to cut a variable; the last one is to keep it whole."""

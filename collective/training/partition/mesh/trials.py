@@ -37,12 +37,14 @@ class _Planned:
         outputs: What is known of each output.
         sent: What it exchanges.
         inside: Bytes that the bodies of a loop or branch exchange.
+        has_sums: Whether an input or output is the sum over ranks.
     """
 
     plan: Plan
     outputs: list[State]
     sent: Sent
     inside: float
+    has_sums: bool
 
 
 class Trials:
@@ -113,9 +115,7 @@ class Trials:
         for node in self._graph.nodes:
             before = last.get(node)
             # Who needs a sum whole is found from the first of its readers on.
-            has_sums = any(isinstance(v.layout, Partial) for v in node.inputs)
-            has_sums |= any(isinstance(v.layout, Partial) for v in node.outputs)
-            if before and not has_sums and changed.isdisjoint(node.inputs):
+            if before and not before.has_sums and changed.isdisjoint(node.inputs):
                 now[node] = before
                 continue
             made = now[node] = self._plan(node, rows)
@@ -137,6 +137,9 @@ class Trials:
                 [self._state(value) for value in node.outputs],
                 _sent(node, *self._sizes),
                 sum(exchanged_bytes(body, *self._sizes) for body in node.bodies),
+                any(
+                    isinstance(v.layout, Partial) for v in (*node.inputs, *node.outputs)
+                ),
             )
         known = self._planned[key]
         node.plan = known.plan
