@@ -159,6 +159,17 @@ def bytes_of(variable: Any) -> int:
     return elements * tf.as_dtype(variable.dtype).size
 
 
+def symbolic_inputs(model: keras.Model) -> Any:
+    """Return the ``keras.Input`` that a model began with, as nested as given, or None."""
+    functional = getattr(model, "_functional", None) or model  # of a Sequential
+    return getattr(functional, "_inputs_struct", None)
+
+
+def built_shapes(model: keras.Model) -> Any:
+    """Return the shapes that a model was built for, as its inputs are nested, or None."""
+    return (model.get_build_config() or {}).get("input_shape")
+
+
 def path_of(variable: keras.Variable | tf.Variable) -> str:
     """Return the path of a Keras variable, or the name of a TensorFlow one."""
     return str(getattr(variable, "path", variable.name))

@@ -81,21 +81,41 @@ def test_a_model_that_is_small_beside_a_message_is_cut() -> None:
     assert suggestion.suggest(odd, MESH, rows=1) == {}
 
 
-def test_inputs_that_are_not_symbolic_are_given() -> None:
-    class Own(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = L.Dense(64), L.Dense(8)
+def test_inputs_may_be_a_dictionary() -> None:
+    a, b = keras.Input((8,)), keras.Input((8,))
+    made = keras.Model({"a": a, "b": b}, L.Dense(8)(a) + L.Dense(8)(b))
+    assert suggestion.suggest(made, MESH)
 
-        def call(self, x: Any) -> Any:
-            return self.down(keras.ops.relu(self.up(x["a"])))
 
-    model, x = Own(), {"a": np.zeros((2, 8), "float32")}
+class Own(keras.Model):
+    """A model that Keras knows no symbolic inputs of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = L.Embedding(9, 8), L.Dense(64), L.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        return self.down(keras.ops.relu(self.up(self.words(x["a"]))))
+
+
+def test_inputs_that_are_not_symbolic_are_given_or_follow_from_what_was_built() -> None:
+    model, x = Own(), {"a": np.zeros((2, 5), "int32")}
     model(x)
-    with pytest.raises(UsageError, match="no symbolic inputs"):
-        suggestion.suggest(model, MESH)
-    found = suggestion.suggest(model, MESH, x=x)
+    found = suggestion.suggest(model, MESH, x=x, rows=1)
     assert any(len(names) == 2 for names in found.values())
+    assert suggestion.suggest(model, MESH, rows=1) == found
+
+
+def test_a_model_that_cannot_be_called_by_its_shapes_is_refused() -> None:
+    class Picky(Own):
+        def call(self, x: Any) -> Any:
+            assert x["a"].dtype == "int32", "only words"
+            return super().call(x)
+
+    model = Picky()
+    model({"a": np.zeros((2, 5), "int32")})
+    with pytest.raises(UsageError, match=r"(?s)no symbolic inputs.*only words"):
+        suggestion.suggest(model, MESH)
 
 
 def test_a_long_search_is_said_once(

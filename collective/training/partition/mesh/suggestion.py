@@ -62,24 +62,14 @@ def suggest(
     for message in (_MESSAGE, 0):
         trials = Trials(traced, mesh.sizes[axis], rows, message)
         found = _Search(model, mesh, axis, trials, watch).best()
-        if found:
+        if any(len(names) > 1 for names in found.values()):
             break
     return found
 
 
 def _traced(model: keras.Model, x: Any) -> Any:
     """Return the forward and the backward pass, for batches of any length."""
-    given = model.inputs if x is None and hasattr(model, "inputs") else x
-    if given is None:
-        raise UsageError(
-            f"the model {model.name!r} has no symbolic inputs",
-            hint="suggest(model, mesh, x=inputs)",
-        )
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *t.shape[1:]], tf.as_dtype(t.dtype)), given
-    )
-    if x is None and len(specs) == 1:
-        specs = specs[0]
+    specs = _inputs_of(model, x)
 
     @tf.function(autograph=False)
     def step(inputs: Any) -> Any:
@@ -96,7 +86,41 @@ def _traced(model: keras.Model, x: Any) -> Any:
                 variable.assign_sub(tf.convert_to_tensor(slope))
         return loss
 
-    return step.get_concrete_function(specs)
+    inputs = keras_compat.model.symbolic_inputs(model) if x is None else x
+    try:
+        return step.get_concrete_function(specs)
+    except Exception as error:  # of the model's code
+        if inputs is not None:
+            raise
+        raise UsageError(
+            f"the model {model.name!r} has no symbolic inputs, and cannot be called with "
+            f"numbers of the shapes that it was built for ({error})",
+            hint="suggest(model, mesh, x=inputs)",
+        ) from error
+
+
+def _inputs_of(model: keras.Model, x: Any) -> Any:
+    """Return what a model is called with, for batches of any length.
+
+    A model without symbolic inputs was built for shapes, of which the types are not known:
+    they are taken for numbers, which Keras' layers cast to what they need.
+    """
+
+    def spec(shape: Sequence[int | None], dtype: Any) -> tf.TensorSpec:
+        return tf.TensorSpec([None, *shape[1:]], tf.as_dtype(dtype))
+
+    given = keras_compat.model.symbolic_inputs(model) if x is None else x
+    if given is not None:
+        return tf.nest.map_structure(lambda t: spec(t.shape, t.dtype), given)
+    shapes = keras_compat.model.built_shapes(model)
+    if shapes is None:
+        raise UsageError(
+            f"the model {model.name!r} has no symbolic inputs",
+            hint="suggest(model, mesh, x=inputs)",
+        )
+    return keras.tree.map_shape_structure(
+        lambda shape: spec(shape, model.compute_dtype), shapes
+    )
 
 
 def _groups(variables: Sequence[Any]) -> list[list[Any]]:
