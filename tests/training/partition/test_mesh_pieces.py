@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from collective.training.partition import pending, pieces, window
+from collective.training.partition.sizes import product
 from tests.training.partition.meshed import Meshed, Ranks, Weight
 from tests.training.partition.operands import generator
 
@@ -62,6 +63,10 @@ def test_zero_3(mesh: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(traffic.joins) == 2 * LAYERS - 2
     assert len(traffic.scattered) == LAYERS
     assert not traffic.gathers
+    # Each sends half of what a sum of the gradient would.
+    moved = [*traffic.joins, *traffic.scattered]
+    summed = 2 * LAYERS * WIDTH * WIDTH // places
+    assert sum(product(value.shape or ()) for value in moved) <= 1.5 * summed
     # They leave while the backward pass goes on, and not together behind it.
     at_once = [len({*values} & {*traffic.scattered}) for values in traffic.sums]
     assert max(at_once) <= 2
