@@ -115,3 +115,44 @@ def test_one_step_differs_in_the_kernels_alone():
 
     for a, b in zip(one.model.get_weights(), on_rank_zero(exact, stock), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.on_ranks
+@pytest.mark.skipif(NAME == "single", reason="for ranks")
+def test_a_scaled_sum_overflows_as_in_one_process():
+    """At one scale the gradients of both ranks are finite in float16, and their sum is not."""
+    x, y = (
+        np.abs(data()[0]) + 0.5,
+        np.zeros((ROWS, 1)),
+    )  # every row adds to each gradient
+    given = {"batch_size": ROWS, "verbose": 0, "shuffle": False}
+    stock, ours, cut = (scaled() for _ in range(3))
+    kept = []
+    for exponent in range(5, 9):
+        for model in (stock, ours, cut):
+            model.set_weights(weights := scaled().get_weights())
+            model.optimizer.dynamic_scale.assign(2.0**exponent)
+        stock.fit(x, y, **given)
+        collective.fit(ours, x, y, **given, backend=NAME)
+        collective.fit(cut, x, y, **given, backend=NAME, shard_optimizer=True)
+        kept.append(np.array_equal(stock.get_weights()[0], weights[0]))
+        for model in (ours, cut):
+            scale = float(model.optimizer.dynamic_scale)
+            assert scale == float(stock.optimizer.dynamic_scale)
+            for a, b in zip(model.get_weights(), stock.get_weights(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert not kept[0] and kept[-1]  # so a scale between them is the one
+
+
+def scaled():
+    """Return a model that computes in float16."""
+    keras.utils.set_random_seed(3)
+    given = keras.Input((WIDTH,))
+    hidden = keras.layers.Dense(1, kernel_initializer="ones", dtype="mixed_float16")(
+        given
+    )
+    model = keras.Model(given, keras.layers.Activation("linear")(hidden))
+    optimizer = keras.optimizers.SGD(1e-5, momentum=0.9)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model

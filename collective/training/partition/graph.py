@@ -244,7 +244,24 @@ def read(func_graph: Any, gradients: Mapping[str, Any] | None = None) -> Graph:
     for name, variable in (gradients or {}).items():
         if name in reader.values:  # else nothing needs it
             reader.values[name].variable = variable
+            _before_cast(reader.values[name]).variable = variable
     return graph
+
+
+def _before_cast(value: Value) -> Value:
+    """Return the float16 that a value is a cast of, which is summed in its place.
+
+    Returns:
+        The value itself if it is none, or if something else reads that.
+    """
+    before = value
+    while (node := before.node) is not None and node.type in ("Cast", "Identity"):
+        (before,) = node.inputs
+        if before.users != [node]:
+            break
+        if before.dtype == tf.float16:
+            return before
+    return value
 
 
 class _Reader:

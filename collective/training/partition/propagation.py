@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from collective.errors import UsageError
 from collective.training.partition.graph import Graph, Node, Value
 from collective.training.partition.layouts import (
@@ -151,13 +153,18 @@ def seen(value: Value) -> Layout:
     """Return the layout that a rule sees: sums that someone needs whole are whole.
 
     A partial sum with several readers is made whole at once; each of them would else
-    hand on a sum of its own.
+    hand on a sum of its own. So is one of float16, which overflows where the sum of all
+    rows does: made of a cast to float32 it would not, and a LossScaleOptimizer would
+    make an update that one process skips. In a loop it is not, for that would be an
+    exchange in each of its steps.
     """
     layout = value.layout
     if not isinstance(layout, Partial):
         return layout
     if value.is_needed_whole or layout == MOMENTS:
         return WHOLE  # moments have another shape than what they become
+    if value.dtype == tf.float16 and not value.is_nested:
+        return WHOLE
     readers = [node for node in value.users if node.type not in _UNREAD]
     if layout == SUM and (
         len(readers) > 1 or any(node.type not in _HAND_ON for node in readers)

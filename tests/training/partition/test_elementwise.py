@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from tests.training.partition.operands import (
     truth,
     unit,
 )
+from tests.training.partition.partitioned import Partitioned
 
 _OF_WHOLE_NUMBERS = {"Invert", "PopulationCount"}
 _OF_COMPLEX = {"Real", "Imag", "Conj", "ComplexAbs", "Angle"}
@@ -242,6 +244,18 @@ def test_sums_over_replicas_pass_through_what_is_linear(seed: int) -> None:
     made = check(operands.whole([4], unit), functions, derivatives=1, tolerance=1e-6)
     assert not made.fallbacks
     assert not made.traffic.gathers
+
+
+def test_a_sum_of_float16_overflows_where_that_of_all_rows_does() -> None:
+    x = np.array([[4e4, 1], [3e4, 2], [2e4, 4]], np.float16)
+
+    def function(x: tf.Tensor) -> list[tf.Tensor]:
+        total, halved = tf.reduce_sum(x, 0), tf.reduce_sum(x, 0) * 0.5
+        return [tf.cast(total, tf.float32), tf.cast(halved, tf.float32)]
+
+    made = Partitioned(function, [x], [True], replicas=2)
+    for results in made.whole([x]), made([1, 2], [x]):
+        np.testing.assert_array_equal(results, [[np.inf, 7], [np.inf, 3.5]])
 
 
 def test_shapes_that_are_checked_and_bits() -> None:
