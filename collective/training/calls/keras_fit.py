@@ -148,6 +148,17 @@ def _say_not_compiled(say: Callable[[str], None]) -> None:
     say("jit_compile: XLA does not compile the step; it runs as TensorFlow's graph")
 
 
+class _SameEpochs(Observer):
+    """Compares the batches of an epoch before callbacks and checkpoints keep its weights."""
+
+    def __init__(self, same: SameCalls):
+        self._same = same
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Compare what was read; see ``Observer``."""
+        self._same.compare_rows()
+
+
 class _Training(StepObserver):
     """One call of ``collective.fit``."""
 
@@ -328,6 +339,8 @@ class _Training(StepObserver):
             noting = LedgerObserver(self._ledger, position, plan, self._receipts)
             found.append(noting)
             before_write = noting.sync
+        if has_others(backend):
+            found.append(_SameEpochs(self._same))
         found.append(on_rank_zero)
         if backend.elastic:
             found.append(CallbackMemory(on_rank_zero.methods))

@@ -72,6 +72,7 @@ def distribute_calls(
     observers: list[StepObserver] = [options]
     if job.is_shared:
         job.before_end.append(same.compare_rows)
+        job.before_saves.append(same.compare_rows)
         watch = DesyncWatch(backend, options.options.check_every, units.run)
         observers = [*([units] if backend.elastic else []), same, watch, options]
     if job.placing is not None:

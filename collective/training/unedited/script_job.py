@@ -60,6 +60,8 @@ class ScriptJob:
         self.replica_counts = {backend.replicas}  # all that the job has had
         self.used: set[str] = set()  # the calls that the script has made so far
         self.fits = 0  # its calls of ``fit`` so far without a seed
+        # What all ranks do together before a save of a model: they compare what it is of.
+        self.before_saves: list[Callable[[], None]] = []
         # Around each save of a model, on every rank: rank 0 alone reads what it writes.
         # Not around removals, to which some ranks come without rank 0.
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
@@ -290,6 +292,8 @@ class ScriptJob:
         Raises:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
         """
+        for action in self.before_saves:
+            action()
         return self.units.run(lambda: self._write(path, write, SAVE), SAVE)
 
     def _write(self, path: str, write: Callable[[], Any], call: str) -> Any:

@@ -2,9 +2,9 @@
 
 Every rank reads whole batches, which must be the same. Each rank hashes its batches. The
 hashes are compared before the first batch of a call, before the 2nd, 4th, 8th and so on,
-and at its end. Batches that a script gives one by one (``train_on_batch``) are compared
-likewise, from one call to the next or to the end of the script. Weights that differ at
-the first batch are replaced by rank 0's.
+before a model is saved, and at its end. Batches that a script gives one by one
+(``train_on_batch``) are compared likewise, from one call to the next or to the end of the
+script. Weights that differ at the first batch are replaced by rank 0's.
 """
 
 from __future__ import annotations

@@ -136,6 +136,17 @@ with strategy.scope():
 model.fit(x, x[:, :1], verbose=0)
 model.train_on_batch(x, x[:, :1])
 
+# What is saved is of batches that the ranks have compared, though not each at once.
+for batch in (x, x + rank):
+    model.train_on_batch(batch, x[:, :1])
+try:
+    model.save(f"{folder}/mixed.keras")
+except ValueError as error:
+    assert "the training rows are others on rank 1" in str(error)
+else:
+    raise AssertionError("a model of mixed rows was saved")
+assert not os.path.exists(f"{folder}/mixed.keras")
+
 # Rank 0 writes, and all read then; a path of one's own is written by each rank.
 model.save(f"{folder}/model.keras")
 assert os.path.exists(f"{folder}/model.keras")
