@@ -26,7 +26,8 @@ def loss(losses: Sequence[tf.Tensor], outputs: Any) -> tf.Tensor:
         returned = list(flat_logs(outputs).values())  # in the order of the step
     else:
         returned = tf.nest.flatten(outputs)
-    leaves = [t for t in returned if tf.is_tensor(t)]
+    # A metric may return its variable, of which Keras' dtype is text.
+    leaves = [tf.convert_to_tensor(t) for t in returned if tf.is_tensor(t)]
     scalars = [t for t in leaves if t.shape.rank == 0 and t.dtype.is_floating]
     found = next(iter([*losses, *scalars]), tf.zeros([]))
     return tf.reduce_mean(found)  # Keras shows the mean of one loss for each row
