@@ -9,6 +9,7 @@ with which epoch the training begins; and its weights if a callback has assigned
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
+from collective.training.process.object_collectives import gather_few
 from collective.training.sharding.held import is_held
 from collective.training.unedited.tracking import records
 from collective.training.verification.same_calls import share_weights
@@ -35,8 +37,13 @@ _ALIASES = {
     "on_train_batch_begin": "on_batch_begin",
     "on_train_batch_end": "on_batch_end",
 }
-# Callbacks of Keras decide by the logs alone, but for these.
-_READS_FILES = (keras.callbacks.BackupAndRestore,)
+# Callbacks of Keras decide by the logs alone, but for those that read files or call
+# functions of the user's.
+_MAY_DIFFER = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.LambdaCallback,
+    keras.callbacks.LearningRateScheduler,
+)
 
 
 @contextlib.contextmanager
@@ -47,18 +54,34 @@ def agreeing(
 ) -> Iterator[list[keras.callbacks.Callback]]:
     """Yield the callbacks of a call with one more, by which the ranks agree.
 
+    Every rank calls this. Where one has other callbacks, all that decide count as such
+    that decide otherwise.
+
     Args:
-        callbacks: Those of the user, each by itself, of the same kinds on every rank, but
-            for those that record.
+        callbacks: Those of the user, each by itself.
         unit: Runs what all ranks do together, again where one of them has died.
     """
-    deciding = [c for c in callbacks if not records(c) and _may_decide_otherwise(c)]
-    used = [m for m in METHODS if any(overrides(c, m) for c in deciding)]
+    mine = [c for c in callbacks if not records(c)]
+    kinds = zlib.crc32("\n".join(str(type(c)) for c in mine).encode())
+    masks = _mask([c for c in mine if _may_decide_otherwise(c)]), _mask(mine)
+    gathered = unit(lambda: gather_few(backend, [kinds, *masks]))
+    is_same = (gathered[:, 0] == gathered[0, 0]).all()
+    used_by = gathered[:, 1 if is_same else 2].astype(np.int64)
+    mask = int(np.bitwise_or.reduce(used_by))
+    used = [name for place, name in enumerate(METHODS) if mask >> place & 1]
     if not used:
         yield list(callbacks)
         return
     with keras_compat.model.assignments() as assigned:
         yield [*callbacks, _callback(used, backend, unit, assigned)]
+
+
+def _mask(callbacks: Sequence[keras.callbacks.Callback]) -> int:
+    """Return a number with a bit for each of ``METHODS`` that a callback has."""
+    return sum(
+        any(overrides(callback, name) for callback in callbacks) << place
+        for place, name in enumerate(METHODS)
+    )
 
 
 def _callback(
@@ -115,8 +138,7 @@ def _variables(model: keras.Model, optimizer: Any) -> list[Any]:
 
 def _may_decide_otherwise(callback: keras.callbacks.Callback) -> bool:
     of_keras = type(callback).__module__.split(".")[0] == "keras"
-    is_lambda = isinstance(callback, keras.callbacks.LambdaCallback)
-    return not of_keras or is_lambda or isinstance(callback, _READS_FILES)
+    return not of_keras or isinstance(callback, _MAY_DIFFER)
 
 
 def overrides(callback: keras.callbacks.Callback, method: str) -> bool:

@@ -252,10 +252,8 @@ def check_keras() -> None:
 def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
     """Inside, the callbacks among the arguments agree with rank 0."""
     given = arguments.get("callbacks")
-    if not given or isinstance(given, keras.callbacks.CallbackList):
-        yield
-        return
-    callbacks = keras.tree.flatten(given)
+    is_list = isinstance(given, keras.callbacks.CallbackList)
+    callbacks = [] if is_list else keras.tree.flatten(given or [])
     if job.backend.rank:
         callbacks = without_records(callbacks)
     with (
@@ -263,7 +261,10 @@ def _agreeing(job: ScriptJob, arguments: dict[str, Any]) -> Iterator[None]:
         job.units.keeping(callbacks),
         agreeing(callbacks, job.backend, job.units.run) as followed,
     ):
-        arguments["callbacks"] = followed
+        if is_list or not given:
+            _add_callbacks(arguments, followed)
+        else:
+            arguments["callbacks"] = followed
         yield
 
 

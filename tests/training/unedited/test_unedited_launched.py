@@ -166,6 +166,17 @@ except OSError as error:
     print("caught", flush=True)
 else:
     raise AssertionError("a save that failed on rank 0 is not an error here")
+
+# Rank 0 decides, whatever the functions of the script say, and whoever has a callback.
+plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+plain.compile("sgd", "mse")
+given = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + rank))]
+rates = plain.fit(x, x[:, :1], epochs=2, callbacks=given).history["learning_rate"]
+assert np.allclose(rates, 0.1), rates
+stops = keras.callbacks.EarlyStopping("loss", patience=0, mode="max")
+hook = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+for own in [stops] * rank, [hook] * (1 - rank):
+    assert len(plain.fit(x, x[:, :1], epochs=4, verbose=0, callbacks=own).epoch) == 4
 path = keras.utils.get_file("t.txt", origin=f"file://{__file__}", cache_dir=folder)
 assert open(path).read() == open(__file__).read()
 print("end", flush=True)
@@ -173,7 +184,7 @@ print("end", flush=True)
 
 
 @launch.NEEDS_CORE
-def test_files_and_random_numbers(tmp_path):
+def test_files_random_numbers_and_callbacks(tmp_path):
     code, printed = run(SAVES, tmp_path, [*KERAS, "--output", "all"], str(tmp_path))
     assert code == 0, printed
     assert printed.count("[0] end") == printed.count("[1] end") == 1, printed
