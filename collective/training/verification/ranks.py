@@ -16,10 +16,13 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
+from collective.training import keras_compat
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
 from collective.training.input.ready_batches import ReadyBatches
 from collective.training.keras_compat.traced import nodes_of
+from collective.training.model.record import record_of
 from collective.training.process import object_collectives
 from collective.training.verification.descriptions import (
     describe,
@@ -64,10 +67,28 @@ def compare_settings(backend: Backend) -> None:
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
-    """Refuse ranks with another model, loss, metric or optimizer."""
+    """Refuse ranks with another model, loss, metric or optimizer.
+
+    A learning rate that is a variable becomes rank 0's, as weights do; rank 0 says so.
+    """
     if backend.size == 1:
         return
     compare(backend, describe_model(model))
+    optimizer, mine = getattr(model, "optimizer", None), np.nan
+    if optimizer is not None and keras_compat.optimizers.has_plain_rate(optimizer):
+        mine = float(np.asarray(optimizer.learning_rate))
+    rates = object_collectives.gather_few(backend, [mine])[:, 0]
+    others = np.flatnonzero(rates != rates[0])
+    if np.isnan(mine) or not others.size or not record_of(model).is_new("rate"):
+        return
+    if backend.rank == 0:
+        log.warning(
+            "the learning rate is %g on rank %d and %g on rank 0: every rank takes rank "
+            "0's. HINT: give every rank the same one",
+            rates[others[0]],
+            others[0],
+            rates[0],
+        )
 
 
 def compare_graphs(backend: Backend, graph: tf.Graph) -> None:
