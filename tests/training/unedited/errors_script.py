@@ -1,11 +1,13 @@
 """Errors of a script's own code, in each call and at several batches; the last ends it.
 
-python errors_script.py            # catches all but the last
-python errors_script.py fit loss   # raises this one alone
+python errors_script.py                      # catches all but the last
+python errors_script.py fit loss             # raises this one alone
+python errors_script.py fit loss collective  # by collective.fit
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 
@@ -83,8 +85,8 @@ def model(bad: float = -1.0, loss="mse") -> keras.Model:
     return made
 
 
-def run(call: str, where: str, at: int) -> None:
-    """Make a call that fails at a batch."""
+def run(call: str, where: str, at: int, package: str = "keras") -> None:
+    """Make a call that fails at a batch, by a method of Keras or by ``collective``."""
     if where == "loss":
 
         def loss(y, p):
@@ -104,14 +106,20 @@ def run(call: str, where: str, at: int) -> None:
         data = Rows(at) if where == "dataset" else generator(-1)
         data = generator(at) if where == "generator" else data
         more = {"callbacks": [Callback(at)]} if where == "callback" else {}
-        getattr(model(), call)(data, verbose=0, **more)
+        made = model()
+        method = getattr(made, call)
+        if package == "collective":
+            import collective
+
+            method = functools.partial(getattr(collective, call), made)
+        method(data, verbose=0, **more)
 
 
 def main() -> None:
     """Print what each case raises; end with an error that nothing catches."""
     if len(sys.argv) > 1:
         print("RAISES", time.time(), flush=True)
-        run(sys.argv[1], sys.argv[2], 6)
+        run(sys.argv[1], sys.argv[2], 6, *sys.argv[3:])
     for call, places in CALLS.items():
         for where in places:
             for at in (0, 6, BATCHES - 1):
