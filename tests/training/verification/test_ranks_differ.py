@@ -17,6 +17,7 @@ from collective.training.input.pipeline import Input
 from collective.training.steps.batch_function import BatchFunction
 from collective.training.steps.distributed import distributed
 from collective.training.steps.settings import StepSettings
+from collective.training.verification import ranks
 from collective.training.verification import settings as settings_module
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.ranks import compare_newcomers, describe_data
@@ -301,6 +302,38 @@ def test_what_may_differ(backend):
     made = model(optimizer=lambda: keras.optimizers.Adam(rate), loss=weighted(2.0))
     result = train(backend, model=made, callbacks=callbacks, validation_data=data())
     assert_ranks_agree(backend, result)
+
+
+@on_ranks
+def test_another_learning_rate_is_named_once(backend, monkeypatch):
+    said: list[str] = []
+    warning = lambda text, *values: said.append(text % values)  # noqa: E731
+    monkeypatch.setattr(ranks.log, "warning", warning)
+    rate = 0.01 + 0.01 * backend.rank
+    made = model(optimizer=lambda: keras.optimizers.Adam(rate))()
+    for _ in range(2):
+        ranks.compare_models(backend, made)
+    found = [line for line in said if "0.02 on rank 1 and 0.01 on rank 0" in line]
+    assert len(said) == len(found) == (backend.rank == 0)
+
+
+@on_ranks
+def test_rows_of_an_epoch_are_compared_before_its_callbacks(backend):
+    """Rank 1 has another third batch, of which no step asks at once."""
+
+    def batches():
+        for number in range(6):
+            x, y = data()
+            yield x + (number == 2) * backend.rank, y
+
+    ended: list[int] = []
+    hook = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: ended.append(epoch)
+    )
+    more = {"epochs": 2, "steps_per_epoch": 3, "verbose": 0, "backend": backend}
+    with pytest.raises(UsageError, match="the training rows are others on rank 1"):
+        fit(model()(), batches(), callbacks=[hook], **more)
+    assert not ended
 
 
 @on_ranks
