@@ -35,8 +35,9 @@ FOLDERS = ("trainers", "trainers.data_adapters", "callbacks", "models")
 # What some test files import at their top and use with other backends of Keras alone.
 UNUSED = ("jax",)
 SECONDS = 1800
-# For how long a test may wait for the other rank.
-TEST_SECONDS = 60
+# For how long a test may wait for the other rank: an iterator of an earlier test that failed,
+# which TensorFlow destroys late, may stand still for a minute.
+TEST_SECONDS = 180
 # By a pattern for names of tests: the reason why they fail on ranks and not in plain Keras.
 EXCEPTIONS = {
     "remote_monitor_test.py": "RemoteMonitor posts on rank 0 alone",
