@@ -16,6 +16,7 @@ from collective.distribute import script_strategies
 from collective.environment import detect
 from collective.errors import UsageError
 from collective.fit_options import check_names
+from collective.training import keras_compat
 from collective.training.calls.opening import with_threads
 from collective.training.calls.set_options import check_settable
 from collective.training.unedited import notice
@@ -89,6 +90,7 @@ class Distribution:
             if not job.by_strategy:
                 keep_writes_private(job)
             replace_cache(job)
+            job.enter(keras_compat.random_pipelines.drawing_in_order())
             share_searches(job)
         script_strategies.use_by_default(getattr(backend, "strategy", None))
 

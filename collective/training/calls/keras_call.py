@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +87,7 @@ def call(
             same = SameCalls(backend, units.run)
             observers.append(same)
             inside.enter_context(same.call())
-            inside.enter_context(keras_compat.data.no_reading_ahead())
+            inside.enter_context(reading_alike())
         inside.enter_context(
             distributed_call(
                 model,
@@ -159,6 +159,18 @@ def as_read(x: Any) -> Any:
     if isinstance(x, np.ndarray | dict | list | tuple):
         return keras.tree.map_structure(read, x)
     return x
+
+
+@contextlib.contextmanager
+def reading_alike(passes: int = 1) -> Iterator[None]:
+    """Inside, the ranks of a call read the same data, pass after pass.
+
+    Args:
+        passes: So many passes follow each other in the first data that are opened.
+    """
+    ahead = keras_compat.data.no_reading_ahead(passes)
+    with ahead, keras_compat.random_pipelines.drawing_in_order():
+        yield
 
 
 def has_others(backend: Backend) -> bool:

@@ -23,6 +23,7 @@ from collective.training.calls.keras_call import (
     as_read,
     has_others,
     on_devices,
+    reading_alike,
     with_announcements,
 )
 from collective.training.calls.planned_data import PlannedCall
@@ -247,7 +248,7 @@ class _Training(StepObserver):
             more = inside.enter_context(self._set.fitting(model, arguments))
             if has_others(backend):
                 epochs = max(arguments["epochs"] - arguments["initial_epoch"], 0)
-                inside.enter_context(keras_compat.data.no_reading_ahead(epochs))
+                inside.enter_context(reading_alike(epochs))
             inside.enter_context(interrupts.between_steps())
             if planned.may_draw(arguments):
                 host_random.read_by(self)
