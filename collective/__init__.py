@@ -74,7 +74,7 @@ _HOMES = {
     "training.calls.evaluate": "evaluate",
     "training.calls.predict": "predict",
     "training.calls.fit": "fit",
-    "training.unedited.distribute": "distribute_keras",
+    "distribute.unedited": "distribute_keras",
 }
 _MODULES = ("backends", "distribute", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

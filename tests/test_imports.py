@@ -143,3 +143,10 @@ def test_rooms_of_the_training_have_an_order():
 def _room(name: str) -> str:
     parts = name.split(".")
     return parts[2] if parts[:2] == ["collective", "training"] and parts[2:] else ""
+
+
+def test_every_public_name_is_found():
+    import collective
+
+    for name in collective.__all__:
+        assert getattr(collective, name) is not None
