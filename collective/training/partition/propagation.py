@@ -95,13 +95,13 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
 
 def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
     """As ``propagate``, from the inputs on alone."""
-    begin(graph, inputs, rows)
+    _begin(graph, inputs, rows)
     for node in graph.nodes:
         lay_out(node, rows)
         mark_needed(node)
 
 
-def begin(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
+def _begin(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
     """Give the inputs of a graph their layouts, and note what is computed of rows."""
     for value, layout in zip(graph.inputs, inputs, strict=True):
         value.layout = layout
