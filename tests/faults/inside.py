@@ -46,6 +46,14 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop() -> None:
+    """Stop this process before this thread does anything else.
+
+    A signal to the process wakes another thread, and this one may end the step meanwhile.
+    """
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
 def _lack_memory() -> None:
     """Limit this process to almost no further memory."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -110,7 +118,7 @@ def _fork() -> None:
 DEEDS: dict[str, Callable[[], int | None]] = {
     "kill": _kill,
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": _stop,
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "leave": lambda: os._exit(0),
     "raise": _raise,
