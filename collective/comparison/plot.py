@@ -18,12 +18,14 @@ from collective.errors import CollectiveError, UsageError
 # The colours of Okabe and Ito, which everybody can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5F00")
 _REFERENCE_COLOUR = "#C9CED6"
+# Greys, because a colour stands for a backend in the other panels; by part: its title, its
+# grey, and its hatching.
 _PARTS = {
-    "input": ("input", "#B8C4D6"),
-    "compute": ("compute", "#0072B2"),
-    "wait": ("wait for the slowest", "#E69F00"),
-    "all_reduce": ("all-reduce", "#D55E00"),
-    "update": ("update", "#009E73"),
+    "input": ("input", "#DDE2E9", ""),
+    "compute": ("compute", "#9BA9B9", ""),
+    "wait": ("wait for the slowest", "#FFFFFF", "/////"),
+    "all_reduce": ("all-reduce", "#33424F", ""),
+    "update": ("update", "#C2CBD6", ""),
 }
 _INK, _FAINT = "#22303C", "#8A96A3"
 _LEAST = 1e-17  # a difference of 0 is drawn here, because a logarithmic scale has no 0
@@ -42,6 +44,8 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": _FAINT,
     "xtick.labelcolor": _INK,
     "ytick.labelcolor": _INK,
+    "hatch.color": _FAINT,
+    "hatch.linewidth": 0.7,
     "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "collective",  # the same file from the same results
@@ -198,9 +202,11 @@ def _draw_steps(axes: Any, timed: Mapping[str, Timed], replicas: int) -> None:
     several = "s" if replicas > 1 else ""
     axes.set_title(f"Time of a step, {replicas} replica{several}, ms")
     left = dict.fromkeys(timed, 0.0)
-    for part, (title, colour) in _PARTS.items():
+    for part, (title, grey, hatch) in _PARTS.items():
         widths = [1e3 * one.parts.get(part, 0.0) for one in timed.values()]
-        axes.barh([*timed], widths, 0.62, [*left.values()], color=colour, label=title)
+        axes.barh(
+            [*timed], widths, 0.62, [*left.values()], color=grey, hatch=hatch, label=title
+        )
         for name, width in zip(timed, widths, strict=True):
             left[name] += width
     longest = max(left.values(), default=0.0)
