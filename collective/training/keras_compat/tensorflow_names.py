@@ -85,6 +85,12 @@ def called_function(op: tf.Operation) -> tf.Graph | None:
     return None
 
 
+def is_compiled(op: tf.Operation) -> bool:
+    """Return whether XLA compiles the function that an operation calls."""
+    attributes = op.node_def.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
+
+
 def function_graph(op: tf.Operation, name: str) -> tf.Graph:
     """Return the graph of a function that an operation refers to."""
     shapes = [t.shape for t in op.inputs]

@@ -162,6 +162,7 @@ class Node:
         "control",
         "in_pieces",
         "inputs",
+        "is_compiled",
         "learned",
         "marker",
         "mean",
@@ -185,6 +186,8 @@ class Node:
         self.marker: Marker | None = marker_of(op)
         self.plan: Any = None  # see ``propagation``
         self.in_pieces = False  # whether it reduces pieces, one on each rank
+        # Whether XLA compiles the function that it is from; see ``compiled``.
+        self.is_compiled = False
         for value in inputs:
             value.users.append(self)
 
@@ -231,15 +234,20 @@ class Graph:
                 yield from body.values()
 
 
-def read(func_graph: Any, gradients: Mapping[str, Any] | None = None) -> Graph:
+def read(
+    func_graph: Any,
+    gradients: Mapping[str, Any] | None = None,
+    is_compiled: bool = False,
+) -> Graph:
     """Return the nodes that outputs and effects of a ``FuncGraph`` need.
 
     Args:
         gradients: By the name of a tensor: the variable whose gradient it is.
+        is_compiled: Whether XLA compiles the function.
     """
     graph = Graph()
     graph.inputs = [Value(None, i, t) for i, t in enumerate(func_graph.inputs)]
-    reader = _Reader(graph, func_graph)
+    reader = _Reader(graph, func_graph, is_compiled)
     graph.outputs = reader.read(graph.inputs)
     for name, variable in (gradients or {}).items():
         if name in reader.values:  # else nothing needs it
@@ -265,11 +273,16 @@ def _before_cast(value: Value) -> Value:
 
 
 class _Reader:
-    """Adds the operations of a ``FuncGraph`` to a graph."""
+    """Adds the operations of a ``FuncGraph`` to a graph.
 
-    def __init__(self, graph: Graph, func_graph: Any):
+    Args:
+        is_compiled: Whether XLA compiles the function.
+    """
+
+    def __init__(self, graph: Graph, func_graph: Any, is_compiled: bool = False):
         self.graph = graph
         self.func_graph = func_graph
+        self.is_compiled = is_compiled
         self.values: dict[str, Value] = {}  # by the name of TensorFlow's tensor
         self.nodes: dict[str, list[Node]] = {}  # what runs for an operation
 
@@ -291,11 +304,12 @@ class _Reader:
             self._inline(op, called, inputs, control)
             return
         node = Node(len(self.graph.nodes), op, inputs, control)
+        node.is_compiled = self.is_compiled
         for name in _NESTED.get(op.type, ()):
             functions = op.get_attr(name)
             for function in functions if isinstance(functions, list) else [functions]:
                 body = tensorflow_names.function_graph(op, function.name)
-                node.bodies.append(read(body))
+                node.bodies.append(read(body, is_compiled=self.is_compiled))
                 for value in node.bodies[-1].values():
                     value.is_nested = True
         self.graph.nodes.append(node)
@@ -307,7 +321,8 @@ class _Reader:
         self, op: tf.Operation, called: Any, inputs: list[Value], control: list[Node]
     ) -> None:
         first = len(self.graph.nodes)
-        outputs = _Reader(self.graph, called).read(inputs)
+        is_compiled = self.is_compiled or tensorflow_names.is_compiled(op)
+        outputs = _Reader(self.graph, called, is_compiled).read(inputs)
         effects = [n for n in self.graph.nodes[first:] if n.is_stateful]
         for node in effects:
             node.control = [*node.control, *control]

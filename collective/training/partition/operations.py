@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.keras_compat.tensorflow_names import copy_operation
 from collective.training.partition import atomics
+from collective.training.partition.compiled import copied
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.turns import Turns
 
@@ -90,7 +90,7 @@ def emitted(
         if plan.is_single and atomics.parts_ranks(node, emission.exchange):
             op = atomics.on_host(node, inputs)
         else:
-            op = copy_operation(node.op, inputs)
+            op = copied(node, inputs)
         return list(op.outputs), [op]
     made = plan.emit(emission, inputs)
     if isinstance(made, tf.Operation):

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.training.keras_compat.tensorflow_names import copy_operation
+from collective.training.partition.compiled import copied
 from collective.training.partition.graph import Node
 from collective.training.partition.known import Known, on_host
 from collective.training.partition.layouts import (
@@ -145,7 +145,7 @@ class OwnPart:
         self, node: Node, inputs: Sequence[tf.Tensor], **attributes: Any
     ) -> list[tf.Tensor]:
         """Return the outputs of the node's operation on other inputs."""
-        return list(copy_operation(node.op, inputs, attributes).outputs)
+        return list(copied(node, inputs, attributes).outputs)
 
 
 class OtherRows(OwnPart):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -134,6 +135,20 @@ def test_convolutions_twice_and_narrow() -> None:
     }
     operands = Operands(generator(0), (1, 2)).sharded([4, 4, 3], 0, unit)
     made = check(operands.whole([2, 2, 3, 2]), functions, derivatives=2, tolerance=3e-2)
+    assert not made.fallbacks, made.fallbacks
+
+
+def test_convolutions_in_groups_whose_gradients_only_xla_has() -> None:
+    functions = {
+        "groups": lambda x, k: keras.ops.conv(x, k, 1, "same"),
+        "in a loop": lambda x, k: tf.while_loop(
+            lambda i, y: i < 2,
+            lambda i, y: (i + 1, keras.ops.conv(y, k[..., :4], 1, "same")),
+            [0, x],
+        )[1],
+    }
+    operands = Operands(generator(0), (0, 1, 2)).sharded([4, 4, 4], 0, unit)
+    made = check(operands.whole([2, 2, 2, 6]), functions, derivatives=1, tolerance=1e-9)
     assert not made.fallbacks, made.fallbacks
 
 
