@@ -205,7 +205,13 @@ def _draw_steps(axes: Any, timed: Mapping[str, Timed], replicas: int) -> None:
     for part, (title, grey, hatch) in _PARTS.items():
         widths = [1e3 * one.parts.get(part, 0.0) for one in timed.values()]
         axes.barh(
-            [*timed], widths, 0.62, [*left.values()], color=grey, hatch=hatch, label=title
+            [*timed],
+            widths,
+            0.62,
+            [*left.values()],
+            color=grey,
+            hatch=hatch,
+            label=title,
         )
         for name, width in zip(timed, widths, strict=True):
             left[name] += width
