@@ -91,7 +91,7 @@ def _is_any_order(node: Node, exchange: Exchange) -> bool:
     return node.type in _ON_ALL_DEVICES or bool(tf.config.list_logical_devices("GPU"))
 
 
-def on_host(node: Node, inputs: list[Any]) -> tf.Operation:
+def on_host(node: Node, inputs: list[tf.Tensor]) -> tf.Operation:
     """Return the operation of a node, in which the sums are made on the host."""
     if node.type not in _INTO_A_VARIABLE:
         with tf.device(_HOST):

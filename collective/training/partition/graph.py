@@ -7,7 +7,7 @@ each value (``values``) and how it lies over the replicas (``propagation``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +22,13 @@ from collective.training.partition.layouts import (
 from collective.training.partition.markers import MARKED, Marker, marker_of
 from collective.training.partition.sizes import AnySize, Symbol, symbolic
 
+if TYPE_CHECKING:
+    from collective.training.partition.plans import Plan
+
 _HANDLES = {tf.resource, tf.variant}
-Known = tuple[Shape, Any, np.ndarray | None]
+Sizes: TypeAlias = AnySize | tuple[AnySize, ...] | tuple[tuple[AnySize, ...], ...]
+"""What an integer value holds: one size, a list, or a table of them."""
+Known = tuple[Shape, Sizes | None, np.ndarray | None]
 """The shape of a value, the sizes that it holds, and its constant value."""
 #: Elements of a value that is taken for sizes, at most.
 MOST_SIZES = 64
@@ -97,7 +102,7 @@ class Value:
     def forget(self) -> None:
         """Back to what is known before the graph was looked at."""
         self.const: np.ndarray | None = None
-        self.sizes: Any = None
+        self.sizes: Sizes | None = None
         self.layout: Layout = WHOLE
         self.offer: Sharded | None = None
         self.is_needed_whole = self.is_read_owned = False
@@ -141,7 +146,7 @@ def variables_of(values: Sequence[Value]) -> dict[int, Any]:
     return {i: variable for i, variable in pairs if variable is not None}
 
 
-def sizes_in(value: Value) -> Any:
+def sizes_in(value: Value) -> Sizes | None:
     """Return the sizes that an integer value holds (see ``Value.sizes``), or None."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:
         const = np.asarray(value.const)
@@ -184,7 +189,7 @@ class Node:
         self.learned: tuple[list[Known], list[Known]] | None = None
         # What it stands for, if not for itself: see ``mesh.markers``.
         self.marker: Marker | None = marker_of(op)
-        self.plan: Any = None  # see ``propagation``
+        self.plan: Plan  # see ``propagation``
         self.in_pieces = False  # whether it reduces pieces, one on each rank
         # Whether XLA compiles the function that it is from; see ``compiled``.
         self.is_compiled = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -15,9 +15,12 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.shares import sliced
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
 
 def list_as(
-    emission: Any, tensors: list[tf.Tensor], have: Listed, layout: Layout
+    emission: Emission, tensors: list[tf.Tensor], have: Listed, layout: Layout
 ) -> list[tf.Tensor]:
     """Convert a list to one whose elements lie otherwise (see ``is_convertible``)."""
     if is_whole(layout) or lie_alike(have, layout):
@@ -53,7 +56,7 @@ def list_as(
 
 
 def _share_of(
-    emission: Any, optional: tf.Tensor, have: Listed, element: Sharded
+    emission: Emission, optional: tf.Tensor, have: Listed, element: Sharded
 ) -> tf.Tensor:
     """Return a replica's part of what a branch has left for its gradient, if it was taken."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -12,6 +12,9 @@ from collective.training.partition import atomics
 from collective.training.partition.compiled import copied
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.turns import Turns
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _SMALL = 1 << 14  # elements
 
@@ -78,7 +81,7 @@ class Made:
 
 
 def emitted(
-    emission: Any, node: Node, inputs: list[Any]
+    emission: Emission, node: Node, inputs: list[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Make a node as its plan says; return its outputs, and what makes them.
 

@@ -9,7 +9,7 @@ them, and the same rules hold for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -24,6 +24,9 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.shares import Share
 from collective.training.partition.sizes import AnySize, Size, Symbol, symbolic
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 class OwnPart:
@@ -156,7 +159,7 @@ class OtherRows(OwnPart):
         some: The rows.
     """
 
-    def __init__(self, emission: Any, some: SomeRows):
+    def __init__(self, emission: Emission, some: SomeRows):
         self._emission = emission
         number: Callable[[AnySize], tf.Tensor] = emission.number
         with emission.known.outside(is_size=True):

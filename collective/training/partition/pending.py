@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -26,6 +26,9 @@ from collective.training.partition.shares import gathered
 from collective.training.partition.traffic import Traffic
 from collective.training.partition.turns import Turns
 from collective.training.partition.window import Window
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 #: Weights that are joined together, at most, but for one that is larger.
 JOINED_BYTES = 8 << 20
@@ -78,7 +81,7 @@ class Pending:
     def _unsent(self) -> list[tf.Tensor]:
         return [] if self._is_attached_sent else self.attached
 
-    def exchange(self, emission: Any) -> None:
+    def exchange(self, emission: Emission) -> None:
         """Exchange all that wait, and give the emission the results."""
         self._traffic.writes_early |= self._traffic.writes
         values, self._values = self._taken(emission)
@@ -111,7 +114,7 @@ class Pending:
         if others := [value for value in owned if not is_weight(value)]:
             self._join(emission, others)
 
-    def _taken(self, emission: Any) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
+    def _taken(self, emission: Emission) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
         """Split what waits into what is exchanged now and what waits for the next time.
 
         Weights in pieces are joined in the order in which they are read, some at a time;
@@ -138,7 +141,7 @@ class Pending:
         return now, later
 
     def _reduce(
-        self, emission: Any, kind: str, values: list[Value], scattered: list[Value]
+        self, emission: Emission, kind: str, values: list[Value], scattered: list[Value]
     ) -> None:
         """Sum values of one kind over all replicas, and ``scattered`` piece by piece."""
         # Scalars after gradients, of which the first that is not finite is named.
@@ -178,7 +181,7 @@ class Pending:
         self.turns.adds(parts, own.parts)
         return own
 
-    def _join(self, emission: Any, values: list[Value]) -> None:
+    def _join(self, emission: Emission, values: list[Value]) -> None:
         """Make values whole of which each rank has a piece: weights, or others.
 
         A weight is dropped when it was read and the next is joined, and joined again for
@@ -236,7 +239,7 @@ class Pending:
         return whole
 
     def gathered_at_once(
-        self, emission: Any, parts: Sequence[tf.Tensor], layout: Sharded
+        self, emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded
     ) -> tf.Tensor:
         """Gather the parts of an operation's tensor that is none of the graph's."""
         self._traffic.writes_early |= self._traffic.writes
@@ -247,7 +250,7 @@ class Pending:
         return whole
 
     def of_marker(
-        self, marker: Any, op: tf.Operation, tensors: Sequence[tf.Tensor]
+        self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return what an exchange along another axis of the mesh makes of tensors, in order."""
         self._traffic.writes_early |= self._traffic.writes

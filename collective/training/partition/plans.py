@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
@@ -29,9 +29,13 @@ from collective.training.partition.sizes import (
     symbolic,
 )
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+    from collective.training.partition.own_part import OwnPart
+
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
 # Takes the emission and the inputs of one replica.
-Emit = Callable[[Any, list[Any]], Made]
+Emit: TypeAlias = "Callable[[Emission, list[tf.Tensor]], Made]"
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,15 @@ class Plan:
     is_fallback: bool = False
     is_of_rank_zero: bool = False
     whole: Emit | None = None
-    share: Callable[[Any, Sharded], tf.Tensor | None] | None = None
-    joint: Callable[[Any, list[Any]], tuple[list[Any], tf.Operation]] | None = None
-    finish: Callable[[Sequence[tf.Tensor]], tuple[list[Any], list[Any]]] | None = None
+    share: Callable[[OwnPart, Sharded], tf.Tensor | None] | None = None
+    joint: (
+        Callable[
+            [Emission, list[list[tf.Tensor]]],
+            tuple[list[list[tf.Tensor]], tf.Operation],
+        ]
+        | None
+    ) = None
+    finish: Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], list[tf.Tensor]]] | None = None
 
     @property
     def is_single(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -11,6 +11,9 @@ from collective.training.partition.graph import Value
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import OWNED, Layout, Sharded
 from collective.training.partition.sizes import AnySize, Size
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _FIELDS = 3  # of each replica in a vector
 
@@ -64,7 +67,7 @@ class Share:
         return Share(vector, len(self.own), self.places)
 
 
-def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
+def pieces_of(emission: Emission, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
     """Return for each block where this replica's part begins, and its length."""
     before: AnySize = 0
     found = []
@@ -75,7 +78,7 @@ def pieces_of(emission: Any, layout: Sharded) -> list[tuple[AnySize, AnySize]]:
     return found
 
 
-def sliced(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     """This replica's part of a whole tensor."""
     rank, axis = tensor.shape.rank, layout.axis
     parts = []
@@ -87,7 +90,7 @@ def sliced(emission: Any, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def gathered(emission: Any, parts: Sequence[tf.Tensor], layout: Sharded) -> tf.Tensor:
+def gathered(emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded) -> tf.Tensor:
     """Return the whole tensor, of which each replica of this process has a part."""
     axis, blocks = layout.axis, layout.blocks
     parts = [_to_front(part, axis) for part in parts]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
-from collective.training.partition.graph import Known, Node, Value
+from collective.training.partition.graph import Known, Node, Sizes, Value
 from collective.training.partition.layouts import Shape
 from collective.training.partition.sizes import (
     AnySize,
@@ -40,8 +40,14 @@ _FOLDED = 20_000
 _ALWAYS_FOLDED = {"BroadcastGradientArgs", "Shape", "ShapeN", "Size", "Rank"}
 _NEVER_FOLDED = (tf.variant, tf.resource, tf.string)
 
-_SHAPES: dict[str, Callable[[Node], Shape | list[Shape]]] = {}
-_SIZES: dict[str, Callable[[Node], Any]] = {}
+Shapes: TypeAlias = Shape | list[Shape]
+"""What a shape rule finds: the shape of the one output, or of each of several."""
+ShapeRule = Callable[[Node], Shapes]
+FoundSizes: TypeAlias = Sizes | None | Sequence[Sizes | None]
+"""What a size rule finds: the sizes in the one output, or in each of several."""
+SizeRule = Callable[[Node], FoundSizes]
+_SHAPES: dict[str, ShapeRule] = {}
+_SIZES: dict[str, SizeRule] = {}
 
 
 def learn(node: Node) -> None:
@@ -252,10 +258,10 @@ def _inferred(node: Node) -> list[Shape] | None:
 _OF_ROWS: dict[str, int] = {}
 
 
-def shape_rule(*types: str) -> Callable[[Any], Any]:
+def shape_rule(*types: str) -> Callable[[ShapeRule], ShapeRule]:
     """Declare what finds the whole shapes of what some types of operations make."""
 
-    def add(rule: Any) -> Any:
+    def add(rule: ShapeRule) -> ShapeRule:
         for name in types:
             _SHAPES[name] = rule
         return rule
@@ -275,7 +281,7 @@ def alike(*types: str) -> None:
         _SHAPES[name] = lambda node: [node.inputs[0].shape] * len(node.outputs)
 
 
-def _broadcast_shape(node: Node) -> Any:
+def _broadcast_shape(node: Node) -> Shape:
     sizes = broadcast([v.shape for v in node.inputs])
     return None if sizes is None else tuple(sizes)
 
@@ -304,10 +310,10 @@ def _learn_sizes(node: Node) -> None:
             value.const = table.astype(value.dtype.as_numpy_dtype)
 
 
-def size_rule(*types: str) -> Callable[[Any], Any]:
+def size_rule(*types: str) -> Callable[[SizeRule], SizeRule]:
     """Declare what finds the sizes that some types of operations compute."""
 
-    def add(rule: Any) -> Any:
+    def add(rule: SizeRule) -> SizeRule:
         for name in types:
             _SIZES[name] = rule
         return rule

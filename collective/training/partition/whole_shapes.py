@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.layouts import Shape
@@ -18,6 +16,7 @@ from collective.training.partition.sizes import (
 )
 from collective.training.partition.strided import entries_of
 from collective.training.partition.values import (
+    Shapes,
     alike,
     axes_in,
     axis_in,
@@ -67,7 +66,7 @@ def _transpose(node: Node) -> Shape:
 
 
 @shape_rule("ConcatV2")
-def _concat(node: Node) -> Any:
+def _concat(node: Node) -> Shapes:
     values = node.inputs[:-1]
     shapes = [v.shape for v in values if v.shape is not None]
     axis = axis_in(node.inputs[-1], values[0].rank)
@@ -81,7 +80,7 @@ def _concat(node: Node) -> Any:
 
 
 @shape_rule("Pack")
-def _pack(node: Node) -> Any:
+def _pack(node: Node) -> Shapes:
     shapes = [v.shape for v in node.inputs if v.shape is not None]
     if not shapes or len({len(shape) for shape in shapes}) > 1:
         return None
@@ -91,7 +90,7 @@ def _pack(node: Node) -> Any:
 
 
 @shape_rule("Unpack")
-def _unpack(node: Node) -> Any:
+def _unpack(node: Node) -> Shapes:
     x = node.inputs[0]
     if x.shape is None:
         return None
@@ -100,7 +99,7 @@ def _unpack(node: Node) -> Any:
 
 
 @shape_rule("Split")
-def _split(node: Node) -> Any:
+def _split(node: Node) -> Shapes:
     x = node.inputs[1]
     axis = axis_in(node.inputs[0], x.rank)
     if axis is None or x.shape is None:
@@ -111,7 +110,7 @@ def _split(node: Node) -> Any:
 
 
 @shape_rule("SplitV")
-def _split_v(node: Node) -> Any:
+def _split_v(node: Node) -> Shapes:
     x, sizes = node.inputs[0], sizes_in(node.inputs[1])
     axis = axis_in(node.inputs[2], x.rank)
     if axis is None or x.shape is None or not isinstance(sizes, tuple):
@@ -150,7 +149,7 @@ def _unpad(node: Node) -> Shape:
 
 
 @shape_rule("Unique", "UniqueV2")
-def _distinct(node: Node) -> Any:
+def _distinct(node: Node) -> Shapes:
     return [None, node.inputs[0].shape if node.inputs[0].rank == 1 else None]
 
 
@@ -163,7 +162,7 @@ def _solved(node: Node) -> Shape:
 
 
 @shape_rule("SelfAdjointEigV2")
-def _eigen(node: Node) -> Any:
+def _eigen(node: Node) -> Shapes:
     shape = node.inputs[0].shape
     if shape is None:
         return None
@@ -227,7 +226,7 @@ def _pad(node: Node) -> Shape:
 
 
 @shape_rule("Slice")
-def _slice(node: Node) -> Any:
+def _slice(node: Node) -> Shapes:
     x, begin, size = node.inputs[0], *map(sizes_in, node.inputs[1:])
     if x.shape is None or not isinstance(size, tuple):
         return None
@@ -241,7 +240,7 @@ def _slice(node: Node) -> Any:
 
 
 @shape_rule("StridedSlice")
-def _strided_slice(node: Node) -> Any:
+def _strided_slice(node: Node) -> Shapes:
     entries = entries_of(node)
     if entries is None:
         return None
@@ -270,7 +269,7 @@ def _read(node: Node) -> Shape:
 
 
 @shape_rule("ResourceGather")
-def _look_up(node: Node) -> Any:
+def _look_up(node: Node) -> Shapes:
     indices = node.inputs[1].shape
     table = tensorflow_names.shape_of_variable(node.inputs[0].source)
     if indices is None or table is None or node.attr("batch_dims"):
@@ -279,7 +278,7 @@ def _look_up(node: Node) -> Any:
 
 
 @shape_rule("OneHot")
-def _one_hot(node: Node) -> Any:
+def _one_hot(node: Node) -> Shapes:
     x, depth = node.inputs[0], sizes_in(node.inputs[1])
     if x.shape is None:
         return None
@@ -313,7 +312,7 @@ def _arg(node: Node) -> Shape:
     "UnsortedSegmentMin",
     "UnsortedSegmentProd",
 )
-def _segments(node: Node) -> Any:
+def _segments(node: Node) -> Shapes:
     x, numbers = (value.shape for value in node.inputs[:2])
     count = sizes_in(node.inputs[2])
     if x is None or numbers is None or count is None:
@@ -322,7 +321,7 @@ def _segments(node: Node) -> Any:
 
 
 @shape_rule("TopK", "TopKV2")
-def _top(node: Node) -> Any:
+def _top(node: Node) -> Shapes:
     x = node.inputs[0].shape
     k = sizes_in(node.inputs[1]) if node.type == "TopKV2" else node.attr("k")
     if x is None or k is None:
@@ -331,7 +330,7 @@ def _top(node: Node) -> Any:
 
 
 @shape_rule("MatMul")
-def _matmul(node: Node) -> Any:
+def _matmul(node: Node) -> Shapes:
     a, b = (v.shape for v in node.inputs)
     if a is None or b is None:
         return None
@@ -342,7 +341,7 @@ def _matmul(node: Node) -> Any:
 
 
 @shape_rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _batch_matmul(node: Node) -> Any:
+def _batch_matmul(node: Node) -> Shapes:
     a, b = (v.shape for v in node.inputs)
     if a is None or b is None:
         return None
@@ -354,13 +353,13 @@ def _batch_matmul(node: Node) -> Any:
 
 
 @shape_rule("SparseToDense")
-def _dense(node: Node) -> Any:
+def _dense(node: Node) -> Shapes:
     sizes = sizes_in(node.inputs[1])
     return sizes if isinstance(sizes, tuple) else None
 
 
 @shape_rule("SparseTensorDenseMatMul")
-def _sparse_matmul(node: Node) -> Any:
+def _sparse_matmul(node: Node) -> Shapes:
     a, b = sizes_in(node.inputs[2]), node.inputs[3].shape
     if not isinstance(a, tuple) or b is None:
         return None
@@ -390,7 +389,7 @@ def labels_of(node: Node) -> tuple[list[str], str] | None:
 
 
 @shape_rule("Einsum")
-def _einsum(node: Node) -> Any:
+def _einsum(node: Node) -> Shapes:
     found = labels_of(node)
     if found is None:
         return None
@@ -407,7 +406,7 @@ def _einsum(node: Node) -> Any:
 
 
 @shape_rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def _cross_entropy(node: Node) -> Any:
+def _cross_entropy(node: Node) -> Shapes:
     x, labels = (value.shape for value in node.inputs)
     is_sparse = node.type.startswith("Sparse")
     made = x if is_sparse else broadcast([x, labels])
@@ -443,7 +442,7 @@ def _classes(node: Node) -> Shape:
 
 
 @shape_rule("Range")
-def _range(node: Node) -> Any:
+def _range(node: Node) -> Shapes:
     start, limit, delta = map(sizes_in, node.inputs)
     if start is None or limit is None or delta is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,7 +13,10 @@ from collective.training.partition.plans import Plan, Rows, Rule, rule, summed, 
 from collective.training.partition.rules.empty import rows_wanted, with_a_row
 from collective.training.partition.rules.products import contraction
 from collective.training.partition.stateful import may_differ
-from collective.training.partition.values import alike, of_rows, shape_rule
+from collective.training.partition.values import Shapes, alike, of_rows, shape_rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 def by_rows(inputs: Sequence[int] | None, kept: int | None) -> Rule:
@@ -178,7 +181,7 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
         for i in grads:
             wanted[i] = layout
 
-        def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
             x = list(x)
             if node.inputs[place].shape != (2,):  # of height and width alone
                 shape = sizes_in(node.inputs[place])
@@ -211,7 +214,7 @@ def fractional_pool(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
             return plan
         return with_a_row(Plan(plan.inputs, [plan.outputs[0], WHOLE, WHOLE]), node)
 
-    def drawn(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def drawn(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         pooled, *regions = emission.copy(node, x)
         # TensorFlow says that they are one shorter than they are.
         default = tf.compat.v1.placeholder_with_default
@@ -224,7 +227,7 @@ _images = by_rows([0], None)
 
 
 @shape_rule("FractionalMaxPool", "FractionalAvgPool")
-def _pooled(node: Node) -> Any:
+def _pooled(node: Node) -> Shapes:
     images, pooled = node.inputs[0].shape, node.outputs[0].static_shape()
     if images is None or pooled is None:
         return None
@@ -311,7 +314,7 @@ def rounded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 @shape_rule("QuantizeAndDequantizeV4Grad")
-def _of_rounded(node: Node) -> Any:
+def _of_rounded(node: Node) -> Shapes:
     return [value.shape for value in node.inputs[1:]]
 
 

@@ -7,7 +7,7 @@ input or of its output as a product of matrices is. Places of an image are never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,6 +22,9 @@ from collective.training.partition.plans import (
     summed,
 )
 from collective.training.partition.rules.products import contracted
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _PLACES = "xyz"
 
@@ -91,7 +94,7 @@ def _with_shape(node: Node, made: Plan, shape: int) -> Plan:
     wanted, (layout,) = list(made.inputs), made.outputs
     wanted.insert(shape, WHOLE)
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         x = list(x)
         if node.inputs[shape].shape != (2,):  # of height and width alone
             known = sizes_in(node.inputs[shape])

@@ -9,7 +9,7 @@ Source: M. Shoeybi et al., Megatron-LM, 2019 (its parallel cross entropy).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,8 +20,11 @@ from collective.training.partition.rules.handles import own_numbers
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.values import axis_in
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
 Parts = Sequence[tf.Tensor]
-Make = Callable[[Any, Parts, Sequence[Parts]], list[list[tf.Tensor]]]
+Make: TypeAlias = "Callable[[Emission, Parts, Sequence[Parts]], list[list[tf.Tensor]]]"
 
 
 def _of_last(node: Node, layouts: Sequence[Layout], place: int = 0) -> Sharded | None:
@@ -42,7 +45,7 @@ def jointly(
             all operands, the tensors of each output.
     """
 
-    def joint(emission: Any, inputs: list[Any]) -> tuple[list[Any], tf.Operation]:
+    def joint(emission: Emission, inputs: list[list[tf.Tensor]]) -> tuple[list[list[tf.Tensor]], tf.Operation]:
         place = next(i for i, lay in enumerate(wanted) if isinstance(lay, Sharded))
         made = make(emission, inputs[place], inputs)
         flat = [tensor for tensors in made for tensor in tensors]
@@ -52,7 +55,7 @@ def jointly(
     return Plan(wanted, outputs, joint=joint)
 
 
-def _shifted(emission: Any, parts: Parts) -> tuple[Parts, tf.Tensor]:
+def _shifted(emission: Emission, parts: Parts) -> tuple[Parts, tf.Tensor]:
     """Return numbers less the maximum over the last axis, not in 16 bits; and the maximum."""
     wide = [tf.cast(t, tf.float32) if t.dtype.size < 4 else t for t in parts]
     own = [tf.reduce_max(t, -1, keepdims=True) for t in wide]
@@ -67,7 +70,7 @@ def softmax(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None:
         return None
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         exps = [tf.exp(t) for t in shifted]
         own = [tf.reduce_sum(t, -1, keepdims=True) for t in exps]
@@ -86,7 +89,7 @@ def sparse_cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan 
     if layout is None:
         return None
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         (labels,) = inputs[1]
         exps = [tf.exp(t) for t in shifted]
@@ -120,7 +123,7 @@ def cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None or node.inputs[0].shape != node.inputs[1].shape:
         return None
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         labels = [tf.cast(t, shifted[0].dtype) for t in inputs[1]]
         exps = [tf.exp(t) for t in shifted]
@@ -157,7 +160,7 @@ def top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     own = min(int(most), layout.per_row)
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         values, numbers = [], []
         for replica in emission.each():
             ((first, _),) = pieces_of(emission, layout)
@@ -191,7 +194,7 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         else (tf.argmin, tf.reduce_min)
     )
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         values, numbers = [], []
         for replica in emission.each():
             ((first, _),) = pieces_of(emission, layout)
@@ -217,7 +220,7 @@ def in_top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None or most is None:
         return None
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         (labels,) = inputs[1]
         mine, strange = [], []
         for replica in emission.each():

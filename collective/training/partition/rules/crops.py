@@ -5,7 +5,7 @@ A box names its image by number. Where box ``i`` names image ``i``, each replica
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,6 +13,9 @@ from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import ROWS, WHOLE, Layout, Shape, Sharded
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.values import shape_rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 def _counts_rows(value: Value, rows: Rows) -> bool:
@@ -33,7 +36,7 @@ def _has_a_row_each(images: Value, boxes: Value, numbers: Value, rows: Rows) -> 
     )
 
 
-def _own_numbers(emission: Any, numbers: tf.Tensor) -> tf.Tensor:
+def _own_numbers(emission: Emission, numbers: tf.Tensor) -> tf.Tensor:
     """Return the numbers of images, among those of the replica."""
     return numbers - emission.scalar(emission.first_row, numbers.dtype)
 
@@ -45,7 +48,7 @@ def crop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     images, boxes, numbers = node.inputs[:3]
     if ROWS in layouts[:2] and _has_a_row_each(images, boxes, numbers, rows):
 
-        def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
             return emission.copy(node, [*x[:2], _own_numbers(emission, x[2]), x[3]])
 
         return Plan([ROWS, ROWS, ROWS, WHOLE], [ROWS], emit)
@@ -75,7 +78,7 @@ def gradient_of_boxes(node: Node, layouts: list[Layout], rows: Rows) -> Plan | N
         return whole(node)
     if _has_a_row_each(images, boxes, numbers, rows):
 
-        def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+        def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
             return emission.copy(node, [*x[:3], _own_numbers(emission, x[3])])
 
         return Plan([ROWS] * 4, [ROWS], emit)
@@ -95,7 +98,7 @@ def gradient_of_images(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
     if not _has_a_row_each(made, boxes, numbers, rows):
         return None
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         sizes = emission.local_shape(x[3], ROWS, made.shape)
         return emission.copy(node, [*x[:2], _own_numbers(emission, x[2]), sizes])
 

@@ -8,7 +8,7 @@ diagonal runs through its part is computed from them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -16,13 +16,16 @@ from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Shape, Sharded
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of, sliced
-from collective.training.partition.values import alike, shape_rule
+from collective.training.partition.values import Shapes, alike, shape_rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _MAKE = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
 _TAKE = ("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
 _SET = ("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 
-Compute = Callable[[Any, list[Any], tf.Tensor, tf.Tensor], tf.Tensor]
+Compute: TypeAlias = "Callable[[Emission, list[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]"
 """Of the emission, the inputs, and the row and column of each place of a part."""
 
 
@@ -61,7 +64,7 @@ def _axes_of_diagonal(node: Node) -> int | None:
 
 
 @shape_rule(*_MAKE)
-def _made(node: Node) -> Any:
+def _made(node: Node) -> Shapes:
     shape, axes = node.inputs[0].shape, _axes_of_diagonal(node)
     if not shape or axes is None:
         return None
@@ -87,7 +90,7 @@ alike("MatrixBandPart", *_SET)
 
 
 def _numbers(
-    emission: Any, layout: Sharded, size: Any, rank: int
+    emission: Emission, layout: Sharded, size: Any, rank: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the row and the column of each place of a replica's part of a square matrix.
 
@@ -126,7 +129,7 @@ def _across(
     assert shape is not None
     size, rank = shape[-1], len(shape)
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         return [compute(emission, x, *_numbers(emission, of_matrix, size, rank))]
 
     return Plan(layouts, [made], emit)
@@ -146,7 +149,7 @@ def band(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not _is_square(x):
         return None
 
-    def compute(emission: Any, given: list[Any], row: Any, column: Any) -> tf.Tensor:
+    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
         matrix, lower, upper = given
         lower, upper = tf.cast(lower, tf.int64), tf.cast(upper, tf.int64)
         inside = ((lower < 0) | (row - column <= lower)) & (
@@ -173,7 +176,7 @@ def take(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     other = -1 if layout.axis == x.rank - 2 else -2
 
-    def compute(emission: Any, given: list[Any], row: Any, column: Any) -> tf.Tensor:
+    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
         matrix = given[0]
         there = tf.where(row == column, matrix, tf.zeros([], matrix.dtype))
         return tf.reduce_sum(there, other)
@@ -189,7 +192,7 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     rest: list[Layout] = [WHOLE] * (len(layouts) - 1)
     is_square = x.rank is not None and _makes_square(node) and out.shape is not None
 
-    def compute(emission: Any, given: list[Any], row: Any, column: Any) -> tf.Tensor:
+    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
         return made(given, True, row, column)
 
     def made(given: list[Any], by_rows: bool, row: Any, column: Any) -> tf.Tensor:
@@ -209,7 +212,7 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if any(lay != WHOLE for lay in layouts):
         return None
 
-    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+    def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         rank = len(out.shape or ())
         if not is_square or wanted.axis < rank - 2:
             return None
@@ -249,7 +252,7 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     wanted: list[Layout] = [layout, taken, *[WHOLE] * (len(layouts) - 2)]
     by_rows = layout.axis == along.axis
 
-    def compute(emission: Any, given: list[Any], row: Any, column: Any) -> tf.Tensor:
+    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
         matrix, diagonal = given[:2]
         if is_whole:
             own = tf.reshape(row if by_rows else column, [-1])
@@ -267,7 +270,7 @@ def _put_in_matrices(node: Node) -> Any:
     of a share: it takes their rank for that of one diagonal.
     """
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         diagonals = tf.raw_ops.PlaceholderWithDefault(input=x[1], shape=None)
         return list(emission.copy(node, [x[0], diagonals, *x[2:]]))
 
@@ -286,7 +289,7 @@ def _row_by_row(node: Node, layouts: list[Layout]) -> Plan | None:
     if not _is_main(node, 2):
         return None
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         diagonals = tf.ensure_shape(x[1], [None] * (rank - 1))
         own = sliced(emission, diagonals, layout)
         return emission.copy(node, [x[0], own, *x[2:]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,6 +11,9 @@ from collective.training.partition.graph import Node
 from collective.training.partition.layouts import WHOLE, Layout
 from collective.training.partition.plans import Made, Plan, Rows, rule, whole
 from collective.training.partition.stateful import SHOWN
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 @rule(
@@ -56,7 +59,7 @@ def on_rank_zero(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     passed = list(layouts[: len(node.outputs)])  # of Print, which returns its input
     rest = [WHOLE] * (len(layouts) - len(passed))
 
-    def emit(emission: Any, inputs: list[Any]) -> Made:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> Made:
         given = [tf.identity(x) for x in inputs[: len(passed)]]
         if emission.replica:
             return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,12 +19,16 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import AnySize, agreed, product
 from collective.training.partition.values import (
+    Shapes,
     alike,
     broadcast,
     elementwise,
     magnitude,
     shape_rule,
 )
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _ONE = [
     "Abs",
@@ -180,7 +184,7 @@ EACH_ELEMENT = (*_ONE, *_MORE)
 
 
 @shape_rule("AddN")
-def _of_one_shape(node: Node) -> Any:
+def _of_one_shape(node: Node) -> Shapes:
     """Return what is known of any operand, which is true of all."""
     shapes = [v.shape for v in node.inputs if v.shape is not None]
     if not shapes or any(len(shape) != len(shapes[0]) for shape in shapes):
@@ -323,7 +327,7 @@ def ensure_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not isinstance(layout, Sharded):
         return whole(node)
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.identity(x[0])]
 
     return Plan([layout], [layout], emit)
@@ -356,7 +360,7 @@ def select(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 @shape_rule("Select")
-def _selected(node: Node) -> Any:
+def _selected(node: Node) -> Shapes:
     """The shape of both values: the condition is as large, or has their first axis."""
     of_both = [v.shape for v in node.inputs[1:] if v.shape is not None]
     if len({len(shape) for shape in of_both}) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,6 +13,9 @@ from collective.training.partition.graph import Node, Value
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.plans import Plan, Rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 def with_a_row(
@@ -29,7 +32,7 @@ def with_a_row(
         return plan
     assert plan.emit is None, node
 
-    def emit(emission: Any, x: list[Any]) -> Any:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> Any:
         if isinstance(emission.own_rows, int) and emission.own_rows:
             return emission.copy(node, x)
         given = [
@@ -59,7 +62,7 @@ def rows_wanted(of: Rule) -> Rule:
 
 
 def _padded(
-    emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded, filled: int
+    emission: Emission, value: Value, tensor: tf.Tensor, layout: Sharded, filled: int
 ) -> tf.Tensor:
     """Append a row if there are none; otherwise copies nothing."""
     rank, axis = tensor.shape.rank, layout.axis
@@ -80,7 +83,7 @@ def _padded(
     return emission.once(key, padded)
 
 
-def _cut(emission: Any, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def _cut(emission: Emission, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     """Remove the row. Another operation that needs one gets the padded tensor again.
 
     So oneDNN finds a pooling whose gradient it makes, and hands on what it knows of it.

@@ -7,20 +7,23 @@ The ranks of such an axis have the same rows, so places stay where they are. See
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, Layout, Sharded
 from collective.training.partition.plans import Plan, Rows, rule, summed
-from collective.training.partition.values import shape_rule
+from collective.training.partition.values import Shapes, shape_rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 def _exchanged(
     node: Node, taken: Sequence[Layout | None], made: Sequence[Layout]
 ) -> Plan:
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         assert node.marker is not None
         return list(emission.pending.of_marker(node.marker, node.op, inputs))
 
@@ -54,12 +57,12 @@ def marked_gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 @shape_rule("MarkedSum", "MarkedReduction", "MarkedFirst")
-def _as_given(node: Node) -> Any:
+def _as_given(node: Node) -> Shapes:
     return [value.shape for value in node.inputs]
 
 
 @shape_rule("MarkedGather")
-def _joined(node: Node) -> Any:
+def _joined(node: Node) -> Shapes:
     shape = node.inputs[0].shape
     if shape is None:
         return None

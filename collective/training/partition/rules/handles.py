@@ -7,7 +7,7 @@ have the row.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Sharded
 from collective.training.partition.plans import HANDLE_RULES, Plan, Rows, rule
 from collective.training.partition.shares import pieces_of
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 @rule("ReadVariableOp", "Identity", table=HANDLE_RULES)
@@ -37,7 +40,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if sizes is None:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return [emission.vector(sizes, node.outputs[0].dtype)]
 
     return Plan([None], [WHOLE], emit)
@@ -72,7 +75,7 @@ def looked_up(node: Node, table: Sharded, wanted: list[Layout | None]) -> Plan |
     if len(table.blocks) > 1 or not is_number(node.outputs[0].dtype):
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         numbers, is_mine = own_numbers(emission, table, inputs[1])
         found = emission.copy(node, [inputs[0], numbers, *inputs[2:]])[0]
         behind = len(found.shape) - len(is_mine.shape)
@@ -84,7 +87,7 @@ def looked_up(node: Node, table: Sharded, wanted: list[Layout | None]) -> Plan |
 
 
 def own_numbers(
-    emission: Any, table: Sharded, numbers: tf.Tensor
+    emission: Emission, table: Sharded, numbers: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the rows of a table by their number in a replica's part, and whether it has them.
 
@@ -123,7 +126,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if len(table.blocks) > 1:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> tf.Operation:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> tf.Operation:
         handle, numbers, values = inputs
         own, is_mine = own_numbers(emission, table, numbers)
         if node.type == "ResourceScatterUpdate":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -21,6 +21,9 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import Size
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
 EMPTY = Listed()
 
 
@@ -33,7 +36,7 @@ def _any_shape(node: Node, inputs: list[Any]) -> list[Any]:
 def empty(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """A list without elements lies as what is put into it."""
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, _any_shape(node, inputs)))
 
     return Plan([WHOLE] * len(layouts), [EMPTY], emit)
@@ -100,7 +103,7 @@ def _learn_shape(value: Value, shape: OpenShape) -> None:
 
 
 def _item_shape(
-    emission: Any, node: Node, have: Listed, place: int, inputs: list[Any]
+    emission: Emission, node: Node, have: Listed, place: int, inputs: list[tf.Tensor]
 ) -> Any:
     """Return the shape of an element, which makes zeros of one that was not set."""
     x = list(inputs)
@@ -136,7 +139,7 @@ def _reads(node: Node, layouts: list[Layout], at: int, more: int) -> Plan | None
     _learn_shape(item, have.shape)
     item.sizes = have.sizes
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, _item_shape(emission, node, have, at, inputs)))
 
     rest = [WHOLE] * (len(layouts) - 1)
@@ -168,7 +171,7 @@ def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         _learn_shape(out, (first, *have.shape))
     made = element.moved(element.axis + 1) if isinstance(element, Sharded) else element
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, _item_shape(emission, node, have, 1, inputs)))
 
     return Plan([have, WHOLE], [made], emit)
@@ -185,7 +188,7 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         _learn_shape(out, (node.inputs[1].shape[0], *have.shape))
     made = element.moved(element.axis + 1) if isinstance(element, Sharded) else element
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, _item_shape(emission, node, have, 2, inputs)))
 
     return Plan([have, WHOLE, WHOLE], [made], emit)
@@ -209,7 +212,7 @@ def _of_places(node: Node, layouts: list[Layout], rows: Rows, at: int) -> Plan:
     taken = WHOLE if element == WHOLE else layouts[0]
     assert x.shape is not None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         shape = tf.shape(inputs[0], node.inputs[at].dtype)[1:]
         return list(emission.copy(node, [*inputs[:at], shape, *inputs[at + 1 :]]))
 
@@ -247,7 +250,7 @@ def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return whole(node)
     sizes = have.shape
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         dtype = node.outputs[0].dtype
         parts = [
             emission.number(size)
@@ -291,7 +294,7 @@ def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     value.sizes = have.sizes
     open_ = tensorflow_names.one_open_shape()
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, inputs, output_shapes=open_))
 
     return Plan([have], [have.element or WHOLE], emit)

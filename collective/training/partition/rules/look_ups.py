@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -12,6 +12,9 @@ from collective.training.partition.plans import AXIS_RULES, Plan, Rows, rule, su
 from collective.training.partition.rules.handles import looked_up
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.values import axis_in
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 @rule("GatherV2", "Gather", table=AXIS_RULES)
@@ -33,7 +36,7 @@ def added(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if any(lay != WHOLE for lay in summed(layouts)):
         return None
 
-    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+    def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         if wanted.axis or len(wanted.blocks) > 1:
             return None
         values, numbers, _ = (emission.whole_of(value) for value in node.inputs)
@@ -46,7 +49,7 @@ def added(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _own(
-    emission: Any, layout: Sharded, numbers: tf.Tensor
+    emission: Emission, layout: Sharded, numbers: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return numbers within a replica's part, which are -1 where they are of another; its size.
 
@@ -68,7 +71,7 @@ def one_hot(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     rank, axis = node.outputs[0].rank, node.attr("axis")
 
-    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+    def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         if rank is None or wanted.axis != axis % rank or len(wanted.blocks) > 1:
             return None
         given = [emission.whole_of(value) for value in node.inputs]

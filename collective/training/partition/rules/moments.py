@@ -14,7 +14,7 @@ LeVeque, Updating formulae and a pairwise algorithm for computing sample varianc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,6 +23,9 @@ from collective.training.partition.layouts import MOMENTS, WHOLE, Layout, Sharde
 from collective.training.partition.plans import Plan, Rows, rule, summed
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 def find(graph: Graph) -> None:
@@ -64,7 +67,7 @@ def variance(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
     x, (layout, _) = node.inputs[0], summed(layouts)
     axes = axes_in(node.inputs[1], x.rank)
 
-    def at_once(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def at_once(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         over = tf.get_static_value(node.inputs[1].source)
         return [tf.math.reduce_variance(inputs[0], over, keepdims=True)]
 
@@ -76,7 +79,7 @@ def variance(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
     rest.remove(x.shape[layout.axis])
     count = product([x.shape[layout.axis], *rest])
 
-    def moments(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def moments(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values = inputs[0]
         own = product([emission.own_rows * layout.per_row, *rest])
         total = tf.reduce_sum(values, axes, keepdims=True)
@@ -91,7 +94,9 @@ def variance(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
     return Plan([layout, None], [MOMENTS], moments, finish=_finished)
 
 
-def _finished(totals: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
+def _finished(
+    totals: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return the mean and the variance, one for each device, of what was summed."""
     found = []
     for total in totals:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,6 +20,9 @@ from collective.training.partition.rules.classes import Parts, jointly
 from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import about, product
 from collective.training.partition.values import alike, axes_in
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 # Elements of a row: of fewer, all rows cost less than two exchanges.
 _WORTH_TWO = 8
@@ -74,7 +77,7 @@ def running(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _along_others(node, layouts, 1)
     axis, (reduce, nothing) = layout.axis, _TOTALS[node.type]
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         totals = [reduce(part, axis, keepdims=True) for part in parts]
         firsts = [emission.number(emission.first_row)[None] for _ in emission.each()]
         pending, made = emission.pending, []
@@ -109,7 +112,7 @@ def roll(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _along_others(node, layouts, 2)
     axis, size = layout.axis, layout.per_row * rows.rows
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         shift = tf.cast(tf.reshape(inputs[1][0], []), tf.int64)
         goals, stays, bounds = [], [], []
         for _ in emission.each():

@@ -7,7 +7,7 @@ Anything else takes such a value whole.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,9 @@ from collective.training.partition.rules.elementwise import EACH_ELEMENT
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
 
 @rule("ReadVariableOp", table=OWNED_RULES)
 def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
@@ -54,7 +57,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if sizes is None:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.constant(sizes, node.outputs[0].dtype)]
 
     return Plan([None], [WHOLE], emit)
@@ -69,7 +72,7 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     wanted = whole(node) if found is None or found.emit is not None else found
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         piece = tf.raw_ops.ReadVariableOp(
             resource=inputs[0], dtype=node.outputs[0].dtype
         )
@@ -108,7 +111,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if shape is None or not isinstance(width, int) or shape[1:] != inner:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> tf.Operation:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> tf.Operation:
         handle, rows_read, values = inputs
         part, parts = emission.exchange.place
         sizes = pieces.lengths(shape, parts)
@@ -143,7 +146,7 @@ def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if OWNED not in wanted:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         given = []
         for value, layout, x in zip(node.inputs, wanted, inputs, strict=True):
             if layout == WHOLE:
@@ -165,7 +168,7 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not node.inputs[0].is_static or not node.outputs[0].is_static:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.identity(inputs[0])]
 
     return Plan([OWNED, *[None] * (len(layouts) - 1)], [OWNED], emit)
@@ -206,7 +209,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _once(of_piece: Any, is_sum: bool = True) -> Any:
     """Only the first replica of a process adds the process's result."""
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         found = of_piece(inputs[0])
         return [tf.zeros_like(found) if is_sum and emission.replica else found]
 

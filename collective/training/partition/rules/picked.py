@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -24,6 +24,9 @@ from collective.training.partition.offers import leads_to_weights
 from collective.training.partition.plans import SOME_RULES, Plan, Rows, rule
 from collective.training.partition.sizes import AnySize, about, is_natural, total
 from collective.training.partition.values import axis_in
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 #: So many times fewer rows than there are cost less to gather alone.
 _FEW = 4
@@ -123,7 +126,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if made is None:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, given, *rest = inputs
         part = emission.of(made)
         first, last = own_places(part, made, layout, ahead)

@@ -10,7 +10,7 @@ Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 201
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,6 +22,9 @@ from collective.training.partition.shares import pieces_of
 from collective.training.partition.sizes import quotient
 from collective.training.partition.stateful import may_differ
 from collective.training.partition.values import alike
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 # Kernels that reject numbers keep so many 32-bit words of the stream for each of theirs,
 # and Philox gives four words a count.
@@ -48,10 +51,10 @@ def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return whole(node)
     counts = _COUNTED[node.type]
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return [_rows_of_draw(emission, node, inputs, layout, counts)]
 
-    def redraw(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def redraw(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, inputs))
 
     return Plan([WHOLE] * len(layouts), [layout], emit, whole=redraw)
@@ -71,7 +74,7 @@ def _layout_of_draw(node: Node, rows: Rows) -> Sharded | None:
 
 
 def _rows_of_draw(
-    emission: Any, node: Node, inputs: list[Any], layout: Sharded, counts: int
+    emission: Emission, node: Node, inputs: list[tf.Tensor], layout: Sharded, counts: int
 ) -> tf.Tensor:
     shape, key, counter, *rest = inputs
     with on_host():
@@ -87,7 +90,7 @@ def _rows_of_draw(
 
 
 def _numbers(
-    emission: Any,
+    emission: Emission,
     node: Node,
     first: tf.Tensor,
     shape: tf.Tensor,

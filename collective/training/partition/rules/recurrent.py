@@ -12,7 +12,7 @@ from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Shape, Sharded
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
-from collective.training.partition.values import shape_rule
+from collective.training.partition.values import Shapes, shape_rule
 
 _KEPT = SUM
 _INPUT, _PARAMS, _LENGTHS = 0, 3, 4  # of the operands
@@ -72,7 +72,7 @@ def backward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 @shape_rule("CudnnRNNV3")
-def _of_forward(node: Node) -> Any:
+def _of_forward(node: Node) -> Shapes:
     x, h, c = (value.shape for value in node.inputs[:3])
     if x is None or h is None:
         return None
@@ -82,5 +82,5 @@ def _of_forward(node: Node) -> Any:
 
 
 @shape_rule("CudnnRNNBackpropV3")
-def _of_backward(node: Node) -> Any:
+def _of_backward(node: Node) -> Shapes:
     return [value.shape for value in node.inputs[:4]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,6 +17,9 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.sizes import product
 from collective.training.partition.values import axes_in, axis_in
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _KINDS = {
     "Sum": "sum",
@@ -55,7 +58,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     count = product(x.shape[axis] for axis in set(axes))
 
-    def mean(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def mean(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, over = inputs
         wide = tf.float32 if x.dtype in _NARROW else x.dtype
         total = tf.raw_ops.Sum(input=tf.cast(values, wide), axis=over, keep_dims=keep)

@@ -6,7 +6,7 @@ exchanged first, so that each replica has as many sums as the others.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,6 +19,9 @@ from collective.training.partition.layouts import (
 )
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.classes import Parts, jointly
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 @rule("SegmentSum", "SegmentMean")
@@ -42,7 +45,7 @@ def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         pads = tf.scatter_nd([[0, 1]], missing[None], [part.shape.rank, 2])
         return tf.pad(found, pads)
 
-    def make(emission: Any, parts: Parts, inputs: Any) -> list[list[tf.Tensor]]:
+    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
         of = inputs[1]
         last = [tf.reduce_max(tf.concat([[-1], tf.cast(n, tf.int64)], 0)) for n in of]
         (most,) = emission.pending.at_once("max", [last])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,6 +23,9 @@ from collective.training.partition.plans import Plan, Rows, rule, summed, whole
 from collective.training.partition.rules.empty import with_a_row
 from collective.training.partition.sizes import quotient
 from collective.training.partition.values import axis_in, squeezed
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 
 @rule("Reshape", "ExpandDims", "Squeeze")
@@ -45,7 +48,7 @@ def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return Plan([layout, WHOLE], [made])
     sizes = out.shape
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         target = _target(emission, inputs, sizes, made)
         return [tf.reshape(inputs[0], target)]
 
@@ -62,7 +65,7 @@ def _squeeze(node: Node, layout: Sharded, made: Sharded) -> Plan | None:
         return None
     kept = [axis for axis in range(len(sizes) + len(gone)) if axis not in gone]
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         if layout.axis not in gone:
             return [tf.squeeze(inputs[0], gone) if gone else tf.identity(inputs[0])]
         given = tf.gather(tf.shape(inputs[0], tf.int64), kept)
@@ -71,7 +74,7 @@ def _squeeze(node: Node, layout: Sharded, made: Sharded) -> Plan | None:
     return Plan([layout], [made], emit)
 
 
-def _target(emission: Any, inputs: list[Any], sizes: Any, made: Sharded) -> tf.Tensor:
+def _target(emission: Emission, inputs: list[tf.Tensor], sizes: Any, made: Sharded) -> tf.Tensor:
     """Return the shape of a replica's part."""
     given = inputs[1]
     local = list(sizes)
@@ -114,13 +117,13 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         if out.shape[made.axis] != layout.per_row * rows.rows:
             return None
 
-        def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+        def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
             local = emission.local_shape(inputs[1], made, out.shape)
             return [tf.broadcast_to(inputs[0], local)]
 
         return Plan([layout, WHOLE], [made], emit)
 
-    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+    def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         axis = wanted.axis - ahead
         assert x.shape is not None
         if axis >= 0 and x.shape[axis] != 1:
@@ -135,7 +138,7 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Each replica fills what it uses."""
 
-    def share(emission: Any, wanted: Sharded) -> tf.Tensor | None:
+    def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         sizes, number = (emission.whole_of(value) for value in node.inputs)
         shape = node.outputs[0].shape
         return tf.fill(emission.local_shape(sizes, wanted, shape), number)
@@ -177,7 +180,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     blocks = [k for k in (ahead, *layout.blocks, behind) if k]
     axis = layout.axis
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, given, *rest = inputs
         own = emission.vector([emission.own_rows * k for k in around], given.dtype)
         local = tf.concat([given[:axis], own[None], given[axis + 1 :]], 0)
@@ -264,7 +267,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if any(v.rank is None and isinstance(v.layout, Sharded) for v in node.inputs):
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         results = []
         for value, tensor in zip(node.inputs, inputs, strict=True):
             dtype = node.outputs[0].dtype
@@ -291,7 +294,7 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not isinstance(value.layout, Sharded):
         return Plan([_as_it_is(value)], [WHOLE])
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         layout = value.layout
         assert isinstance(layout, Sharded)
         sizes = tf.shape(inputs[0], tf.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,6 +23,9 @@ from collective.training.partition.sizes import AnySize, is_natural, quotient, t
 from collective.training.partition.strided import Entry, entries, entries_of
 from collective.training.partition.values import axis_in
 
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
+
 _MOST_LIKE_IT = 16  # blocks of zeros beside a slice
 
 
@@ -41,7 +44,7 @@ def blocks_within(
     return (first, last) if first < last else None
 
 
-def _own_range(emission: Any, layout: Sharded, blocks: tuple[int, int]) -> Any:
+def _own_range(emission: Emission, layout: Sharded, blocks: tuple[int, int]) -> Any:
     """Return where the blocks begin in a replica's part, and their places: int64 scalars."""
     first, last = blocks
     begin, count = total(layout.blocks[:first]), total(layout.blocks[first:last])
@@ -71,7 +74,7 @@ def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _slice_of_rows(node, layout, (begins[axis], length), rows)
     made = Sharded(axis, layout.blocks[found[0] : found[1]])
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, begin, count = inputs
         own = [tf.cast(n, begin.dtype) for n in _own_range(emission, layout, found)]
         begin, count = (
@@ -93,7 +96,7 @@ def _slice_of_rows(
         return None
     (of,) = made
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, *given = inputs
         first, last = picked.own_places(emission, layout, of, bounds[0])
         own = [tf.cast(n, given[0].dtype) for n in (first, last - first)]
@@ -134,7 +137,7 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         blocks = within
         made = Sharded(entry.out, layout.blocks[blocks[0] : blocks[1]])
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         begin, count = _own_range(emission, layout, blocks)
         index = _index(found, inputs[1:], node, layout.axis, begin, begin + count)
         return [inputs[0][index]]
@@ -154,7 +157,7 @@ def _picked(
         return None
     (of,) = made
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         own = picked.own_places(emission, layout, of, entry.begin, entry.step)
         index = _index(found, inputs[1:], node, layout.axis, *own, entry.step)
         return [inputs[0][index]]
@@ -178,7 +181,7 @@ def _one_place(
     if len(layout.blocks) > 1 or not (x.dtype.is_floating or x.dtype.is_integer):
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         ((first, count),) = pieces_of(emission, layout)
         place = emission.number(entry.begin) - emission.number(first)
         own = emission.number(count)
@@ -298,7 +301,7 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
     blocks = (*_zeros(ahead, layout), *layout.blocks, *_zeros(behind, layout))
     made = Sharded(axis, blocks)
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         shape, *bounds, upstream = inputs
         own = emission.own_rows
         local = emission.local_shape(shape, made, sizes)
@@ -328,7 +331,7 @@ def picked_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if made is None:
         return None
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         shape, *bounds, upstream = inputs
         part = emission.of(made)
         own = picked.own_places(part, made, layout, begin, step)
@@ -429,7 +432,7 @@ def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         made.append(Sharded(axis, layout.blocks[found[0] : found[1]]))
         begin = begin + length
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         counts = emission.vector([emission.own_rows * part for part in parts])
         return list(tf.split(inputs[at], counts, axis, num=len(parts)))
 
@@ -455,7 +458,7 @@ def _split_rows(node: Node, at: int, layout: Sharded, rows: Rows) -> Plan | None
     wanted: list[Layout] = [WHOLE] * len(node.inputs)
     wanted[at] = layout
 
-    def emit(emission: Any, inputs: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         counts = emission.vector([emission.of(of).own_rows for of in made])
         return list(tf.split(inputs[at], counts, layout.axis, num=len(made)))
 

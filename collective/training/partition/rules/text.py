@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,6 +19,9 @@ from collective.training.partition.rules.elementwise import each_element
 from collective.training.partition.shares import sliced
 from collective.training.partition.sizes import AnySize, product
 from collective.training.partition.values import elementwise, shape_rule
+
+if TYPE_CHECKING:
+    from collective.training.partition.emission import Emission
 
 _EACH = [
     "AsString",
@@ -108,10 +111,10 @@ def padded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not shape or shape[0] != rows.rows:
         return None
 
-    def make_whole(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def make_whole(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         return emission.copy(node, x)
 
-    def emit(emission: Any, x: list[Any]) -> list[tf.Tensor]:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         return [sliced(emission, emission.copy(node, x)[0], ROWS)]
 
     return Plan([WHOLE] * len(layouts), [ROWS], emit, whole=make_whole)
