@@ -114,7 +114,9 @@ def test_imports_inside_functions_count():
 
 
 def test_no_circle():
-    assert not circles(graph()), "a circle: move what both need below both"
+    """Imports for type checkers alone may make one: a rule names what calls it."""
+    found = circles(graph(types=False))
+    assert not found, "a circle: move what both need below both"
 
 
 def test_no_import_of_a_higher_floor():

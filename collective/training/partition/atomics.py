@@ -12,8 +12,6 @@ makes slower or refuses.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from collective.tensorflow_ops.repeated_rows import added_once

@@ -19,27 +19,27 @@ from collective.training.partition.sizes import (
     total,
 )
 from collective.training.partition.strided import entries_of
-from collective.training.partition.values import FoundSizes, size_rule
+from collective.training.partition.values import size_rule
 
 
 @size_rule("Shape", "ShapeN")
-def _shape_sizes(node: Node) -> FoundSizes:
+def _shape_sizes(node: Node) -> Sizes:
     return [v.shape for v in node.inputs]
 
 
 @size_rule("Size")
-def _size_sizes(node: Node) -> FoundSizes:
+def _size_sizes(node: Node) -> Sizes:
     shape = node.inputs[0].shape
     return None if shape is None else product(shape)
 
 
 @size_rule("Rank")
-def _rank_sizes(node: Node) -> FoundSizes:
+def _rank_sizes(node: Node) -> Sizes:
     return node.inputs[0].rank
 
 
 @size_rule("SparseCross", "SparseCrossHashed")
-def _crossed(node: Node) -> FoundSizes:
+def _crossed(node: Node) -> Sizes:
     shapes = [value.shape for value in node.inputs]
     count = len(node.op.get_attr("dense_types"))
     known = [shape for shape in shapes[:count] if shape is not None]
@@ -49,12 +49,12 @@ def _crossed(node: Node) -> FoundSizes:
 
 
 @size_rule("Identity", "StopGradient", "Snapshot")
-def _same(node: Node) -> FoundSizes:
+def _same(node: Node) -> Sizes:
     return node.inputs[0].sizes
 
 
 @size_rule("ZerosLike", "OnesLike")
-def _filled(node: Node) -> FoundSizes:
+def _filled(node: Node) -> Sizes:
     known = node.inputs[0].shape or ()
     shape = [size for size in known if isinstance(size, int)]
     if not node.inputs[0].is_static or math.prod(shape) > MOST_SIZES:
@@ -63,17 +63,17 @@ def _filled(node: Node) -> FoundSizes:
 
 
 @size_rule("Cast")
-def _cast(node: Node) -> FoundSizes:
+def _cast(node: Node) -> Sizes:
     return node.inputs[0].sizes if node.inputs[0].dtype.is_integer else None
 
 
-def _table(value: Value) -> np.ndarray | None:
+def _table(value: Value) -> Any:
     """Return the sizes that a value holds as an array of objects, or None if unknown."""
     sizes = sizes_in(value)
     return None if sizes is None else np.array(sizes, object)
 
 
-def _untabled(sizes: Any) -> Sizes | None:
+def _untabled(sizes: Any) -> Sizes:
     """Convert an array of sizes to an int, a tuple, or a tuple of tuples."""
     if not isinstance(sizes, np.ndarray) or sizes.ndim == 0:
         return sizes.item() if isinstance(sizes, np.ndarray) else sizes
@@ -83,7 +83,7 @@ def _untabled(sizes: Any) -> Sizes | None:
 
 
 @size_rule("Pack")
-def _packed(node: Node) -> FoundSizes:
+def _packed(node: Node) -> Sizes:
     parts = [_table(v) for v in node.inputs]
     if any(p is None for p in parts):
         return None
@@ -91,7 +91,7 @@ def _packed(node: Node) -> FoundSizes:
 
 
 @size_rule("Unpack")
-def _unpacked(node: Node) -> FoundSizes:
+def _unpacked(node: Node) -> Sizes:
     sizes = _table(node.inputs[0])
     if sizes is None:
         return None
@@ -99,7 +99,7 @@ def _unpacked(node: Node) -> FoundSizes:
 
 
 @size_rule("ConcatV2")
-def _joined(node: Node) -> FoundSizes:
+def _joined(node: Node) -> Sizes:
     parts, axis = [_table(v) for v in node.inputs[:-1]], node.inputs[-1].const
     if axis is None or any(p is None for p in parts):
         return None
@@ -107,7 +107,7 @@ def _joined(node: Node) -> FoundSizes:
 
 
 @size_rule("Transpose")
-def _turned(node: Node) -> FoundSizes:
+def _turned(node: Node) -> Sizes:
     sizes, order = _table(node.inputs[0]), node.inputs[1].const
     if sizes is None or order is None:
         return None
@@ -115,7 +115,7 @@ def _turned(node: Node) -> FoundSizes:
 
 
 @size_rule("StridedSlice")
-def _picked(node: Node) -> FoundSizes:
+def _picked(node: Node) -> Sizes:
     sizes, entries = _table(node.inputs[0]), entries_of(node)
     if sizes is None or entries is None:
         return None
@@ -134,7 +134,7 @@ def _picked(node: Node) -> FoundSizes:
 
 
 @size_rule("Split", "SplitV")
-def _split(node: Node) -> FoundSizes:
+def _split(node: Node) -> Sizes:
     of_axis, at = (0, 1) if node.type == "Split" else (2, 0)
     sizes, axis = _table(node.inputs[at]), node.inputs[of_axis].const
     shapes = [value.shape for value in node.outputs]
@@ -148,7 +148,7 @@ def _split(node: Node) -> FoundSizes:
 
 
 @size_rule("Slice")
-def _sliced(node: Node) -> FoundSizes:
+def _sliced(node: Node) -> Sizes:
     sizes, begins, counts = _table(node.inputs[0]), *map(sizes_in, node.inputs[1:])
     if sizes is None or not isinstance(begins, tuple) or not isinstance(counts, tuple):
         return None
@@ -162,7 +162,7 @@ def _sliced(node: Node) -> FoundSizes:
 
 
 @size_rule("GatherV2")
-def _gathered(node: Node) -> FoundSizes:
+def _gathered(node: Node) -> Sizes:
     sizes, places = _table(node.inputs[0]), node.inputs[1].const
     axis = node.inputs[2].const
     if sizes is None or places is None or axis is None or node.attr("batch_dims"):
@@ -171,7 +171,7 @@ def _gathered(node: Node) -> FoundSizes:
 
 
 @size_rule("Reshape", "ExpandDims", "Squeeze")
-def _reshaped(node: Node) -> FoundSizes:
+def _reshaped(node: Node) -> Sizes:
     sizes, out = _table(node.inputs[0]), node.outputs[0]
     if sizes is None or out.shape is None or not out.is_static:
         return None
@@ -179,7 +179,7 @@ def _reshaped(node: Node) -> FoundSizes:
 
 
 @size_rule("ConcatOffset")
-def _offsets(node: Node) -> FoundSizes:
+def _offsets(node: Node) -> Sizes:
     axis, shapes = node.inputs[0].const, [sizes_in(v) for v in node.inputs[1:]]
     if axis is None or any(not isinstance(shape, tuple) for shape in shapes):
         return None
@@ -191,7 +191,7 @@ def _offsets(node: Node) -> FoundSizes:
 
 
 @size_rule("DynamicStitch")
-def _stitched(node: Node) -> FoundSizes:
+def _stitched(node: Node) -> Sizes:
     count = node.attr("N")
     found: dict[int, AnySize] = {}
     for places, data in zip(node.inputs[:count], node.inputs[count:], strict=True):
@@ -207,13 +207,13 @@ def _stitched(node: Node) -> FoundSizes:
 
 
 @size_rule("Prod")
-def _multiplied(node: Node) -> FoundSizes:
+def _multiplied(node: Node) -> Sizes:
     sizes = _table(node.inputs[0])
     return None if sizes is None or node.outputs[0].rank else product(sizes.flat)
 
 
 @size_rule("Sum")
-def _added(node: Node) -> FoundSizes:
+def _added(node: Node) -> Sizes:
     sizes = _table(node.inputs[0])
     return None if sizes is None or node.outputs[0].rank else total(sizes.flat)
 
@@ -228,22 +228,22 @@ def _each(node: Node, compute: Callable[[AnySize, AnySize], AnySize | None]) -> 
 
 
 @size_rule("Mul")
-def _times(node: Node) -> FoundSizes:
+def _times(node: Node) -> Sizes:
     return _each(node, lambda a, b: a * b)
 
 
 @size_rule("AddV2", "Add")
-def _plus(node: Node) -> FoundSizes:
+def _plus(node: Node) -> Sizes:
     return _each(node, lambda a, b: a + b)
 
 
 @size_rule("Sub")
-def _minus(node: Node) -> FoundSizes:
+def _minus(node: Node) -> Sizes:
     return _each(node, lambda a, b: a - b)
 
 
 @size_rule("FloorDiv", "TruncateDiv")
-def _divided(node: Node) -> FoundSizes:
+def _divided(node: Node) -> Sizes:
     return _each(node, _divide)
 
 
@@ -254,17 +254,17 @@ def _divide(a: AnySize, b: AnySize) -> AnySize | None:
 
 
 @size_rule("Maximum")
-def _most(node: Node) -> FoundSizes:
+def _most(node: Node) -> Sizes:
     return _each(node, lambda a, b: b + above_zero(a - b))
 
 
 @size_rule("Minimum")
-def _least(node: Node) -> FoundSizes:
+def _least(node: Node) -> Sizes:
     return _each(node, lambda a, b: a - above_zero(a - b))
 
 
 @size_rule("BroadcastGradientArgs")
-def _reduced_axes(node: Node) -> FoundSizes:
+def _reduced_axes(node: Node) -> Sizes:
     a, b = (sizes_in(v) for v in node.inputs)
     if not (isinstance(a, tuple) and isinstance(b, tuple)):
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -115,13 +115,14 @@ class Emission(OwnPart):
             raise NotImplementedError(f"the size {symbol} is not at hand")
         return self.parent.known.number(symbolic(symbol))
 
-    def of(self, layout: Layout) -> OwnPart:
+    def of(self, layout: Layout) -> Emission:
         """Return what has the rows that a layout shares out, as rules ask for them."""
         if not isinstance(layout, Sharded) or layout.of is None:
             return self
         if layout.of not in self._others:
             self._others[layout.of] = OtherRows(self, layout.of)
-        return self._others[layout.of]
+        # It hands on whatever it is not asked as a part.
+        return cast(Emission, self._others[layout.of])
 
     # --- values ---------------------------------------------------------------------
 
@@ -219,6 +220,7 @@ class Emission(OwnPart):
         inputs = [self.get(v, WHOLE) for v in node.inputs]
         if any(part is None for part in inputs):
             return None
+        assert node.plan.whole is not None
         outputs = node.plan.whole(self, [part[0] for part in inputs if part])
         for other, tensor in zip(node.outputs, outputs, strict=True):
             if other is not value:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collective.training.partition.plans import Plan
 
 _HANDLES = {tf.resource, tf.variant}
-Sizes: TypeAlias = AnySize | tuple[AnySize, ...] | tuple[tuple[AnySize, ...], ...]
-"""What an integer value holds: one size, a list, or a table of them."""
-Known = tuple[Shape, Sizes | None, np.ndarray | None]
+Sizes: TypeAlias = Any
+"""What an integer value holds: a size, a tuple of sizes, or a tuple of tuples of them, by its
+rank; None if it is unknown. Whoever reads it knows the rank, which no type says."""
+Known = tuple[Shape, Sizes, np.ndarray | None]
 """The shape of a value, the sizes that it holds, and its constant value."""
 #: Elements of a value that is taken for sizes, at most.
 MOST_SIZES = 64
@@ -102,7 +103,7 @@ class Value:
     def forget(self) -> None:
         """Back to what is known before the graph was looked at."""
         self.const: np.ndarray | None = None
-        self.sizes: Sizes | None = None
+        self.sizes: Sizes = None
         self.layout: Layout = WHOLE
         self.offer: Sharded | None = None
         self.is_needed_whole = self.is_read_owned = False
@@ -146,7 +147,7 @@ def variables_of(values: Sequence[Value]) -> dict[int, Any]:
     return {i: variable for i, variable in pairs if variable is not None}
 
 
-def sizes_in(value: Value) -> Sizes | None:
+def sizes_in(value: Value) -> Sizes:
     """Return the sizes that an integer value holds (see ``Value.sizes``), or None."""
     if value.sizes is None and value.const is not None and value.dtype.is_integer:
         const = np.asarray(value.const)

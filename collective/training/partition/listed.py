@@ -38,9 +38,11 @@ def list_as(
         ]
     if have.is_optional:
         return [_share_of(emission, tensors[0], have, element) for _ in emission.each()]
+    sizes = [size for size in have.shape if size is not None]
+    assert len(sizes) == len(have.shape), have
     stacked = tf.raw_ops.TensorListStack(
         input_handle=tensors[0],
-        element_shape=emission.vector(have.shape, tf.int32),
+        element_shape=emission.vector(sizes, tf.int32),
         element_dtype=layout.dtype,
     )
     stacked.set_shape([None] * (1 + len(have.shape)))

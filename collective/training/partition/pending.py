@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ from collective.training.partition.layouts import (
     Partial,
     Sharded,
 )
+from collective.training.partition.markers import Marker
 from collective.training.partition.own import Own
 from collective.training.partition.shares import gathered
 from collective.training.partition.traffic import Traffic
@@ -37,6 +38,13 @@ JOINED_BYTES = 8 << 20
 def is_weight(value: Value) -> bool:
     """Return whether it is what is read of a variable."""
     return value.node is not None and value.node.type == "ReadVariableOp"
+
+
+def _at_hand(emission: Emission, value: Value, layout: Layout) -> list[tf.Tensor]:
+    """Return a value in a layout that it has been made in."""
+    found = emission.get(value, layout)
+    assert found is not None, value
+    return found
 
 
 class Pending:
@@ -106,7 +114,7 @@ class Pending:
         for value, layout in values.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
-                    own = emission.get(value, layout)
+                    own = _at_hand(emission, value, layout)
                     whole = gathered(emission.of(layout), own, layout)
                 self._traffic.gathers.append(value)
                 self._note([whole])
@@ -114,7 +122,9 @@ class Pending:
         if others := [value for value in owned if not is_weight(value)]:
             self._join(emission, others)
 
-    def _taken(self, emission: Emission) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
+    def _taken(
+        self, emission: Emission
+    ) -> tuple[dict[Value, Layout], dict[Value, Layout]]:
         """Split what waits into what is exchanged now and what waits for the next time.
 
         Weights in pieces are joined in the order in which they are read, some at a time;
@@ -146,12 +156,12 @@ class Pending:
         """Sum values of one kind over all replicas, and ``scattered`` piece by piece."""
         # Scalars after gradients, of which the first that is not finite is named.
         values.sort(key=lambda value: value.rank == 0)
-        parts = [emission.get(value, value.layout) for value in values]
+        parts = [_at_hand(emission, value, value.layout) for value in values]
         attached = self._unsent if kind == "sum" else []
         own = [self._added(kind, of_one) for of_one in parts]
         own += [self._added(kind, [tensor]) for tensor in attached]
         pieces = [
-            self._added(kind, emission.get(value, SUM))._replace(opens=opens)
+            self._added(kind, _at_hand(emission, value, SUM))._replace(opens=opens)
             for value, opens in zip(
                 scattered, self.window.opened_by(scattered), strict=True
             )
@@ -166,7 +176,9 @@ class Pending:
         for value in values:
             total = next(totals)
             if value.layout == MOMENTS and value.node and value.node.mean:
-                means, total = value.node.plan.finish(total)
+                finish = value.node.plan.finish
+                assert finish is not None
+                means, total = finish(total)
                 emission.put(value.node.mean, WHOLE, means)
             emission.put(value, WHOLE, total)
         if attached:
@@ -190,7 +202,7 @@ class Pending:
         """
         weights = values if is_weight(values[0]) else []
         before = self._readers_before if weights else []
-        own = [emission.get(value, OWNED)[0] for value in values]
+        own = [_at_hand(emission, value, OWNED)[0] for value in values]
         with self._in_order(), tf.control_dependencies(before):
             own = [tf.identity(piece) for piece in own] if before else own
             shapes = [value.shape for value in values]

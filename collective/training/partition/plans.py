@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
 
@@ -31,7 +31,6 @@ from collective.training.partition.sizes import (
 
 if TYPE_CHECKING:
     from collective.training.partition.emission import Emission
-    from collective.training.partition.own_part import OwnPart
 
 Made: TypeAlias = Sequence[tf.Tensor] | tf.Operation
 # Takes the emission and the inputs of one replica.
@@ -66,7 +65,7 @@ class Plan:
     is_fallback: bool = False
     is_of_rank_zero: bool = False
     whole: Emit | None = None
-    share: Callable[[OwnPart, Sharded], tf.Tensor | None] | None = None
+    share: Callable[[Emission, Sharded], tf.Tensor | None] | None = None
     joint: (
         Callable[
             [Emission, list[list[tf.Tensor]]],
@@ -74,7 +73,9 @@ class Plan:
         ]
         | None
     ) = None
-    finish: Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], list[tf.Tensor]]] | None = None
+    finish: (
+        Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], list[tf.Tensor]]] | None
+    ) = None
 
     @property
     def is_single(self) -> bool:

@@ -90,7 +90,9 @@ def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def gathered(emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded) -> tf.Tensor:
+def gathered(
+    emission: Emission, parts: Sequence[tf.Tensor], layout: Sharded
+) -> tf.Tensor:
     """Return the whole tensor, of which each replica of this process has a part."""
     axis, blocks = layout.axis, layout.blocks
     parts = [_to_front(part, axis) for part in parts]

@@ -40,12 +40,13 @@ _FOLDED = 20_000
 _ALWAYS_FOLDED = {"BroadcastGradientArgs", "Shape", "ShapeN", "Size", "Rank"}
 _NEVER_FOLDED = (tf.variant, tf.resource, tf.string)
 
-Shapes: TypeAlias = Shape | list[Shape]
+FoundShape: TypeAlias = tuple[AnySize | None, ...] | None
+"""A shape as a rule finds it: None in place of a size that it does not know."""
+Shapes: TypeAlias = FoundShape | Sequence[FoundShape]
 """What a shape rule finds: the shape of the one output, or of each of several."""
 ShapeRule = Callable[[Node], Shapes]
-FoundSizes: TypeAlias = Sizes | None | Sequence[Sizes | None]
-"""What a size rule finds: the sizes in the one output, or in each of several."""
-SizeRule = Callable[[Node], FoundSizes]
+# It returns the sizes of the one output, or a list with those of each of several.
+SizeRule = Callable[[Node], Sizes]
 _SHAPES: dict[str, ShapeRule] = {}
 _SIZES: dict[str, SizeRule] = {}
 
@@ -189,7 +190,7 @@ def _is_foldable(node: Node) -> bool:
 
 def _learn_shapes(node: Node) -> None:
     rule = _SHAPES.get(node.type)
-    found = None if rule is None else rule(node)
+    found: Shapes = None if rule is None else rule(node)
     if found is None:
         found = _inferred(node)
     if found is None:
@@ -281,7 +282,7 @@ def alike(*types: str) -> None:
         _SHAPES[name] = lambda node: [node.inputs[0].shape] * len(node.outputs)
 
 
-def _broadcast_shape(node: Node) -> Shape:
+def _broadcast_shape(node: Node) -> FoundShape:
     sizes = broadcast([v.shape for v in node.inputs])
     return None if sizes is None else tuple(sizes)
 

@@ -9,7 +9,7 @@ Source: M. Shoeybi et al., Megatron-LM, 2019 (its parallel cross entropy).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
@@ -45,7 +45,9 @@ def jointly(
             all operands, the tensors of each output.
     """
 
-    def joint(emission: Emission, inputs: list[list[tf.Tensor]]) -> tuple[list[list[tf.Tensor]], tf.Operation]:
+    def joint(
+        emission: Emission, inputs: list[list[tf.Tensor]]
+    ) -> tuple[list[list[tf.Tensor]], tf.Operation]:
         place = next(i for i, lay in enumerate(wanted) if isinstance(lay, Sharded))
         made = make(emission, inputs[place], inputs)
         flat = [tensor for tensors in made for tensor in tensors]
@@ -70,7 +72,9 @@ def softmax(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None:
         return None
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         exps = [tf.exp(t) for t in shifted]
         own = [tf.reduce_sum(t, -1, keepdims=True) for t in exps]
@@ -89,7 +93,9 @@ def sparse_cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan 
     if layout is None:
         return None
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         (labels,) = inputs[1]
         exps = [tf.exp(t) for t in shifted]
@@ -123,7 +129,9 @@ def cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None or node.inputs[0].shape != node.inputs[1].shape:
         return None
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         shifted, _ = _shifted(emission, parts)
         labels = [tf.cast(t, shifted[0].dtype) for t in inputs[1]]
         exps = [tf.exp(t) for t in shifted]
@@ -160,7 +168,9 @@ def top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     own = min(int(most), layout.per_row)
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         values, numbers = [], []
         for replica in emission.each():
             ((first, _),) = pieces_of(emission, layout)
@@ -194,7 +204,9 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         else (tf.argmin, tf.reduce_min)
     )
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         values, numbers = [], []
         for replica in emission.each():
             ((first, _),) = pieces_of(emission, layout)
@@ -220,7 +232,9 @@ def in_top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if layout is None or most is None:
         return None
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         (labels,) = inputs[1]
         mine, strange = [], []
         for replica in emission.each():

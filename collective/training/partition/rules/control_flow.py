@@ -54,7 +54,9 @@ def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             out.shape = _outside(of_body.shape, out)
     parallel = node.attr("parallel_iterations")
 
-    def joint(emission: Emission, inputs: list[list[tf.Tensor]]) -> tuple[list[list[tf.Tensor]], tf.Operation]:
+    def joint(
+        emission: Emission, inputs: list[list[tf.Tensor]]
+    ) -> tuple[list[list[tf.Tensor]], tf.Operation]:
         count = emission.traffic.exchanges
         inputs, widths = _widened(emission, body.inputs, now, inputs)
         kind = tensorflow_names.LoopBody
@@ -131,7 +133,9 @@ def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
             out.sizes = _sizes_outside(values[0].sizes, out)
     is_if = node.type in ("If", "StatelessIf")
 
-    def joint(emission: Emission, inputs: list[list[tf.Tensor]]) -> tuple[list[list[tf.Tensor]], tf.Operation]:
+    def joint(
+        emission: Emission, inputs: list[list[tf.Tensor]]
+    ) -> tuple[list[list[tf.Tensor]], tf.Operation]:
         count = emission.traffic.exchanges
         (index, *_), *rest = inputs
         rest, widths = _widened(emission, node.bodies[0].inputs, inside, rest)

@@ -5,7 +5,7 @@ A box names its image by number. Where box ``i`` names image ``i``, each replica
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 

@@ -8,7 +8,7 @@ diagonal runs through its part is computed from them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
@@ -25,7 +25,9 @@ _MAKE = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
 _TAKE = ("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
 _SET = ("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 
-Compute: TypeAlias = "Callable[[Emission, list[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]"
+Compute: TypeAlias = (
+    "Callable[[Emission, list[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]"
+)
 """Of the emission, the inputs, and the row and column of each place of a part."""
 
 
@@ -149,7 +151,9 @@ def band(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if not _is_square(x):
         return None
 
-    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
+    def compute(
+        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+    ) -> tf.Tensor:
         matrix, lower, upper = given
         lower, upper = tf.cast(lower, tf.int64), tf.cast(upper, tf.int64)
         inside = ((lower < 0) | (row - column <= lower)) & (
@@ -176,7 +180,9 @@ def take(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
     other = -1 if layout.axis == x.rank - 2 else -2
 
-    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
+    def compute(
+        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+    ) -> tf.Tensor:
         matrix = given[0]
         there = tf.where(row == column, matrix, tf.zeros([], matrix.dtype))
         return tf.reduce_sum(there, other)
@@ -192,7 +198,9 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     rest: list[Layout] = [WHOLE] * (len(layouts) - 1)
     is_square = x.rank is not None and _makes_square(node) and out.shape is not None
 
-    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
+    def compute(
+        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+    ) -> tf.Tensor:
         return made(given, True, row, column)
 
     def made(given: list[Any], by_rows: bool, row: Any, column: Any) -> tf.Tensor:
@@ -217,6 +225,8 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         if not is_square or wanted.axis < rank - 2:
             return None
         given = [emission.whole_of(value) for value in node.inputs]
+        if given[0] is None:
+            return None
         parts = pieces_of(emission, wanted)
         own = [
             given[0][..., emission.number(begin) : emission.number(begin + count)]
@@ -252,7 +262,9 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     wanted: list[Layout] = [layout, taken, *[WHOLE] * (len(layouts) - 2)]
     by_rows = layout.axis == along.axis
 
-    def compute(emission: Emission, given: list[tf.Tensor], row: Any, column: Any) -> tf.Tensor:
+    def compute(
+        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+    ) -> tf.Tensor:
         matrix, diagonal = given[:2]
         if is_whole:
             own = tf.reshape(row if by_rows else column, [-1])

@@ -13,6 +13,7 @@ from collective.training.partition.graph import Node, Value
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.plans import Plan, Rule
+from collective.training.partition.sizes import AnySize
 
 if TYPE_CHECKING:
     from collective.training.partition.emission import Emission
@@ -83,13 +84,15 @@ def _padded(
     return emission.once(key, padded)
 
 
-def _cut(emission: Emission, value: Value, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
+def _cut(
+    emission: Emission, value: Value, tensor: tf.Tensor, layout: Sharded
+) -> tf.Tensor:
     """Remove the row. Another operation that needs one gets the padded tensor again.
 
     So oneDNN finds a pooling whose gradient it makes, and hands on what it knows of it.
     """
     emission.once(("with a row", value, layout), lambda: tensor)
     rank = tensor.shape.rank
-    ends = [-1] * rank
+    ends: list[AnySize] = [-1] * rank
     ends[layout.axis] = emission.own_rows * layout.per_row
     return tf.slice(tensor, emission.vector([0] * rank), emission.vector(ends))

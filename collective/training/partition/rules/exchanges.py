@@ -7,7 +7,7 @@ The ranks of such an axis have the same rows, so places stay where they are. See
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 

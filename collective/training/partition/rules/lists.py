@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from collective.training.partition.layouts import (
     Sharded,
 )
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole
-from collective.training.partition.sizes import Size
+from collective.training.partition.sizes import AnySize, Size
 
 if TYPE_CHECKING:
     from collective.training.partition.emission import Emission
@@ -263,7 +263,7 @@ def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([None], [WHOLE], emit)
 
 
-def _is_rows(size: Any, rows: Rows) -> bool:
+def _is_rows(size: AnySize | None, rows: Rows) -> TypeGuard[AnySize]:
     """Return whether a size is known in every graph of the step."""
     return isinstance(size, Size) and size.symbols <= rows.lasting
 

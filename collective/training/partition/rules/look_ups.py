@@ -75,9 +75,9 @@ def one_hot(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         if rank is None or wanted.axis != axis % rank or len(wanted.blocks) > 1:
             return None
         given = [emission.whole_of(value) for value in node.inputs]
-        if any(tensor is None for tensor in given):
-            return None
         numbers, _, on, off = given
+        if numbers is None or on is None or off is None:
+            return None
         ((first, count),) = pieces_of(emission, wanted)
         local = numbers - emission.scalar(first, numbers.dtype)
         depth = emission.scalar(count, tf.int32)

@@ -14,7 +14,7 @@ LeVeque, Updating formulae and a pairwise algorithm for computing sample varianc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 

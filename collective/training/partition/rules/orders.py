@@ -8,8 +8,8 @@ another replica. Backwards, nearly all rows do: they are gathered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -77,7 +77,9 @@ def running(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _along_others(node, layouts, 1)
     axis, (reduce, nothing) = layout.axis, _TOTALS[node.type]
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         totals = [reduce(part, axis, keepdims=True) for part in parts]
         firsts = [emission.number(emission.first_row)[None] for _ in emission.each()]
         pending, made = emission.pending, []
@@ -112,7 +114,9 @@ def roll(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return _along_others(node, layouts, 2)
     axis, size = layout.axis, layout.per_row * rows.rows
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         shift = tf.cast(tf.reshape(inputs[1][0], []), tf.int64)
         goals, stays, bounds = [], [], []
         for _ in emission.each():

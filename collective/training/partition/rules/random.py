@@ -74,7 +74,11 @@ def _layout_of_draw(node: Node, rows: Rows) -> Sharded | None:
 
 
 def _rows_of_draw(
-    emission: Emission, node: Node, inputs: list[tf.Tensor], layout: Sharded, counts: int
+    emission: Emission,
+    node: Node,
+    inputs: list[tf.Tensor],
+    layout: Sharded,
+    counts: int,
 ) -> tf.Tensor:
     shape, key, counter, *rest = inputs
     with on_host():

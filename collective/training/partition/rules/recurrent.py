@@ -6,8 +6,6 @@ stays on the replica that made it, as does a partial sum that nothing reads.
 
 from __future__ import annotations
 
-from typing import Any
-
 from collective.training.partition.graph import Node
 from collective.training.partition.layouts import SUM, WHOLE, Layout, Shape, Sharded
 from collective.training.partition.plans import Plan, Rows, rule, summed, whole

@@ -6,7 +6,8 @@ exchanged first, so that each replica has as many sums as the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -45,7 +46,9 @@ def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         pads = tf.scatter_nd([[0, 1]], missing[None], [part.shape.rank, 2])
         return tf.pad(found, pads)
 
-    def make(emission: Emission, parts: Parts, inputs: Sequence[Parts]) -> list[list[tf.Tensor]]:
+    def make(
+        emission: Emission, parts: Parts, inputs: Sequence[Parts]
+    ) -> list[list[tf.Tensor]]:
         of = inputs[1]
         last = [tf.reduce_max(tf.concat([[-1], tf.cast(n, tf.int64)], 0)) for n in of]
         (most,) = emission.pending.at_once("max", [last])

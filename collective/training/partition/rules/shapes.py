@@ -74,7 +74,9 @@ def _squeeze(node: Node, layout: Sharded, made: Sharded) -> Plan | None:
     return Plan([layout], [made], emit)
 
 
-def _target(emission: Emission, inputs: list[tf.Tensor], sizes: Any, made: Sharded) -> tf.Tensor:
+def _target(
+    emission: Emission, inputs: list[tf.Tensor], sizes: Any, made: Sharded
+) -> tf.Tensor:
     """Return the shape of a replica's part."""
     given = inputs[1]
     local = list(sizes)
@@ -173,16 +175,16 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if pads[layout.axis] == (0, 0):
         plan = Plan(wanted, [layout])
         return with_a_row(plan, node) if node.type.startswith("Mirror") else plan
-    around = [quotient(size, rows.rows) for size in pads[layout.axis]]
-    if node.type.startswith("Mirror") or None in around:
+    ahead, behind = (quotient(size, rows.rows) for size in pads[layout.axis])
+    if node.type.startswith("Mirror") or ahead is None or behind is None:
         return None
-    ahead, behind = around
     blocks = [k for k in (ahead, *layout.blocks, behind) if k]
     axis = layout.axis
 
     def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         values, given, *rest = inputs
-        own = emission.vector([emission.own_rows * k for k in around], given.dtype)
+        around = [emission.own_rows * k for k in (ahead, behind)]
+        own = emission.vector(around, given.dtype)
         local = tf.concat([given[:axis], own[None], given[axis + 1 :]], 0)
         return emission.copy(node, [values, local, *rest])
 
