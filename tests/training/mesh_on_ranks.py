@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from collective.training.partition.backend_exchange import BackendExchange
 from collective.training.partition.emission import Traffic
-from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.mesh.axis import AxisPass
 from collective.training.partition.mesh.ranks import groups_along

@@ -10,11 +10,8 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training.compression.hook import Exchanged
 from collective.training.compression.hook_state import HookState
-from collective.training.partition.exchange import (
-    Gradients,
-    TimedExchange,
-    Values,
-)
+from collective.training.partition.exchange import Gradients, Values
+from collective.training.partition.timed_exchange import TimedExchange
 
 
 class HookExchange(TimedExchange):

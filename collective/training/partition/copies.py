@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from collective.training.partition.exchange import NONE, Exchange, Gradients, Values
+from collective.training.partition.exchange import Exchange, Message
 from collective.training.partition.graph import Node
 from collective.training.partition.own import Own
 
@@ -20,21 +20,12 @@ Inputs: TypeAlias = Sequence[list[tf.Tensor] | None]
 """The tensors of each input of a node, or None for an unused one."""
 
 
-def reduced(
-    exchange: Exchange,
-    kind: str,
-    values: Values,
-    gradients: Gradients = NONE,
-    scattered: Values = (),
-) -> list[list[tf.Tensor]]:
-    """Return the sums (maxima, ...) of partial values: of each one for all, or for each device.
-
-    Args:
-        values, gradients, scattered: As of ``Exchange.reduce``.
-    """
+def reduced(exchange: Exchange, message: Message) -> list[list[tf.Tensor]]:
+    """Return the sums (maxima, ...) of partial values: of each one for all, or for each device."""
+    values = message.values
     devices = len(exchange.devices)
     if not devices:
-        sums = exchange.reduce(kind, values, gradients, scattered)
+        sums = exchange.reduce(message)
         return [[total] for total in sums]
     shared = [len(own.parts) == 1 and devices > 1 for own in values]
     alone = [
@@ -47,7 +38,7 @@ def reduced(
         [Own(of_device(own.parts, number, devices), own.dtype) for own in split]
         for number in range(devices)
     ]
-    totals = exchange.reduce_devices(kind, columns, alone)
+    totals = exchange.reduce_devices(message.kind, columns, alone)
     of_split, of_alone = iter(totals[: len(split)]), iter(totals[len(split) :])
     return [next(of_alone if is_shared else of_split) for is_shared in shared]
 

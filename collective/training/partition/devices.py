@@ -18,18 +18,19 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import LocalDevices, ShardCollectives
 from collective.training import keras_compat
+from collective.training.partition.backend_exchange import (
+    BackendExchange,
+    OneOrderedProcess,
+)
 from collective.training.partition.copies import of_device
 from collective.training.partition.exchange import (
-    NONE,
-    BackendExchange,
     Exchange,
-    Gradients,
-    OneOrderedProcess,
+    Message,
     OneProcess,
-    TimedExchange,
     Values,
 )
 from collective.training.partition.own import REDUCE, Own, combined, first_not_finite
+from collective.training.partition.timed_exchange import TimedExchange
 from collective.training.step import finite
 from collective.training.step.clock import now
 from collective.training.virtual.pieces import VirtualReplicas
@@ -102,15 +103,9 @@ class DeviceExchange(TimedExchange):
                 found.append(combined(kind, of_device(parts, number, count)))
         return Own(found, dtype)
 
-    def reduce(
-        self,
-        kind: str,
-        values: Values,
-        gradients: Gradients = NONE,
-        scattered: Values = (),
-    ) -> list[tf.Tensor]:
+    def reduce(self, message: Message) -> list[tf.Tensor]:
         """Reduce over the processes."""
-        return self._processes.reduce(kind, values, gradients, scattered)
+        return self._processes.reduce(message)
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``; gathers what the devices of this process have together."""
@@ -174,7 +169,7 @@ class DeviceExchange(TimedExchange):
         self, kind: str, values: Sequence[Sequence[tf.Tensor]]
     ) -> list[list[tf.Tensor]]:
         own = [self._processes.added(kind, parts) for parts in values]
-        return [[total] for total in self.reduce(kind, own)]
+        return [[total] for total in self.reduce(Message(kind, own))]
 
     def _between_devices(
         self, kind: str, columns: Sequence[Values]

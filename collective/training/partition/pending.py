@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collective.training.keras_compat.model import bytes_of
 from collective.training.partition.copies import reduced
-from collective.training.partition.exchange import Exchange
+from collective.training.partition.exchange import Exchange, Message
 from collective.training.partition.graph import Value, variables_of
 from collective.training.partition.layouts import (
     MOMENTS,
@@ -168,7 +168,8 @@ class Pending:
         ]
         self.turns.end()
         with self._in_order():
-            results = reduced(self._exchange, kind, own, variables_of(values), pieces)
+            message = Message(kind, own, variables_of(values), pieces)
+            results = reduced(self._exchange, message)
         self._traffic.sums.append([*scattered, *values])
         self._traffic.scattered += scattered
         self._note([tensor for total in results for tensor in total])
@@ -236,7 +237,7 @@ class Pending:
         self._traffic.writes_early |= self._traffic.writes
         own = [self._exchange.added(kind, parts) for parts in values]
         with self._in_order():
-            totals = reduced(self._exchange, kind, own)
+            totals = reduced(self._exchange, Message(kind, own))
         self._traffic.in_groups += 1
         self._note([tensor for total in totals for tensor in total])
         return [total[0] for total in totals]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.keras_compat.traced import traced
-from collective.training.partition.exchange import BackendExchange
+from collective.training.partition.backend_exchange import BackendExchange
 from collective.training.partition.layouts import Sharded
 from collective.training.partition.mesh import parts
 from collective.training.partition.mesh.layouts import Mesh, VariableLayout

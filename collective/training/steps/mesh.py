@@ -12,7 +12,8 @@ from typing import Any
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.partition import explain
-from collective.training.partition.exchange import BackendExchange, Exchange
+from collective.training.partition.backend_exchange import BackendExchange
+from collective.training.partition.exchange import Exchange
 from collective.training.partition.mesh.axis import AxisPass
 from collective.training.partition.partition import Placed
 from collective.training.sharding.held import HeldPart, held_in

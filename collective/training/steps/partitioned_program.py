@@ -24,11 +24,12 @@ from collective.training.input.plan import share
 from collective.training.keras_compat.traced import traced
 from collective.training.model.variables import captured_variables, written_variables
 from collective.training.partition import devices, explain
-from collective.training.partition.exchange import TimedExchange
+from collective.training.partition.exchange import Message
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows
 from collective.training.partition.shares import Share
+from collective.training.partition.timed_exchange import TimedExchange
 from collective.training.partition.traffic import names_of_first_sum
 from collective.training.sharding import held
 from collective.training.steps import report
@@ -222,7 +223,7 @@ class PartitionedProgram(Program):
         for along in self.mesh.axes.values():
             with tf.control_dependencies(before):
                 own = [along.added("sum", [tensor]) for tensor in found]
-                found = along.reduce("sum", own)
+                found = along.reduce(Message("sum", own))
             before = found
         return found
 

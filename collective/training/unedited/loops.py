@@ -25,8 +25,8 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.plan import share
 from collective.training.keras_compat.traced import traced
+from collective.training.partition.backend_exchange import BackendExchange
 from collective.training.partition.devices import supports
-from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS, WHOLE
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows

@@ -23,7 +23,7 @@ from collective.training import Checkpoint
 from collective.training.keras_compat.held_parts import holder_of
 from collective.training.keras_compat.tensorflow_names import wait_for
 from collective.training.model.variables import optimizers_of
-from collective.training.partition import exchange, pieces, window
+from collective.training.partition import backend_exchange, pieces, window
 from collective.training.sharding.held import is_held
 from tests import launch
 from tests.training import small
@@ -245,7 +245,7 @@ if launch.launched():
             wait_for(gate, ops)
 
         waits = []
-        monkeypatch.setattr(exchange, "wait_for", wait)
+        monkeypatch.setattr(backend_exchange, "wait_for", wait)
         monkeypatch.setattr(window, "UNSENT_BYTES", 1)
         monkeypatch.setattr(pieces, "LARGE", 64)
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
+from collective.training.partition.backend_exchange import BackendExchange
 from collective.training.partition.emission import Traffic
-from collective.training.partition.exchange import BackendExchange
 from collective.training.partition.layouts import ROWS
 from collective.training.partition.partition import Partition
 from collective.training.partition.plans import Rows

@@ -12,7 +12,8 @@ from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.training.partition import atomics
-from collective.training.partition.exchange import BackendExchange, TimedExchange
+from collective.training.partition.backend_exchange import BackendExchange
+from collective.training.partition.timed_exchange import TimedExchange
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 ROWS, COLUMNS, WORDS = 14, 3, 5  # each word is looked up several times

@@ -14,14 +14,8 @@ import tensorflow as tf
 
 from collective.training.keras_compat.tensorflow_names import wait_for
 from collective.training.partition import pieces
-from collective.training.partition.exchange import (
-    NONE,
-    Gradients,
-    OnOneDevice,
-    Opens,
-    Values,
-    exchanged,
-)
+from collective.training.partition.backend_exchange import exchanged
+from collective.training.partition.exchange import Message, OnOneDevice, Opens
 from collective.training.partition.markers import FIRST, GATHER, Marker
 from collective.training.partition.own import REDUCE
 
@@ -93,22 +87,17 @@ class ThreadExchange(OnOneDevice):
         name = f"{what} {tensor.dtype.name} {shape}"
         return self.group.swap(self._number, name, tensor)
 
-    def reduce(
-        self,
-        kind: str,
-        values: Values,
-        gradients: Gradients = NONE,
-        scattered: Values = (),
-    ) -> list[tf.Tensor]:
+    def reduce(self, message: Message) -> list[tf.Tensor]:
         """See ``Exchange``."""
         made: list[tf.Tensor] = []
-        for own in [*values, *scattered]:
+        kind, count = message.kind, len(message.values)
+        for own in [*message.values, *message.scattered]:
             with tf.control_dependencies(made[-1:]):
                 sent = tf.identity(own.parts[0])
             made.append(REDUCE[kind](tf.stack(self._all(sent, kind)), 0))
             _open(own.opens, made[-1])
-        cut = [pieces.cut(total, *self.place) for total in made[len(values) :]]
-        return [*made[: len(values)], *cut]
+        cut = [pieces.cut(total, *self.place) for total in made[count:]]
+        return [*made[:count], *cut]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """See ``Exchange``."""

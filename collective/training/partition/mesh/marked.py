@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.exchange import (
-    NONE,
-    Gradients,
+    Message,
     OnOneDevice,
     Opens,
-    Values,
 )
 from collective.training.partition.markers import FIRST, GATHER, Marker, mark
 
@@ -37,16 +35,10 @@ class MarkedExchange(OnOneDevice):
         """Leave a marker of another axis for the passes behind this one."""
         return list(tensorflow_names.copy_operation(op, tensors).outputs)
 
-    def reduce(
-        self,
-        kind: str,
-        values: Values,
-        gradients: Gradients = NONE,
-        scattered: Values = (),
-    ) -> list[tf.Tensor]:
+    def reduce(self, message: Message) -> list[tf.Tensor]:
         """Mark the reduction of tensors, of which this rank has one each."""
-        assert not scattered
-        return self._identities(kind, [own.parts[0] for own in values])
+        assert not message.scattered
+        return self._identities(message.kind, [own.parts[0] for own in message.values])
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Mark the gathering of a tensor along its first axis."""
