@@ -6,8 +6,7 @@ Emitted graphs know no backend. They ask an ``Exchange``, in the same order on e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -36,7 +35,7 @@ class Message:
 
     kind: str
     values: Values
-    gradients: Gradients = MappingProxyType({})
+    gradients: Gradients = field(default_factory=dict)
     scattered: Values = ()
 
 
