@@ -26,6 +26,14 @@ _LIBRARIES = ("collective.", "keras.", "tensorflow.")
 BACKEND = os.path.join(os.path.dirname(keras.src.__file__), "backend", "")
 
 
+def is_compiled(model: keras.Model) -> bool:
+    """Return whether a script has asked XLA to compile the steps of a model.
+
+    On a GPU Keras mostly asks it by itself, which nobody can tell from the model.
+    """
+    return bool(model.jit_compile) and not tf.config.list_physical_devices("GPU")
+
+
 def build(
     model: keras.Model,
     spec: tuple[Any, Any, Any],

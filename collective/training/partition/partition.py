@@ -77,6 +77,7 @@ class Partition:
         placed: How the variables lie of which a replica has a part, by the ``id`` of the
             handle that the function was traced with.
         alike: Arguments, by their places, that are whole and have the rows of one batch.
+        is_compiled: Whether XLA compiles the function if it is not partitioned.
     """
 
     @many_objects()
@@ -88,9 +89,10 @@ class Partition:
         gradients: Mapping[str, Any] | None = None,
         placed: Mapping[int, Placed] | None = None,
         alike: Sequence[int] = (),
+        is_compiled: bool = False,
     ):
         self.function = function
-        self.graph = read(function.graph, gradients)
+        self.graph = read(function.graph, gradients, is_compiled)
         rows = share_rows([self.graph.inputs[place] for place in alike], rows)
         self.rows = rows
         rules.moments.find(self.graph)

@@ -94,6 +94,7 @@ class PartitionedProgram(Program):
             self._rows(expected),
             self.mesh.gradients,
             self.mesh.placed,
+            is_compiled=keras_compat.model.is_compiled(model),
         )
         self._names = [tensor.name for tensor in self.source.graph.outputs]
         self._run_overrun: Any = None

@@ -41,6 +41,17 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.shape(x)[0]
 
 
+def test_draws_that_xla_compiles_are_its_own() -> None:
+    def compiled(draw: Any) -> Any:
+        of_shape = tf.function(lambda n: draw([n, 3]), jit_compile=True)
+        return lambda x: of_shape(_rows(x))
+
+    kinds = _kinds("float64")
+    functions = {name: compiled(draw) for name, draw in kinds.items()}
+    operands = Operands(generator(0), (1, 2)).sharded([2], 0, unit)
+    check(operands, functions, tolerance=1e-12)
+
+
 _DTYPES = [*_FLOATS, "integers"]
 
 

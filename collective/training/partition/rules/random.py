@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from collective.training.partition.compiled import needs_xla
 from collective.training.partition.graph import Node, sizes_in
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
@@ -47,7 +48,7 @@ def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     if any(lay != WHOLE for lay in summed(layouts)):
         return None
     layout = _layout_of_draw(node, rows)
-    if layout is None:
+    if layout is None or needs_xla(node):  # which counts in another way
         return whole(node)
     counts = _COUNTED[node.type]
 
