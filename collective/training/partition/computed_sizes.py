@@ -73,7 +73,7 @@ def _table(value: Value) -> Any:
     return None if sizes is None else np.array(sizes, object)
 
 
-def _untabled(sizes: Any) -> Sizes:
+def _untabled(sizes: np.ndarray | Sizes) -> Sizes:
     """Convert an array of sizes to an int, a tuple, or a tuple of tuples."""
     if not isinstance(sizes, np.ndarray) or sizes.ndim == 0:
         return sizes.item() if isinstance(sizes, np.ndarray) else sizes
@@ -218,7 +218,7 @@ def _added(node: Node) -> Sizes:
     return None if sizes is None or node.outputs[0].rank else total(sizes.flat)
 
 
-def _each(node: Node, compute: Callable[[AnySize, AnySize], AnySize | None]) -> Any:
+def _each(node: Node, compute: Callable[[AnySize, AnySize], AnySize | None]) -> Sizes:
     a, b = map(_table, node.inputs[:2])
     if a is None or b is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -75,7 +75,7 @@ def times_made(node: Node, inputs: Inputs) -> int:
 
 def placed_by_tensorflow(
     exchange: Exchange, times: int, node: Node, inputs: Inputs
-) -> contextlib.AbstractContextManager[Any]:
+) -> contextlib.AbstractContextManager[object]:
     """Around a node that is bound to no device, or to that of a variable without copies.
 
     Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -36,7 +35,9 @@ from collective.training.step.clock import now
 from collective.training.virtual.pieces import VirtualReplicas
 
 
-def on_first(model: keras.Model, backend: Backend) -> Any:
+def on_first(
+    model: keras.Model, backend: Backend
+) -> contextlib.AbstractContextManager[object]:
     """Inside, variables are those of the first device, and no strategy is there."""
     if isinstance(backend, LocalDevices):
         return keras_compat.one_copy.first_copy(model, backend.strategy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import tensorflow as tf
@@ -276,7 +276,7 @@ class Emission(OwnPart):
                 yield replica
         self._replica = 0
 
-    def _on_device(self) -> Any:
+    def _on_device(self) -> AbstractContextManager[object]:
         """Around what is made for this replica."""
         if not self.exchange.devices:
             return nullcontext()

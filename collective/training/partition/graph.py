@@ -241,7 +241,7 @@ class Graph:
 
 
 def read(
-    func_graph: Any,
+    func_graph: tf.Graph,
     gradients: Mapping[str, Any] | None = None,
     is_compiled: bool = False,
 ) -> Graph:
@@ -285,7 +285,7 @@ class _Reader:
         is_compiled: Whether XLA compiles the function.
     """
 
-    def __init__(self, graph: Graph, func_graph: Any, is_compiled: bool = False):
+    def __init__(self, graph: Graph, func_graph: tf.Graph, is_compiled: bool = False):
         self.graph = graph
         self.func_graph = func_graph
         self.is_compiled = is_compiled
@@ -324,7 +324,11 @@ class _Reader:
             self.values[tensor.name] = value
 
     def _inline(
-        self, op: tf.Operation, called: Any, inputs: list[Value], control: list[Node]
+        self,
+        op: tf.Operation,
+        called: tf.Graph,
+        inputs: list[Value],
+        control: list[Node],
     ) -> None:
         first = len(self.graph.nodes)
         is_compiled = self.is_compiled or tensorflow_names.is_compiled(op)
@@ -337,7 +341,7 @@ class _Reader:
             self.values[tensor.name] = value
 
 
-def _in_order(func_graph: Any) -> Iterator[tf.Operation]:
+def _in_order(func_graph: tf.Graph) -> Iterator[tf.Operation]:
     """Return the operations that outputs and effects need, each behind what it needs."""
     done: set[str] = set()
     roots = [t.op for t in func_graph.outputs] + list(func_graph.control_outputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +14,7 @@ _COMPARED = 1 << 12  # bytes; larger constants are not looked for by their value
 _HOST = "/device:CPU:0"
 
 
-def on_host() -> contextlib.AbstractContextManager[Any]:
+def on_host() -> contextlib.AbstractContextManager[object]:
     """Around arithmetic of sizes, which kernels want in the memory of the host.
 
     TensorFlow leaves int32 there, but would compute int64 on a GPU, and each size that is

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from collective.training.partition.graph import Node, Value
 from collective.training.partition.layouts import (
@@ -121,7 +120,7 @@ def _for_rows(
     if plan is None or any(isinstance(lay, Listed) for lay in plan.outputs):
         return None
 
-    def told(layout: Layout | None) -> Any:
+    def told(layout: Layout) -> Layout:
         if isinstance(layout, Sharded) and layout.of is None:
             return dataclasses.replace(layout, of=of)
         return layout
@@ -136,7 +135,7 @@ def _for_rows(
     joint = plan.joint
     return dataclasses.replace(
         plan,
-        inputs=[told(layout) for layout in plan.inputs],
+        inputs=[layout and told(layout) for layout in plan.inputs],
         outputs=[told(layout) for layout in plan.outputs],
         emit=with_part(plan.emit),
         whole=with_part(plan.whole),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -101,7 +101,7 @@ def emitted(
     return all_outputs(node, made), [tensor.op for tensor in made]
 
 
-def all_outputs(node: Node, made: Sequence[Any]) -> list[Any]:
+def all_outputs(node: Node, made: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the outputs of a node, which its rule must all have made."""
     if len(made) != len(node.outputs):
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from collective.training.partition.compiled import copied
-from collective.training.partition.graph import Node
+from collective.training.partition.graph import Node, Sizes
 from collective.training.partition.known import Known, on_host
 from collective.training.partition.layouts import (
     Layout,
@@ -106,7 +106,7 @@ class OwnPart:
         """Return what was made for this replica under this key, and make it the first time."""
         return self.known.once((self.replica, self.some, key), make)
 
-    def knows(self, sizes: Any) -> bool:
+    def knows(self, sizes: Sizes) -> bool:
         """Return whether a size, or each of several, follows from the rows alone."""
         if isinstance(sizes, (tuple, list)):
             return all(map(self.knows, sizes))

@@ -25,7 +25,7 @@ def lengths(shape: Sequence[Any], parts: int) -> list[int]:
     return [stop - start for start, stop in bounds]
 
 
-def cut(tensor: Any, part: int, parts: int) -> tf.Tensor:
+def cut(tensor: tf.Tensor, part: int, parts: int) -> tf.Tensor:
     """Return a rank's piece of a whole tensor."""
     tensor = tf.convert_to_tensor(tensor)
     start, stop = share(tensor.shape.num_elements(), part, parts)

@@ -7,11 +7,11 @@ input or of its output as a product of matrices is. Places of an image are never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node, sizes_in
+from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Sharded
 from collective.training.partition.plans import (
     AXIS_RULES,
@@ -214,7 +214,7 @@ def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan(wanted, [*outputs, *[WHOLE] * 9][: len(node.outputs)])
 
 
-def _is_vector(value: Any) -> bool:
+def _is_vector(value: Value) -> bool:
     """Return whether it has a number for each channel; statistics may be empty."""
     return value.shape is None or value.shape != (0,)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from collective.training.keras_compat import tensorflow_names
 from collective.training.partition.emission import Emission
-from collective.training.partition.graph import Graph, Node, Value
+from collective.training.partition.graph import Graph, Node, Sizes, Value
 from collective.training.partition.layouts import (
     OWNED,
     SUM,
@@ -318,7 +318,7 @@ def _outside(shape: OpenShape, out: Value) -> Shape:
     )
 
 
-def _sizes_outside(sizes: Any, out: Value) -> Any:
+def _sizes_outside(sizes: Sizes, out: Value) -> Sizes:
     """Return the sizes that an output holds, or None if one is known inside alone."""
     table = np.array(sizes, object)
     inside = [isinstance(size, Size) and _is_inside(size, out) for size in table.flat]
@@ -403,7 +403,7 @@ def _placeholder(value: Value, layout: Layout, outer: tf.Tensor) -> tf.Tensor:
     return made
 
 
-def _share_captures(functions: Sequence[Any]) -> list[tf.Tensor]:
+def _share_captures(functions: Sequence[tf.Graph]) -> list[tf.Tensor]:
     """Give all functions the tensors that any of them took from around it.
 
     Returns:

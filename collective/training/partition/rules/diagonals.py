@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from collective.training.partition.graph import Node, Value, sizes_in
 from collective.training.partition.layouts import WHOLE, Layout, Shape, Sharded
-from collective.training.partition.plans import Plan, Rows, rule, summed, whole
+from collective.training.partition.plans import Emit, Plan, Rows, rule, summed, whole
 from collective.training.partition.shares import pieces_of, sliced
 from collective.training.partition.values import Shapes, alike, shape_rule
 
@@ -152,7 +152,7 @@ def band(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
         return None
 
     def compute(
-        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+        emission: Emission, given: list[tf.Tensor], row: tf.Tensor, column: tf.Tensor
     ) -> tf.Tensor:
         matrix, lower, upper = given
         lower, upper = tf.cast(lower, tf.int64), tf.cast(upper, tf.int64)
@@ -181,7 +181,7 @@ def take(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     other = -1 if layout.axis == x.rank - 2 else -2
 
     def compute(
-        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+        emission: Emission, given: list[tf.Tensor], row: tf.Tensor, column: tf.Tensor
     ) -> tf.Tensor:
         matrix = given[0]
         there = tf.where(row == column, matrix, tf.zeros([], matrix.dtype))
@@ -199,11 +199,13 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     is_square = x.rank is not None and _makes_square(node) and out.shape is not None
 
     def compute(
-        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+        emission: Emission, given: list[tf.Tensor], row: tf.Tensor, column: tf.Tensor
     ) -> tf.Tensor:
         return made(given, True, row, column)
 
-    def made(given: list[Any], by_rows: bool, row: Any, column: Any) -> tf.Tensor:
+    def made(
+        given: list[tf.Tensor], by_rows: bool, row: tf.Tensor, column: tf.Tensor
+    ) -> tf.Tensor:
         along = _beside(given[0], by_rows)
         around = given[4] if len(given) > 4 else tf.zeros([], along.dtype)
         return tf.where(row == column, along, around)
@@ -263,7 +265,7 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     by_rows = layout.axis == along.axis
 
     def compute(
-        emission: Emission, given: list[tf.Tensor], row: Any, column: Any
+        emission: Emission, given: list[tf.Tensor], row: tf.Tensor, column: tf.Tensor
     ) -> tf.Tensor:
         matrix, diagonal = given[:2]
         if is_whole:
@@ -275,7 +277,7 @@ def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return _across(node, x, wanted, layout, layout, compute)
 
 
-def _put_in_matrices(node: Node) -> Any:
+def _put_in_matrices(node: Node) -> Emit:
     """Set diagonals without telling TensorFlow their rank.
 
     It refuses several diagonals of matrices of whose number it knows nothing, as of those

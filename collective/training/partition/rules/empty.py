@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -33,7 +33,7 @@ def with_a_row(
         return plan
     assert plan.emit is None, node
 
-    def emit(emission: Emission, x: list[tf.Tensor]) -> Any:
+    def emit(emission: Emission, x: list[tf.Tensor]) -> list[tf.Tensor]:
         if isinstance(emission.own_rows, int) and emission.own_rows:
             return emission.copy(node, x)
         given = [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EMPTY = Listed()
 
 
-def _any_shape(node: Node, inputs: list[Any]) -> list[Any]:
+def _any_shape(node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Return operands whose first, the shape of elements, is left open: shares differ."""
     return [tf.constant(-1, node.inputs[0].dtype), *inputs[1:]]
 

@@ -7,7 +7,8 @@ Anything else takes such a value whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +26,7 @@ from collective.training.partition.layouts import (
 from collective.training.partition.plans import (
     OWNED_RULES,
     RULES,
+    Emit,
     Plan,
     Rows,
     rule,
@@ -206,7 +208,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     return Plan([OWNED, None], [Partial(kind)], _once(of_piece, kind == "sum"))
 
 
-def _once(of_piece: Any, is_sum: bool = True) -> Any:
+def _once(of_piece: Callable[[tf.Tensor], tf.Tensor], is_sum: bool = True) -> Emit:
     """Only the first replica of a process adds the process's result."""
 
     def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -97,7 +97,7 @@ def put_back(
 
 
 def own_places(
-    part: Any, layout: Sharded, of: Layout, begin: Any, step: int = 1
+    part: Emission, layout: Sharded, of: Layout, begin: Any, step: int = 1
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return where a replica's rows ``of`` lie in its part of ``layout``: from, up to.
 

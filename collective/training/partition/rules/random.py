@@ -10,7 +10,7 @@ Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 201
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -101,7 +101,7 @@ def _numbers(
     shape: tf.Tensor,
     key: tf.Tensor,
     counter: tf.Tensor,
-    rest: list[Any],
+    rest: list[tf.Tensor],
     counts: int,
 ) -> tf.Tensor:
     """Return the numbers from ``first`` on of a draw, in this shape."""

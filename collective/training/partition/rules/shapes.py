@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from collective.training.partition.graph import Node, Value, sizes_in
+from collective.training.partition.graph import Node, Sizes, Value, sizes_in
 from collective.training.partition.known import on_host
 from collective.training.partition.layouts import (
     MOMENTS,
@@ -75,7 +75,7 @@ def _squeeze(node: Node, layout: Sharded, made: Sharded) -> Plan | None:
 
 
 def _target(
-    emission: Emission, inputs: list[tf.Tensor], sizes: Any, made: Sharded
+    emission: Emission, inputs: list[tf.Tensor], sizes: Sizes, made: Sharded
 ) -> tf.Tensor:
     """Return the shape of a replica's part."""
     given = inputs[1]
