@@ -85,6 +85,26 @@ def number_of(kind: type[Number]) -> Callable[[keras.Variable], Number]:
 
 
 @contextlib.contextmanager
+def _outside_scopes() -> Iterator[None]:
+    """Have no scope of a strategy make the variables that are made inside.
+
+    A step that is traced without its strategy may run in the strategy's scope: to enter
+    that again would make copies of each copy.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    local, before = graph._thread_local, graph._variable_creator_stack
+    local._variable_creator_stack = [
+        entry
+        for entry in before
+        if not getattr(entry[1], "__qualname__", "").startswith("StrategyExtended")
+    ]
+    try:
+        yield
+    finally:
+        local._variable_creator_stack = before
+
+
+@contextlib.contextmanager
 def one_copy(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Have Keras' variables be the plain ones of this process' only device.
 
@@ -102,7 +122,7 @@ def one_copy(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[N
         return value if parts is None else parts[0]
 
     def initialize_in_scope(self: Any, value: Any) -> None:
-        with tf.init_scope(), strategy.scope():
+        with tf.init_scope(), _outside_scopes(), strategy.scope():
             initialize(self, value)
 
     def set_of(name: str) -> Any:

@@ -56,12 +56,14 @@ LINES = {
     "mpirun": [*launch.command("mpi", 2), *DISTRIBUTE, "--backend", "mpi"],
 }
 
+_QUICK = ("collectiverun --keras", "tf-mirrored")
+
 
 @launch.NEEDS_CORE
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=[] if LINES[line] is KERAS else pytest.mark.matrix)
+        pytest.param(line, marks=[] if line in _QUICK else pytest.mark.matrix)
         for line in LINES
     ],
 )
