@@ -29,7 +29,7 @@ def needs_xla(node: Node) -> bool:
 
 
 def _is_in_groups(node: Node, kind: str) -> bool:
-    """Return whether a kernel of a convolution, or of its gradients, has a part of the channels."""
+    """Return whether it is a convolution in groups, or a gradient of one."""
     if not kind.startswith(_CONVOLUTIONS):
         return False
     image, kernel = node.inputs[0], node.inputs[1]
@@ -54,7 +54,7 @@ def copied(
         attributes: The attributes that the copy does not have in common.
 
     Returns:
-        What has the outputs of the operation, in their order.
+        An operation with the same outputs, in their order.
     """
     if not needs_xla(node):
         return copy_operation(node.op, inputs, attributes)

@@ -157,6 +157,12 @@ class Emission(OwnPart):
                 self.turns.made([tensor.op] for tensor in found)
         return self._forms[key]
 
+    def at_hand(self, value: Value, layout: Layout) -> list[tf.Tensor]:
+        """Return a value in a layout for which it waits for no exchange."""
+        found = self.get(value, layout)
+        assert found is not None, value
+        return found
+
     def _converted(self, value: Value, layout: Layout) -> list[tf.Tensor] | None:
         have = value.layout
         if not is_convertible(have, layout, value.shape, self.rows):
@@ -335,12 +341,10 @@ class Emission(OwnPart):
                 break
             self.turns.end()
         self.turns.end()
-        results = []
-        for value, layout in zip(self.graph.outputs, layouts, strict=True):
-            found = self.get(value, layout)
-            assert found is not None, value
-            results.append(found)
-        return results
+        return [
+            self.at_hand(value, layout)
+            for value, layout in zip(self.graph.outputs, layouts, strict=True)
+        ]
 
     def effects(self) -> list[tf.Operation]:
         """Return the operations that must run, whatever is read of the outputs, once each."""

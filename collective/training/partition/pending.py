@@ -40,13 +40,6 @@ def is_weight(value: Value) -> bool:
     return value.node is not None and value.node.type == "ReadVariableOp"
 
 
-def _at_hand(emission: Emission, value: Value, layout: Layout) -> list[tf.Tensor]:
-    """Return a value in a layout that it has been made in."""
-    found = emission.get(value, layout)
-    assert found is not None, value
-    return found
-
-
 class Pending:
     """Exchanges together whatever waits at the same time.
 
@@ -114,7 +107,7 @@ class Pending:
         for value, layout in values.items():
             if isinstance(layout, Sharded):
                 with self._in_order():
-                    own = _at_hand(emission, value, layout)
+                    own = emission.at_hand(value, layout)
                     whole = gathered(emission.of(layout), own, layout)
                 self._traffic.gathers.append(value)
                 self._note([whole])
@@ -156,12 +149,12 @@ class Pending:
         """Sum values of one kind over all replicas, and ``scattered`` piece by piece."""
         # Scalars after gradients, of which the first that is not finite is named.
         values.sort(key=lambda value: value.rank == 0)
-        parts = [_at_hand(emission, value, value.layout) for value in values]
+        parts = [emission.at_hand(value, value.layout) for value in values]
         attached = self._unsent if kind == "sum" else []
         own = [self._added(kind, of_one) for of_one in parts]
         own += [self._added(kind, [tensor]) for tensor in attached]
         pieces = [
-            self._added(kind, _at_hand(emission, value, SUM))._replace(opens=opens)
+            self._added(kind, emission.at_hand(value, SUM))._replace(opens=opens)
             for value, opens in zip(
                 scattered, self.window.opened_by(scattered), strict=True
             )
@@ -203,7 +196,7 @@ class Pending:
         """
         weights = values if is_weight(values[0]) else []
         before = self._readers_before if weights else []
-        own = [_at_hand(emission, value, OWNED)[0] for value in values]
+        own = [emission.at_hand(value, OWNED)[0] for value in values]
         with self._in_order(), tf.control_dependencies(before):
             own = [tf.identity(piece) for piece in own] if before else own
             shapes = [value.shape for value in values]
