@@ -174,7 +174,7 @@ class Backend(ABC):
         self.local_replicas = range(place.rank, place.rank + 1)
 
     def among(self, groups: Sequence[Sequence[int]]) -> Backend:
-        """Outside ``run``: this backend, among the ranks of one of several groups.
+        """Return this backend among the ranks of one of several groups; outside ``run``.
 
         Every rank calls it, with the same groups in the same order. The returned backend
         has the collectives, ``rank`` and ``size`` of this rank's group alone. Both backends

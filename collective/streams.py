@@ -44,7 +44,7 @@ def report(text: str) -> None:
 
 
 def _may_be_closed() -> contextlib.AbstractContextManager[None]:
-    """By the script, which has also replaced it, or because its reader has ended."""
+    """Tolerate a stream that the script or its reader has closed."""
     return contextlib.suppress(AttributeError, ValueError, OSError)
 
 

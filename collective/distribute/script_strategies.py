@@ -100,7 +100,7 @@ def _open(job: ScriptJob, strategy: Strategy, one_host: bool) -> None:
 
 
 def _get_strategy(job: ScriptJob) -> Callable[[], Any]:
-    """Outside a scope, ``get_strategy()`` returns ours to the script, not to Keras."""
+    """Return our strategy to the script, but not to Keras, outside a scope."""
     stock = tf.distribute.get_strategy
 
     @functools.cache

@@ -308,7 +308,7 @@ class Supervisor:
         return is_alone or self.membership.read(rank) == membership_file.INTERRUPTED
 
     def _let_script_decide(self) -> None:
-        """After Ctrl-C, kill no rank whose script may catch it: as with Python alone."""
+        """Kill no rank after Ctrl-C whose script may catch it: as with Python alone."""
         if not self.interrupted or self.script_decides:
             return
         if any(self._has_heard(spec.rank) for spec in self.specs):

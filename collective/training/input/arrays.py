@@ -113,7 +113,7 @@ class Arrays(Source):
             return [_tensor(leaf) for leaf in self._leaves]
 
     def label_range(self) -> tuple[int, int] | None:
-        """Smallest and largest label, if y is one array of integers."""
+        """Return the smallest and the largest label, if y is one array of integers."""
         y = self.tree[1]
         if not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or not y.size:
             return None

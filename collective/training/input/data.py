@@ -157,7 +157,7 @@ def as_data(
 def plan_shuffle(
     data: Source, shuffle: bool | str, seed: int | None, backend: Backend
 ) -> tuple[bool | str, int]:
-    """``RowPlan.shuffle`` and its seed, for ``fit``'s arguments; every rank calls it.
+    """Return ``RowPlan.shuffle`` and its seed for ``fit``'s arguments; every rank calls it.
 
     Keras' own order follows from the seed of the script, if it has set one: rank 0's.
     """
@@ -286,7 +286,7 @@ def _validation(data: Any, of_rows: bool) -> Data | None:
 
 
 def _in_one(x: Any, y: Any, sample_weight: Any, data: Any) -> tuple[Any, Any, Any]:
-    """``data=``, or with ``global_batch_size=`` a tuple in place of x: (x, y[, w])."""
+    """Read ``data=``, or with ``global_batch_size=`` a tuple in place of x: (x, y[, w])."""
     given = x if data is None else data
     if y is not None or sample_weight is not None:
         return given, y, sample_weight

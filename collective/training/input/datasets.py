@@ -78,7 +78,7 @@ def _data(name: str, train: Source, test: Source | None) -> Data:
 
 
 def _digits(name: str) -> Data:
-    """1,797 real images of 8x8 pixels, part of scikit-learn; 360 to test on."""
+    """Load 1,797 real images of 8x8 pixels, part of scikit-learn; 360 to test on."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -56,7 +56,7 @@ def open_rows(spec: Any) -> Any:
 
 
 def checksum(tree: Any) -> tf.Tensor:
-    """48 bits of a checksum of a tree's tensors, with their shapes: int64 scalar."""
+    """Return 48 bits of a checksum of a tree's tensors, with their shapes: int64 scalar."""
     marks = [tf.zeros([1, 8], tf.uint8)]
     for leaf in tf.nest.flatten(present(tree), expand_composites=True):
         marks.append(tf.fingerprint(_bytes(tf.shape(leaf, tf.int64))))

@@ -49,7 +49,7 @@ def open_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def npz_sources(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays | None]:
-    """Training and test rows of a ``.npz`` file; no test rows if it has none.
+    """Return the training and test rows of a ``.npz`` file; no test rows if it has none.
 
     Raises:
         UsageError: As ``open_npz``; or keys are missing.

@@ -93,7 +93,7 @@ def _encipher(
 
 
 def _add_hash(half: np.ndarray, other: np.ndarray, size: int, key: int) -> np.ndarray:
-    """``half + hash(other) mod size``, for a size below 2**32."""
+    """Return ``half + hash(other) mod size``, for a size below 2**32."""
     hashed = hash64(other * np.uint64(GOLDEN) + np.uint64(key))
     # The high 32 bits scaled to [0, size): several times faster than a remainder.
     moved = half + ((hashed >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))

@@ -140,7 +140,7 @@ class Input:
     def dataset(
         self, first_step: int, last_step: int, local_replicas: range, replicas: int
     ) -> tf.data.Dataset:
-        """This process' part of a range of steps, read ahead of use.
+        """Return this process' part of a range of steps, read ahead of use.
 
         Args:
             first_step: First step, counted over all epochs.
@@ -204,7 +204,7 @@ class Input:
             return start, stop, rows
 
         def batch(part: Row, start: Any, rows: Any, numbers: Any) -> Batch:
-            """Our part of a global batch, which begins at ``start``."""
+            """Return our part of a global batch, which begins at ``start``."""
             rows_read = None
             if self.with_rows_read:
                 places = start + tf.range(tf.shape(numbers, tf.int64)[0])
@@ -236,7 +236,7 @@ class Input:
         return tf.data.Dataset.zip((steps, whole)).map(cut)
 
     def _planned(self, first_step: Any, last_step: Any) -> tf.data.Dataset:
-        """``(step, row numbers of its global batch)`` for a range of steps.
+        """Return ``(step, row numbers of its global batch)`` for a range of steps.
 
         They are computed a block of steps at a time, the next block ahead of use.
         """

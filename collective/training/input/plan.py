@@ -51,7 +51,7 @@ class RowPlan:
         return epoch * self.rows + within * self.global_batch_size
 
     def row_numbers(self, first_step: int, last_step: int) -> np.ndarray:
-        """Row numbers of successive steps, concatenated: int64, one for each row."""
+        """Return the row numbers of successive steps, concatenated: int64, one for each row."""
         start, stop = (int(self.rows_before(s)) for s in (first_step, last_step))
         numbers = np.arange(start, stop, dtype=np.int64)
         epochs, positions = np.divmod(numbers, self.rows)

@@ -39,7 +39,7 @@ class KerasOrder:
         self._number, self._order = -1, numbers
 
     def of_pass(self, number: int) -> np.ndarray:
-        """Row numbers of a pass, int64 ``[rows]``. In order of passes it is fast."""
+        """Return the row numbers of a pass, int64 ``[rows]``. In order of passes it is fast."""
         if number < self._number or self._number < 0:
             self._left, self._number = self._passes(), -1
         while self._number < number:

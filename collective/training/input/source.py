@@ -44,7 +44,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
     @property
     @abc.abstractmethod
@@ -82,7 +82,7 @@ class Source(abc.ABC):
     def in_order(
         self, batch_size: int, first_step: int, last_step: int
     ) -> tf.data.Dataset:
-        """Whole global batches in the order of the data, without random access.
+        """Yield whole global batches in the order of the data, without random access.
 
         Args:
             batch_size: Rows of a global batch; the last of an epoch may have fewer.
@@ -133,7 +133,7 @@ def numpy_rows(
 
 
 def row_spec(element: Any, where: str) -> Row:
-    """``(x, y, sample_weight)`` of one element of a user's data set or parser.
+    """Return ``(x, y, sample_weight)`` of one element of a user's data set or parser.
 
     Raises:
         UsageError: It is not such a tuple, or a shape is not fully known.

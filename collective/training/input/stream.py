@@ -78,7 +78,7 @@ class Stream(Source):
     def in_order(
         self, batch_size: int, first_step: int, last_step: int
     ) -> tf.data.Dataset:
-        """Global batches in the data set's order, each epoch a new pass."""
+        """Yield global batches in the data set's order, each epoch a new pass."""
         epoch = self._dataset.batch(batch_size)
         skipped = first_step % -(-self._rows // batch_size)
         batches = epoch.skip(skipped).concatenate(epoch.repeat())
@@ -91,7 +91,7 @@ class Stream(Source):
 
 @tf.autograph.experimental.do_not_convert
 def _as_row(*element: Any) -> Row:
-    """``(x, y, sample_weight)`` of the elements of a batched data set."""
+    """Return ``(x, y, sample_weight)`` of the elements of a batched data set."""
     # tf.data unpacks a tuple into arguments, but passes a NamedTuple as one argument.
     x, y, *weight = element if len(element) > 1 else element[0]
     return x, y, weight[0] if weight else None

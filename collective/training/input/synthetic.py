@@ -72,7 +72,7 @@ class Synthetic(Source):
         return 0, self.classes - 1
 
     def _parameters(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Label, pattern, level and offset of each row."""
+        """Return label, pattern, level and offset of each row."""
         numbers = rows.astype(np.uint64) + np.uint64(self.first)
         draws = [
             hash64(hash64(numbers) + np.uint64(derive(self.key, 2, i)))
@@ -92,5 +92,5 @@ class Synthetic(Source):
 
 
 def _uniform(numbers: np.ndarray) -> np.ndarray:
-    """Float32 in [0, 1) with 24 random bits, of uint64."""
+    """Return float32 in [0, 1) with 24 random bits, of uint64."""
     return (hash64(numbers) >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)

@@ -23,7 +23,7 @@ class BatchMethods:
         self._ran = False  # whether any of them has run
 
     def before(self, batch: int, *place: int) -> None:
-        """Before a batch, counted from 0."""
+        """Act before a batch, counted from 0."""
         if not self._called:
             return
         if batch % self._together == 0:
@@ -31,7 +31,7 @@ class BatchMethods:
             self.methods.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
-        """After a batch: whether methods follow it."""
+        """Return whether methods follow a batch."""
         self.methods.batches = batch + 1
         if not self._called:
             return False
@@ -39,7 +39,7 @@ class BatchMethods:
         return last or (batch + 1) % self._together == 0
 
     def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
-        """After the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
+        """Act after the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
         if self._open is None or not self._ran:
             return
         methods, number, self._open = (

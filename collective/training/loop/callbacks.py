@@ -273,7 +273,7 @@ class CallbackMethods:
             host_random.set_state(outcome.random)
 
     def _run_and_look(self, method: str, args: tuple[Any, ...]) -> _Ran:
-        """Like ``_run``; also finds what other ranks then lack: random numbers, assigned weights.
+        """Act like ``_run``, and find what other ranks then lack: random numbers, weights.
 
         Between batches, numbers are not looked at: threads that read data draw, too.
         At all other times every rank gets the weights anyway.
@@ -342,7 +342,7 @@ class CallbackMethods:
             self._state.share(self.backend, self.model, self.params, self._unit)
 
     def share_memory(self) -> None:
-        """Like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
+        """Act like ``share_state``, for a rank that becomes rank 0 in the middle of a training.
 
         It then continues after the last method. Every rank calls it.
         """
@@ -354,7 +354,7 @@ class CallbackMethods:
             self._last = last if self.backend.rank else self._last
 
     def agreed_logs(self, method: str, logs: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's logs, on every rank: a callback may have added to them."""
+        """Return rank 0's logs, on every rank: a callback may have added to them."""
         if method not in self.used or not self._has_others:
             return logs
         found = self._unit(lambda: broadcast_object(self.backend, logs))

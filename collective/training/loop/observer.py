@@ -43,13 +43,13 @@ class Observer:
     """Base class of all observers; no method does anything."""
 
     def begin(self) -> None:
-        """Before the first step, with the state to start from in place. Collectives.
+        """Act before the first step, with the state to start from in place. Collectives.
 
         What this method changes in the model is undone.
         """
 
     def reconfigured(self, root: int) -> None:
-        """Like ``begin``, after ranks joined, left or died; only in elastic jobs.
+        """Act like ``begin``, after ranks joined, left or died; only in elastic jobs.
 
         A rank that joins a running job gets this call instead of ``begin``.
 
@@ -59,7 +59,7 @@ class Observer:
         """
 
     def begin_epoch(self, epoch: int, first: int, last: int) -> None:
-        """Before the steps of an epoch, or the rest of them. Collectives.
+        """Act before the steps of an epoch, or the rest of them. Collectives.
 
         Args:
             epoch: Its number, from 0.
@@ -67,22 +67,22 @@ class Observer:
         """
 
     def before_input(self, number: int) -> None:
-        """Before the loop waits for the batch of a step. Collectives."""
+        """Act before the loop waits for the batch of a step. Collectives."""
 
     def before_step(self, number: int) -> None:
-        """Between input and step. No collectives."""
+        """Act between input and step. No collectives."""
 
     def after_step(self, step: FinishedStep) -> None:
-        """After a step; the position is that of the next one. Collectives."""
+        """Act after a step; the position is that of the next one. Collectives."""
 
     def before_validation(self) -> None:
-        """After the steps of an epoch, if there are validation data. Collectives."""
+        """Act after the steps of an epoch, if there are validation data. Collectives."""
 
     def after_validation(self, logs: dict[str, float]) -> None:
-        """After the validation, whose results are named ``val_*``. Collectives."""
+        """Act after the validation, whose results are named ``val_*``. Collectives."""
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """After steps and validation, before the epoch counts as finished. Collectives.
+        """Act after steps and validation, before the epoch counts as finished. Collectives.
 
         ``logs`` are averages over the epoch, with the results of the validation.
         """
@@ -91,7 +91,7 @@ class Observer:
         """Act once an epoch counts as finished and another one follows. Collectives."""
 
     def end_epochs(self) -> None:
-        """After the last epoch, before Keras finalizes the variables. Collectives."""
+        """Act after the last epoch, before Keras finalizes the variables. Collectives."""
 
     def end(self) -> None:
         """Act once the model is final. Collectives."""
@@ -100,7 +100,7 @@ class Observer:
         """Act when an exception ends the training, or an elastic attempt. No collectives."""
 
     def leaving(self) -> None:
-        """This rank leaves a job that continues without it. No collectives."""
+        """Act as this rank leaves a job that continues without it. No collectives."""
 
     def close(self) -> None:
         """Release files and locks, also after an exception; maybe twice. No collectives."""

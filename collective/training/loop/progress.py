@@ -13,7 +13,7 @@ from collective.training.loop.position import Position
 
 
 def verbosity(asked: str | int) -> int:
-    """0, 1 or 2, as for Keras; 2 in place of a bar where output is not a terminal.
+    """Return 0, 1 or 2, as for Keras; 2 in place of a bar if output is not a terminal.
 
     A bar is drawn with control characters, also where Keras would draw it into a file.
     """

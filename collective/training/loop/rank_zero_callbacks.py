@@ -58,7 +58,7 @@ class RankZeroCallbacks(Observer):
         self.position.initial_epoch = int(agreed[0])
 
     def reconfigured(self, root: int) -> None:
-        """Like ``begin``, because another rank may have become rank 0.
+        """Act like ``begin``, because another rank may have become rank 0.
 
         Its callbacks begin with the current epoch.
         """

@@ -103,7 +103,7 @@ class BackendExchange(OnOneDevice):
         return sum_tensors(self._backend, tensors, rounded)
 
     def _scatter(self, values: Values) -> list[tf.Tensor]:
-        """This rank's pieces of the sums: half the bytes of the sums."""
+        """Return this rank's pieces of the sums: half the bytes of the sums."""
         part, parts = self.place
         if self.tree is not None:
             sums = self._sums(values, {})

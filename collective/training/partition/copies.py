@@ -58,7 +58,7 @@ def first_replicas(replicas: int, times: int) -> set[int]:
 
 
 def _first(device: int, replicas: int, devices: int) -> int:
-    """Replica i is on device ``i * devices // replicas``; not all have as many."""
+    """Return the first replica of a device; not all devices have as many replicas."""
     return -(-device * replicas // devices)
 
 
@@ -76,7 +76,7 @@ def times_made(node: Node, inputs: Inputs) -> int:
 def placed_by_tensorflow(
     exchange: Exchange, times: int, node: Node, inputs: Inputs
 ) -> contextlib.AbstractContextManager[object]:
-    """Around a node that is bound to no device, or to that of a variable without copies.
+    """Surround a node that is bound to no device, or to that of a variable without copies.
 
     Args:
         times: How often it is made.

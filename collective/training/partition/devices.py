@@ -143,7 +143,7 @@ class DeviceExchange(TimedExchange):
         return totals
 
     def _located_on_devices(self, columns: Sequence[Values]) -> tf.Tensor:
-        """Like ``_located``, for all replicas of this process."""
+        """Act like ``_located``, for all replicas of this process."""
         numbers = self._local.local_replicas
         return tf.add_n(
             [

@@ -91,7 +91,7 @@ class Emission(OwnPart):
         self._others: dict[SomeRows, OtherRows] = {}
 
     def _symbol(self, symbol: Symbol) -> tf.Tensor:
-        """int64 scalar: what a symbol stands for in this step."""
+        """Return what a symbol stands for in this step: int64 scalar."""
         for part in (self, *self._others.values()):
             own = part.number_of_replica(symbol)
             if own is not None:
@@ -275,7 +275,7 @@ class Emission(OwnPart):
         ]
 
     def each(self) -> Iterator[int]:
-        """One replica after the other, each on its device."""
+        """Make one replica after the other, each on its device."""
         for replica in range(len(self.share.own)):
             self._replica = replica
             with self._on_device(), self.turns.of(replica):
@@ -283,7 +283,7 @@ class Emission(OwnPart):
         self._replica = 0
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Around what is made for this replica."""
+        """Surround what is made for this replica."""
         if not self.exchange.devices:
             return nullcontext()
         return self.known.on(self._of_replica(self.exchange.devices))

@@ -90,7 +90,7 @@ class Exchange(Protocol):
         ...
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Rank 0's tensor: numbers or text, of the same dtype on every rank."""
+        """Return rank 0's tensor: numbers or text, of the same dtype on every rank."""
         ...
 
     def of_marker(
@@ -114,7 +114,7 @@ class Exchange(Protocol):
         columns: Sequence[Values],
         more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """Like ``reduce``; returns for each tensor a list of one, or of one for each device.
+        """Act like ``reduce``; return for each tensor a list of one, or of one for each device.
 
         Args:
             columns: For each device, what it has of each value.
@@ -141,7 +141,7 @@ class OnOneDevice:
     def of_marker(
         self, marker: Marker, op: tf.Operation, tensors: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Never called: the mesh has one axis."""
+        """Fail: the mesh has one axis, so this is never called."""
         raise NotImplementedError(marker)
 
     def reduce_devices(
@@ -150,7 +150,7 @@ class OnOneDevice:
         columns: Sequence[Values],
         more: Sequence[tf.Tensor] = (),
     ) -> list[list[tf.Tensor]]:
-        """Never called: there is one device."""
+        """Fail: there is one device, so this is never called."""
         raise NotImplementedError
 
 

@@ -68,7 +68,7 @@ def explained(partition: Partition, traffic: Traffic) -> list[str]:
 
 
 def gathered_bytes(partition: Partition, traffic: Traffic) -> int:
-    """About how many bytes a step gathers."""
+    """Return about how many bytes a step gathers."""
     return sum(_size(value, partition) for value in traffic.gathers)
 
 
@@ -117,7 +117,7 @@ def _bytes(values: list[Value], partition: Partition) -> str:
 
 
 def _size(value: Value, partition: Partition) -> int:
-    """Bytes of a whole value, in a batch of the expected rows; unknown sizes count 1.
+    """Return the bytes of a whole value in a batch of the expected rows; unknown sizes count 1.
 
     A string counts as one byte, for its length is not known.
     """

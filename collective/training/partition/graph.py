@@ -101,7 +101,7 @@ class Value:
         self.forget()
 
     def forget(self) -> None:
-        """Back to what is known before the graph was looked at."""
+        """Return to what is known before the graph was looked at."""
         self.const: np.ndarray | None = None
         self.sizes: Sizes = None
         self.layout: Layout = WHOLE

@@ -15,7 +15,7 @@ _HOST = "/device:CPU:0"
 
 
 def on_host() -> contextlib.AbstractContextManager[object]:
-    """Around arithmetic of sizes, which kernels want in the memory of the host.
+    """Surround arithmetic of sizes, which kernels want in the memory of the host.
 
     TensorFlow leaves int32 there, but would compute int64 on a GPU, and each size that is
     read would wait for all that the GPU has to do before.
@@ -57,7 +57,7 @@ class Known:
         return self.once(key, lambda: tf.constant(value, dtype))
 
     def number(self, size: AnySize) -> tf.Tensor:
-        """int64 scalar: what a size is in this step."""
+        """Return what a size is in this step: int64 scalar."""
         if isinstance(size, int):
             return self._size(np.array(size, np.int64), tf.int64)
         return self.once(size, lambda: self._sum(size), is_size=True)

@@ -53,7 +53,7 @@ class OwnPart:
         self._first = [Symbol(f"first row {i}") for i in count]
 
     def number_of_replica(self, symbol: Symbol) -> tf.Tensor | None:
-        """int64 scalar: rows or first row of a replica, if the symbol stands for these."""
+        """Return rows or first row of a replica, if the symbol stands for these: int64 scalar."""
         for symbols, numbers in (
             (self._own, self.share.own),
             (self._first, self.share.first),
@@ -91,7 +91,7 @@ class OwnPart:
         return symbolic(self._own[replica])
 
     def number(self, size: AnySize) -> tf.Tensor:
-        """int64 scalar: what a size is in this step."""
+        """Return what a size is in this step: int64 scalar."""
         return self.known.number(size)
 
     def vector(self, sizes: Sequence[AnySize], dtype: tf.DType = tf.int64) -> tf.Tensor:
@@ -113,7 +113,7 @@ class OwnPart:
         return isinstance(sizes, int) or (isinstance(sizes, Size) and sizes.is_of_rows)
 
     def local_size(self, layout: Sharded, size: tf.Tensor | None = None) -> tf.Tensor:
-        """int64 scalar: the places of a sharded axis that this replica has.
+        """Return how many places of a sharded axis this replica has: int64 scalar.
 
         Args:
             size: The number of places of all replicas, if the layout does not have it.

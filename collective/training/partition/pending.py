@@ -267,7 +267,7 @@ class Pending:
         return made
 
     def broadcast(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
-        """Rank 0's tensor, of a value that each rank has made whole."""
+        """Return rank 0's tensor, of a value that each rank has made whole."""
         self._traffic.writes_early |= self._traffic.writes
         with self._in_order():
             first = self._exchange.broadcast(tensor)

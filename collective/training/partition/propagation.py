@@ -94,7 +94,7 @@ def propagate(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
 
 
 def _lay_out(graph: Graph, inputs: Sequence[Layout], rows: Rows) -> None:
-    """As ``propagate``, from the inputs on alone."""
+    """Lay out as ``propagate`` does, from the inputs on alone."""
     _begin(graph, inputs, rows)
     for node in graph.nodes:
         lay_out(node, rows)

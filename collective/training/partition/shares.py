@@ -79,7 +79,7 @@ def pieces_of(emission: Emission, layout: Sharded) -> list[tuple[AnySize, AnySiz
 
 
 def sliced(emission: Emission, tensor: tf.Tensor, layout: Sharded) -> tf.Tensor:
-    """This replica's part of a whole tensor."""
+    """Return this replica's part of a whole tensor."""
     rank, axis = tensor.shape.rank, layout.axis
     parts = []
     for begin, count in pieces_of(emission, layout):

@@ -287,7 +287,7 @@ def about(size: AnySize, rows: int | None, other: int = 1) -> int:
 
 
 def product(sizes: Iterable[AnySize]) -> AnySize:
-    """Their product; 1 of none."""
+    """Return the product of sizes; 1 of none."""
     result: AnySize = 1
     for size in sizes:
         result = result * size
@@ -295,7 +295,7 @@ def product(sizes: Iterable[AnySize]) -> AnySize:
 
 
 def total(sizes: Iterable[AnySize]) -> AnySize:
-    """Their sum; 0 of none."""
+    """Return the sum of sizes; 0 of none."""
     result: AnySize = 0
     for size in sizes:
         result = result + size

@@ -97,7 +97,7 @@ def _place(place: AnySize | None, size: AnySize) -> AnySize | None:
 def _range(
     axis: int, out: int, size: AnySize, first: Any, last: Any, step: int
 ) -> Entry:
-    """``first:last:step`` of an axis; a bound that is left out is None."""
+    """Return ``first:last:step`` of an axis; a bound that is left out is None."""
     if (first in (None, (0,))) and last in (None, (size,)) and step == 1:
         return Entry(axis, out, 0, size, 1, True)
     bounds = [b if b is None else b[0] for b in (first, last)]

@@ -107,7 +107,7 @@ class TimedExchange(BackendExchange):
         """Write what it keeps for the next step, once the step can be applied."""
 
     def span(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """When the first began and the last ended: float64, seconds since 1970."""
+        """Return when the first began and the last ended: float64, seconds since 1970."""
         if self._start is None or self._stop is None:
             moment = now()
             return moment, moment

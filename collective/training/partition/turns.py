@@ -44,7 +44,7 @@ class Turns:
         self.nodes: set[Node] = set()
 
     def of(self, replica: int) -> contextlib.AbstractContextManager[None]:
-        """Around what is made for a replica."""
+        """Surround what is made for a replica."""
         if not self._waits[replica]:
             return contextlib.nullcontext()
         if replica not in self._gates:

@@ -61,7 +61,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call of Keras, which all ranks make."""
+        """Surround a call of Keras, which all ranks make."""
         global _agreement
         if _agreement is self and not self.reached:  # in a callback of another call
             yield

@@ -102,7 +102,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 def _keras_cache() -> Path:
-    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
+    """Return ``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
     home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
     return Path(home).expanduser() / "datasets"
 

@@ -103,7 +103,7 @@ def _removal(job: ScriptJob, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forget(job: ScriptJob, paths: Sequence[str]) -> None:
-    """Removed or renamed files were not made by this rank; new names were."""
+    """Forget removed or renamed files, and count new names as made by this rank."""
     below = os.path.join(paths[0], "")
     job.made -= {p for p in job.made if (p + os.sep).startswith(below)}
     job.made.update(paths[1:])

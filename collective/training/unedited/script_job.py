@@ -98,7 +98,7 @@ class ScriptJob:
         return hasattr(self.backend, "strategy") or not supports(self.backend)
 
     def _changed(self) -> None:
-        """After a change of the ranks."""
+        """Take note of a change of the ranks."""
         self._pending = None  # rank 0 begins the call again
         self.replica_counts.add(self.backend.replicas)
         if self.backend.rank == 0 and not self._is_rank_zero:

@@ -49,7 +49,7 @@ class _Shared(io.RawIOBase):
         self._job, self._process = job, os.getpid()
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -158,7 +158,7 @@ class ScriptUnits(Units):
 
     @contextlib.contextmanager
     def eager_step(self) -> Iterator[None]:
-        """Around a step that uses no collectives: wait for the other ranks after it.
+        """Surround a step that uses no collectives: wait for the other ranks after it.
 
         So they hear of Ctrl-C together; and in an elastic job, a rank that was asked to
         leave does so.
@@ -288,7 +288,7 @@ class ScriptUnits(Units):
             self._end(Ended(is_removal=True))
 
     def interrupted_removal(self, error: Exception) -> Removal:
-        """After the death of ranks in a removal, continue with those that are left.
+        """Continue with the ranks that are left after others died in a removal.
 
         Args:
             error: What a collective has raised.

@@ -70,7 +70,7 @@ class VirtualReplicas:
         return found
 
     def all_subtrees(self, total: int) -> list[list[Subtree]]:
-        """``subtrees`` of each replica."""
+        """Return ``subtrees`` of each replica."""
         return [self.subtrees(replica, total) for replica in range(total)]
 
     def children(self, node: Subtree) -> tuple[Subtree, Subtree | None]:

@@ -119,7 +119,7 @@ class Tree:
         return self._by_slots(rows)
 
     def _by_slots(self, rows: tf.Tensor) -> tf.Tensor:
-        """Every subtree's sum on every replica, and then the tree."""
+        """Give every replica each subtree's sum, and then add the tree up."""
         before = sum(map(len, self._by_replica[: self._replica]))
         after = sum(map(len, self._by_replica[self._replica + 1 :]))
         slots = tf.pad(as_bits(rows), [[before, after], [0, 0]])
@@ -157,7 +157,7 @@ def as_bits(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def replica_number(backend: Backend) -> int:
-    """Inside ``Backend.run``: the number of this replica, known when it is traced."""
+    """Return the number of this replica, known when it is traced; inside ``Backend.run``."""
     if len(backend.local_replicas) == 1:
         return backend.local_replicas[0]
     return int(tf.get_static_value(backend.replica()))

@@ -4,6 +4,6 @@ from collective.environment import detect
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Rank and number of ranks before ``init()``; (0, 1) without a launcher."""
+    """Return rank and number of ranks before ``init()``; (0, 1) without a launcher."""
     found = detect()
     return found.rank, found.size

@@ -75,7 +75,7 @@ class FitUnits(Units):
 
     @contextlib.contextmanager
     def serving(self, trains: bool = False) -> Iterator[None]:
-        """Around a call in which units are made again after deaths.
+        """Surround a call in which units are made again after deaths.
 
         Args:
             trains: Whether it trains; ranks may then be asked to leave.

@@ -49,7 +49,7 @@ class MarkedExchange(OnOneDevice):
     def join(
         self, own: Sequence[tf.Tensor], shapes: Sequence[object], opens: Opens = ()
     ) -> list[tf.Tensor]:
-        """Is never called: pieces are of the axis of the batch."""
+        """Fail: pieces are of the axis of the batch, so this is never called."""
         raise NotImplementedError
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -143,7 +143,7 @@ def triangular_solve(node: Node, layouts: list[Layout], rows: Rows) -> Plan | No
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def projective(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Images, each with a transform of its own, or all with one."""
+    """Transform images, each by a transform of its own, or all by one."""
     layouts = summed(layouts)
     layout = next((lay for lay in layouts[:2] if isinstance(lay, Sharded)), None)
     transforms = node.inputs[1].shape
@@ -195,7 +195,7 @@ def _with_shape(place: int, grads: Sequence[int]) -> Rule:
 
 @rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax")
 def largest(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The largest number of each window, and its place in the image of its row."""
+    """Take the largest number of each window, and its place in the image of its row."""
     if node.attr("include_batch_in_index"):
         return None
     return _windows(node, layouts, rows)
@@ -248,7 +248,7 @@ rule("AvgPoolGrad", "AvgPool3DGrad")(_with_shape(0, [1]))
     "DepthwiseConv2dNativeBackpropFilter",
 )
 def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A sum over the rows."""
+    """Sum the gradient over the rows."""
     layouts = summed(layouts)
     found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
     if not found:
@@ -260,7 +260,7 @@ def filter_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | Non
 
 @rule("Dilation2DBackpropFilter")
 def dilation_filter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradient by the filter is a sum over the rows."""
+    """Sum the gradient by the filter over the rows."""
     layouts = summed(layouts)
     found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
     if not found or found[0].axis:
@@ -273,7 +273,7 @@ rule("Dilation2DBackpropInput")(by_rows([0, 2], None))
 
 @rule("BiasAddGrad")
 def bias_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A sum over all axes but that of the channels."""
+    """Sum over all axes but that of the channels."""
     layout, rank = summed(layouts)[0], node.inputs[0].rank
     if not isinstance(layout, Sharded) or rank is None:
         return whole(node)
@@ -320,7 +320,7 @@ def _of_rounded(node: Node) -> Shapes:
 
 @rule("QuantizeAndDequantizeV4Grad")
 def rounded_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradient of each number; those of the bounds are sums."""
+    """Make the gradient of each number; those of the bounds are sums."""
     layouts = summed(layouts)
     layout = next((lay for lay in layouts[:2] if isinstance(lay, Sharded)), None)
     if layout is None:
@@ -332,7 +332,7 @@ def rounded_gradient(node: Node, layouts: list[Layout], rows: Rows) -> Plan | No
 
 @rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
 def space_to_batch(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Parts of the images become a batch each, one after the other."""
+    """Make a batch of each part of the images, one after the other."""
     layout, sizes = summed(layouts)[0], sizes_in(node.inputs[1])
     if not isinstance(layout, Sharded):
         return whole(node)

@@ -125,7 +125,7 @@ _DEPTHWISE: dict[str, tuple[str, str, int | None]] = {
 
 @rule(*_DEPTHWISE, table=AXIS_RULES)
 def depthwise(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each channel has a kernel of its own, of several outputs side by side."""
+    """Apply the kernel that each channel has of its own, of several outputs side by side."""
     operands, result, shape = _DEPTHWISE[node.type]
     places = [i for i in range(len(layouts)) if i != shape]
     layouts = summed(layouts)
@@ -201,7 +201,7 @@ rule("AvgPoolGrad", "AvgPool3DGrad", table=AXIS_RULES)(_each_channel([1], shape=
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", table=AXIS_RULES)
 def fused_norm(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every channel has statistics of its own."""
+    """Normalize each channel by statistics of its own."""
     layout, channel = _of_channels(node, layouts, 0)
     if layout is None:
         return None
@@ -221,7 +221,7 @@ def _is_vector(value: Value) -> bool:
 
 @rule("BiasAdd", table=AXIS_RULES)
 def bias_add(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A number for each channel."""
+    """Add a number to each channel."""
     layout, channel = _of_channels(node, layouts, 0, 1)
     if layout is None:
         return None

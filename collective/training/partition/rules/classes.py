@@ -67,7 +67,7 @@ def _shifted(emission: Emission, parts: Parts) -> tuple[Parts, tf.Tensor]:
 
 @rule("Softmax", "LogSoftmax", table=AXIS_RULES)
 def softmax(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """By the maximum and the sum over the replicas."""
+    """Normalize by the maximum and the sum over the replicas."""
     layout, dtype = _of_last(node, layouts), node.outputs[0].dtype
     if layout is None:
         return None
@@ -88,7 +88,7 @@ def softmax(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", table=AXIS_RULES)
 def sparse_cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """By the maximum, the sum, and the number of the own label."""
+    """Compute the loss by the maximum, the sum, and the number of the own label."""
     layout, dtype = _of_last(node, layouts), node.outputs[0].dtype
     if layout is None:
         return None
@@ -122,7 +122,7 @@ def sparse_cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan 
 
 @rule("SoftmaxCrossEntropyWithLogits", table=AXIS_RULES)
 def cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """By the maximum and three sums."""
+    """Compute the loss by the maximum and three sums."""
     layout, dtype = _of_last(node, layouts), node.outputs[0].dtype
     if layout is None:
         layout = _of_last(node, layouts, 1)
@@ -156,7 +156,7 @@ def cross_entropy(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TopK", "TopKV2", table=AXIS_RULES)
 def top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The largest of the largest of each replica."""
+    """Take the largest of the largest of each replica."""
     layout, rank = _of_last(node, layouts), node.inputs[0].rank
     if layout is None or rank is None or not isinstance(layout.per_row, int):
         return None
@@ -191,7 +191,7 @@ def top(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ArgMax", "ArgMin", table=AXIS_RULES)
 def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The place of the largest among the largest of each replica."""
+    """Find the place of the largest among the largest of each replica."""
     layout, rank = summed(layouts)[0], node.inputs[0].rank
     axis = axis_in(node.inputs[1], rank)
     if not isinstance(layout, Sharded) or rank is None or axis != layout.axis:

@@ -39,7 +39,7 @@ _MOST_ROUNDS = 20
 
 @rule("While", "StatelessWhile")
 def loop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The body for each replica's part of the variables."""
+    """Run the body for each replica's part of the variables."""
     condition, body = node.bodies
     now = _fixpoint(node, layouts, rows)
     if now is None:
@@ -114,7 +114,7 @@ def _fixpoint(node: Node, layouts: list[Layout], rows: Rows) -> list[Layout] | N
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def branches(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each branch for each replica's part; the outputs lie as in both."""
+    """Run each branch for each replica's part; the outputs lie as in both."""
     inside = [_startable(layout) for layout in layouts[1:]]
     for body in node.bodies:
         _describe(body, node.inputs[1:])

@@ -43,7 +43,7 @@ def _own_numbers(emission: Emission, numbers: tf.Tensor) -> tf.Tensor:
 
 @rule("CropAndResize")
 def crop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each image with its box, or whole images of which each box takes a part."""
+    """Crop each image by its box, or whole images of which each box takes a part."""
     layouts = summed(layouts)
     images, boxes, numbers = node.inputs[:3]
     if ROWS in layouts[:2] and _has_a_row_each(images, boxes, numbers, rows):
@@ -71,7 +71,7 @@ def _shape_of_images(node: Node) -> Shape:
 
 @rule("CropAndResizeGradBoxes")
 def gradient_of_boxes(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradient of each box by its own crop."""
+    """Make the gradient of each box by its own crop."""
     layouts = summed(layouts)
     _, images, boxes, numbers = node.inputs
     if all(lay == WHOLE for lay in layouts):
@@ -90,7 +90,7 @@ def gradient_of_boxes(node: Node, layouts: list[Layout], rows: Rows) -> Plan | N
 
 @rule("CropAndResizeGradImage")
 def gradient_of_images(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradient of each image by its own crop."""
+    """Make the gradient of each image by its own crop."""
     layouts, made = summed(layouts), node.outputs[0]
     _, boxes, numbers, _ = node.inputs
     if all(lay == WHOLE for lay in layouts):

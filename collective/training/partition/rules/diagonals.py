@@ -139,7 +139,7 @@ def _across(
 
 @rule("MatrixBandPart")
 def band(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Zeros outside of a band around the diagonal."""
+    """Write zeros outside of a band around the diagonal."""
     layout, x = summed(layouts)[0], node.inputs[0]
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -166,7 +166,7 @@ def band(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule(*_TAKE)
 def take(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The diagonals of matrices."""
+    """Take the diagonals of matrices."""
     layouts = summed(layouts)
     layout, x = layouts[0], node.inputs[0]
     if not isinstance(layout, Sharded):
@@ -192,7 +192,7 @@ def take(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule(*_MAKE)
 def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Matrices of their diagonals; each replica makes its part of a whole one, too."""
+    """Make matrices of their diagonals; each replica makes its part of a whole one, too."""
     layouts = summed(layouts)
     layout, x, out = layouts[0], node.inputs[0], node.outputs[0]
     rest: list[Layout] = [WHOLE] * (len(layouts) - 1)
@@ -244,7 +244,7 @@ def make(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule(*_SET)
 def put(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Matrices with other diagonals."""
+    """Give matrices other diagonals."""
     layouts = summed(layouts)
     if all(lay == WHOLE for lay in layouts):
         return whole(node)
@@ -292,7 +292,7 @@ def _put_in_matrices(node: Node) -> Emit:
 
 
 def _row_by_row(node: Node, layouts: list[Layout]) -> Plan | None:
-    """Each matrix alone."""
+    """Make the matrix of each row alone."""
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
     rank = node.inputs[0].rank
     if rank is None or not found or found[0].axis >= rank - 2:

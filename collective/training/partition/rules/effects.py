@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     "InvertPermutation",
 )
 def same_everywhere(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every replica has all variables, and makes the same updates."""
+    """Make the same updates on every replica, which has all variables."""
     return whole(node)
 
 
 @rule("Assert")
 def watched(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each replica looks at what it has."""
+    """Let each replica look at what it has."""
     shown = [value.layout for value in node.inputs[1:]]
     return Plan([WHOLE, *shown], [])
 
 
 @rule(*SHOWN)
 def on_rank_zero(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What others see of a step, such as a line of text: rank 0 does it, once.
+    """Do on rank 0, once, what others see of a step, such as a line of text.
 
     What follows such an operation follows a branch that all ranks have, so the order of
     several effects stays.

@@ -201,7 +201,7 @@ def _unknown(size: AnySize) -> int:
 
 @rule(*EACH_ELEMENT)
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The result lies as the largest sharded operand does."""
+    """Lay the result out as the largest sharded operand."""
     if layouts and all(isinstance(lay, Listed) for lay in layouts):
         return _lists(layouts)
     if any(isinstance(lay, Partial) for lay in layouts):
@@ -313,7 +313,7 @@ def handed_on(node: Node, layouts: Sequence[Layout]) -> Plan | None:
 
 @rule("IdentityN")
 def identities(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each output lies as its input."""
+    """Lay each output out as its input."""
     return Plan(layouts, list(layouts))
 
 
@@ -322,7 +322,7 @@ alike("EnsureShape")
 
 @rule("EnsureShape")
 def ensure_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The shape is not that of a share; it is looked at where it is known."""
+    """Check the shape only where it is known, because it is not that of a share."""
     (layout,) = summed(layouts)
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -335,7 +335,7 @@ def ensure_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Bitcast")
 def bitcast(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each number as others of as many bytes."""
+    """Read each number as others of as many bytes."""
     (layout,) = summed(layouts)
     if node.inputs[0].dtype.size != node.outputs[0].dtype.size:
         return whole(node) if layout == WHOLE else None
@@ -344,7 +344,7 @@ def bitcast(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Select")
 def select(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """``SelectV2`` whose condition may be a vector of rows."""
+    """Select by a condition that may be a vector of rows, as ``SelectV2`` does."""
     condition, x = node.inputs[:2]
     if condition.rank == x.rank:
         return each_element(node, layouts, rows)
@@ -361,7 +361,7 @@ def select(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @shape_rule("Select")
 def _selected(node: Node) -> Shapes:
-    """The shape of both values: the condition is as large, or has their first axis."""
+    """Return the shape of both values: the condition is as large, or has their first axis."""
     of_both = [v.shape for v in node.inputs[1:] if v.shape is not None]
     if len({len(shape) for shape in of_both}) != 1:
         return None

@@ -32,7 +32,7 @@ def _exchanged(
 
 @rule("MarkedSum")
 def marked_sum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Sums along two axes come in any order."""
+    """Sum along two axes in any order."""
     taken = [
         layout if layout == SUM and value.dtype.is_floating else summed([layout])[0]
         for value, layout in zip(node.inputs, layouts, strict=True)

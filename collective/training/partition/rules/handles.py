@@ -29,13 +29,13 @@ def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("VarIsInitializedOp", table=HANDLE_RULES)
 def is_initialized(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every replica has a part, or none has."""
+    """Return the same on every replica: each has a part, or none has."""
     return Plan(layouts, [WHOLE])
 
 
 @rule("VariableShape", table=HANDLE_RULES)
 def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The shape of the whole variable."""
+    """Return the shape of the whole variable."""
     sizes = tensorflow_names.shape_of_variable(node.inputs[0].source)
     if sizes is None:
         return None
@@ -53,7 +53,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     table=HANDLE_RULES,
 )
 def write(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each replica writes its part."""
+    """Write each replica's part."""
     if not isinstance(layouts[0], Sharded):
         return None
     return Plan([layouts[0], layouts[0]], [])
@@ -61,7 +61,7 @@ def write(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ResourceGather", table=HANDLE_RULES)
 def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows of a table."""
+    """Look rows of a table up."""
     table, rank = layouts[0], node.inputs[1].rank
     if not isinstance(table, Sharded) or rank is None or node.attr("batch_dims"):
         return None
@@ -115,7 +115,7 @@ def is_number(dtype: tf.DType) -> bool:
     table=HANDLE_RULES,
 )
 def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows that are added to a table, or written."""
+    """Add rows to a table, or write them."""
     (table, *_), (_, indices, updates) = layouts, node.inputs
     if not isinstance(table, Sharded) or indices.rank is None or updates.rank is None:
         return None
@@ -142,7 +142,7 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ResourceGatherNd", table=HANDLE_RULES)
 def look_up_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Elements of a variable that is cut along an axis that the indices do not name."""
+    """Take elements of a variable that is cut along an axis that the indices do not name."""
     table, shape_ = layouts[0], node.inputs[1].shape
     width = None if shape_ is None else shape_[-1]
     if not isinstance(table, Sharded) or not isinstance(width, int):

@@ -11,7 +11,7 @@ from collective.training.partition.values import axis_in
 
 @rule("ResourceGather")
 def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows of a variable."""
+    """Look rows of a variable up."""
     layouts = summed(layouts)
     if not isinstance(layouts[1], Sharded) or node.attr("batch_dims"):
         return whole(node) if layouts[1] == WHOLE else None
@@ -20,7 +20,7 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ResourceGatherNd")
 def look_up_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Elements of a variable."""
+    """Take elements of a variable."""
     layout, rank = summed(layouts)[1], node.inputs[1].rank
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -31,7 +31,7 @@ def look_up_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("GatherV2", "Gather")
 def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Places of an axis, by number."""
+    """Take places of an axis, by number."""
     layouts = summed(layouts)
     (x, indices), rest = node.inputs[:2], [WHOLE] * (len(layouts) - 2)
     axis, batch = 0, 0
@@ -70,7 +70,7 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("GatherNd")
 def gather_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Elements by their indices."""
+    """Take elements by their indices."""
     layouts, rank = summed(layouts), node.inputs[1].rank
     if not isinstance(layouts[1], Sharded):
         return whole(node) if layouts[0] == WHOLE else None
@@ -81,7 +81,7 @@ def gather_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ScatterNd")
 def scatter_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Zeros to which the rows are added: the gradient of ``GatherNd``, and counts."""
+    """Add rows to zeros: the gradient of ``GatherNd``, and counts."""
     indices, updates = node.inputs[:2]
     layouts = summed(layouts)
     found = [lay for lay in layouts[:2] if isinstance(lay, Sharded)]
@@ -98,7 +98,7 @@ def scatter_nd(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("OneHot")
 def one_hot(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A new axis for the numbers."""
+    """Add a new axis for the numbers."""
     layouts, axis = summed(layouts), node.attr("axis")
     layout, rank = layouts[0], node.inputs[0].rank
     if not isinstance(layout, Sharded):
@@ -114,7 +114,7 @@ def one_hot(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("SearchSorted", "LowerBound", "UpperBound")
 def bounds(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Where numbers lie in sorted rows."""
+    """Find where numbers lie in sorted rows."""
     layouts = summed(layouts)
     layout = next((lay for lay in layouts if isinstance(lay, Sharded)), None)
     if layout is None:
@@ -130,14 +130,14 @@ def bounds(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Bucketize")
 def bucketize(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each number alone."""
+    """Find the bucket of each number alone."""
     (layout,) = summed(layouts)
     return Plan([layout], [layout])
 
 
 @rule("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub")
 def tensor_scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Places of a table that are written; whole where rows write to any of them."""
+    """Write places of a table; whole where rows write to any of them."""
     layouts = summed(layouts)
     table, rank = layouts[0], node.inputs[1].rank
     width = None if node.inputs[1].shape is None else node.inputs[1].shape[-1]

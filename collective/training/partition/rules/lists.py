@@ -34,7 +34,7 @@ def _any_shape(node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
 
 @rule("EmptyTensorList", "TensorListReserve")
 def empty(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A list without elements lies as what is put into it."""
+    """Lay a list without elements out as what is put into it."""
 
     def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return list(emission.copy(node, _any_shape(node, inputs)))
@@ -148,7 +148,7 @@ def _reads(node: Node, layouts: list[Layout], at: int, more: int) -> Plan | None
 
 @rule("TensorListPopBack")
 def pop(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The last element, and the list without it."""
+    """Take the last element, and leave the list without it."""
     return _reads(node, layouts, 1, 1)
 
 
@@ -160,7 +160,7 @@ def get_item(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListStack")
 def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Stacks all elements along a new first axis."""
+    """Stack all elements along a new first axis."""
     have = layouts[0]
     if not isinstance(have, Listed):
         return None
@@ -179,7 +179,7 @@ def stack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListGather")
 def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Some elements along a new first axis."""
+    """Stack some elements along a new first axis."""
     have = layouts[0]
     if not isinstance(have, Listed) or layouts[1] != WHOLE:
         return None
@@ -196,7 +196,7 @@ def gather(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListScatter", "TensorListScatterV2")
 def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The places of the first axis as elements, in another order."""
+    """Make elements of the places of the first axis, in another order."""
     layouts = summed(layouts)
     if node.inputs[0].shape is None or layouts[1] != WHOLE:
         return None
@@ -223,7 +223,7 @@ def _of_places(node: Node, layouts: list[Layout], rows: Rows, at: int) -> Plan:
 
 @rule("TensorListFromTensor")
 def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The places of the first axis as elements."""
+    """Make elements of the places of the first axis."""
     x = node.inputs[0]
     if x.shape is None:
         return Plan([WHOLE, WHOLE], [Listed(WHOLE, None, x.dtype)])
@@ -232,19 +232,19 @@ def from_tensor(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("TensorListLength")
 def length(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every part has the same length."""
+    """Return the length, which is the same for every part."""
     return Plan(layouts, [WHOLE])
 
 
 @rule("TensorListResize")
 def resize(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """More or fewer elements."""
+    """Change the number of elements."""
     return Plan([layouts[0], WHOLE], [layouts[0]])
 
 
 @rule("TensorListElementShape")
 def element_shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The whole shape of the elements."""
+    """Return the whole shape of the elements."""
     have = layouts[0]
     if not isinstance(have, Listed) or have.shape is None:
         return whole(node)
@@ -270,13 +270,13 @@ def _is_rows(size: AnySize | None, rows: Rows) -> TypeGuard[AnySize]:
 
 @rule("OptionalNone")
 def no_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What a branch that is not taken leaves for its gradient."""
+    """Make what a branch that is not taken leaves for its gradient."""
     return Plan([], [Listed(is_optional=True)])
 
 
 @rule("OptionalFromValue")
 def optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What a branch leaves for its gradient: like a list of one element."""
+    """Make what a branch leaves for its gradient: like a list of one element."""
     if len(layouts) != 1:
         return whole(node)
     made = _filled(EMPTY, node.inputs[0], layouts[0], rows)
@@ -285,7 +285,7 @@ def optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("OptionalGetValue")
 def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What is in it; the shapes that are expected are those of the whole."""
+    """Take out what is in it; the shapes that are expected are those of the whole."""
     have = layouts[0]
     if not isinstance(have, Listed) or len(node.outputs) != 1:
         return None
@@ -302,5 +302,5 @@ def from_optional(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("OptionalHasValue")
 def has_value(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A result that is the same on every replica."""
+    """Return a result that is the same on every replica."""
     return Plan(layouts, [WHOLE])

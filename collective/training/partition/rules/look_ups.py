@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @rule("GatherV2", "Gather", table=AXIS_RULES)
 def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows of a table by number: each replica looks up those that it has."""
+    """Look rows of a table up by number: each replica looks up those that it has."""
     table, numbers = summed(layouts)[:2]
     if not isinstance(table, Sharded) or table.axis or numbers != WHOLE:
         return None
@@ -32,7 +32,7 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("UnsortedSegmentSum", table=AXIS_RULES)
 def added(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows that are added up by their number: a replica adds those of its part alone."""
+    """Add rows up by their number: a replica adds those of its part alone."""
     if any(lay != WHOLE for lay in summed(layouts)):
         return None
 
@@ -66,7 +66,7 @@ def _own(
 
 @rule("OneHot", table=AXIS_RULES)
 def one_hot(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A new axis for the numbers, of which a replica makes its part alone."""
+    """Add a new axis for the numbers, of which a replica makes its part alone."""
     if any(lay != WHOLE for lay in summed(layouts)):
         return None
     rank, axis = node.outputs[0].rank, node.attr("axis")

@@ -63,7 +63,7 @@ def _mean_of(node: Node) -> tuple[Value, Value] | None:
 
 @rule("Variance")
 def variance(node: Node, layouts: list[Layout], rows: Rows) -> Plan:
-    """Over all rows, moments of each replica; else the variance itself."""
+    """Compute moments of each replica where the variance is over all rows."""
     x, (layout, _) = node.inputs[0], summed(layouts)
     axes = axes_in(node.inputs[1], x.rank)
 

@@ -57,7 +57,7 @@ def _is_alone(node: Node, layout: Layout, place: int, rows: Rows) -> bool:
 
 @rule("ReverseV2")
 def backwards(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along axes of each row."""
+    """Reverse along axes of each row."""
     return _along_others(node, summed(layouts), 1)
 
 
@@ -70,7 +70,7 @@ _TOTALS: dict[str, tuple[Callable[..., tf.Tensor], float]] = {
 
 @rule(*_TOTALS)
 def running(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Begins, along the rows, with the total of the replicas ahead."""
+    """Begin, along the rows, with the total of the replicas ahead."""
     layouts = summed(layouts)
     layout, reverse = layouts[0], node.attr("reverse")
     if not _is_alone(node, layout, 1, rows) or not isinstance(layout, Sharded):
@@ -107,7 +107,7 @@ def running(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Roll")
 def roll(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Sends, along the rows, those that another replica needs."""
+    """Send the rows that another replica needs."""
     layouts = summed(layouts)
     layout = layouts[0]
     if not _is_alone(node, layout, 2, rows) or not isinstance(layout, Sharded):

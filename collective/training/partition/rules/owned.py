@@ -48,7 +48,7 @@ def read(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("VarIsInitializedOp", table=OWNED_RULES)
 def is_initialized(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every rank has a piece, or none has."""
+    """Return the same on every rank: each has a piece, or none has."""
     return Plan([OWNED], [WHOLE])
 
 
@@ -93,7 +93,7 @@ def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     table=OWNED_RULES,
 )
 def write(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each rank writes its piece."""
+    """Write each rank's piece."""
     if layouts[0] != OWNED or not node.inputs[1].is_static:
         return None
     return Plan([OWNED, OWNED], [])
@@ -101,7 +101,7 @@ def write(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ResourceScatterAdd", "ResourceScatterSub", table=OWNED_RULES)
 def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows that are added to a table: of them, the elements that this rank has."""
+    """Add rows to a table: of them, the elements that this rank has."""
     indices, updates = node.inputs[1:]
     if indices.rank is None or updates.shape is None or layouts[0] != OWNED:
         return None
@@ -166,7 +166,7 @@ def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Reshape", "ExpandDims", "Squeeze", "EnsureShape", table=OWNED_RULES)
 def reshape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The order of the elements stays."""
+    """Keep the order of the elements."""
     if not node.inputs[0].is_static or not node.outputs[0].is_static:
         return None
 
@@ -209,7 +209,7 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _once(of_piece: Callable[[tf.Tensor], tf.Tensor], is_sum: bool = True) -> Emit:
-    """Only the first replica of a process adds the process's result."""
+    """Let the first replica of a process alone add the process's result."""
 
     def emit(emission: Emission, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         found = of_piece(inputs[0])

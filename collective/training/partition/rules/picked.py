@@ -116,7 +116,7 @@ def own_places(
 
 @rule("Pad", "PadV2", table=SOME_RULES)
 def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradient of ``tf.slice``."""
+    """Make the gradient of ``tf.slice``."""
     layout, pads, shape = layouts[0], sizes_in(node.inputs[1]), node.outputs[0].shape
     if not isinstance(layout, Sharded) or not isinstance(pads, tuple) or not shape:
         return None
@@ -140,7 +140,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ConcatV2", table=SOME_RULES)
 def concat(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Parts of the rows, one after the other as they were cut."""
+    """Concatenate parts of the rows, one after the other as they were cut."""
     axis = axis_in(node.inputs[-1], node.outputs[0].rank)
     parts = layouts[:-1]
     found = [lay.of for lay in parts if isinstance(lay, Sharded) and lay.axis == axis]

@@ -75,7 +75,7 @@ _TYPICAL = 32  # of an unknown size
 
 
 def _elements(value: Value) -> int:
-    """About how many elements a value has."""
+    """Return about how many elements a value has."""
     size = product(value.shape or ())
     if isinstance(size, int):
         return size
@@ -84,7 +84,7 @@ def _elements(value: Value) -> int:
 
 @rule("MatMul")
 def matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Two matrices."""
+    """Multiply two matrices."""
     a = "ki" if node.attr("transpose_a") else "ik"
     b = "jk" if node.attr("transpose_b") else "kj"
     return contraction(node, layouts, rows, [a, b], "ij")
@@ -92,7 +92,7 @@ def matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Stacks of matrices, which broadcast."""
+    """Multiply stacks of matrices, which broadcast."""
     of_a, of_b = (value.rank for value in node.inputs)
     if of_a is None or of_b is None or max(of_a, of_b) > 10:
         return None
@@ -106,7 +106,7 @@ def batch_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Einsum")
 def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Any contraction."""
+    """Contract as an equation says."""
     found = labels_of(node)
     if found is None:
         return None
@@ -120,7 +120,7 @@ def einsum(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("SparseTensorDenseMatMul")
 def sparse_matmul(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A sparse matrix that is whole, times the columns of a dense one."""
+    """Multiply a sparse matrix that is whole by the columns of a dense one."""
     layouts = summed(layouts)
     layout = layouts[3]
     if not isinstance(layout, Sharded):

@@ -44,7 +44,7 @@ _MOST_BATCHES = 8
 
 @rule(*_COUNTED)
 def counted(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Draws of rows: by an advanced counter."""
+    """Draw rows by an advanced counter."""
     if any(lay != WHOLE for lay in summed(layouts)):
         return None
     layout = _layout_of_draw(node, rows)
@@ -142,7 +142,7 @@ def advanced(counter: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     "StatefulUniformInt",
 )
 def stateful(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Draws that follow from all that was drawn before: made whole.
+    """Draw whole what follows from all that was drawn before.
 
     The state of a ``tf.random.Generator`` is a variable; that of others is hidden in each
     process, so all take what rank 0 draws.

@@ -39,7 +39,7 @@ def _operands(node: Node, layout: Sharded) -> list[Layout]:
 
 @rule("CudnnRNNV3")
 def forward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The outputs of each row, its last states, and what the backward pass reads."""
+    """Compute the outputs of each row, its last states, and what the backward pass reads."""
     layouts = summed(layouts)
     layout = _layout(node, layouts, rows)
     if layout is None:
@@ -51,7 +51,7 @@ def forward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("CudnnRNNBackpropV3")
 def backward(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The gradients of each row, and the sum over the rows for the weights."""
+    """Compute the gradients of each row, and the sum over the rows for the weights."""
     kept = node.inputs[-2:]
     if all(value.layout == WHOLE for value in kept):  # made of whole sequences
         return whole(node)

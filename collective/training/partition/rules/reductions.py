@@ -69,14 +69,14 @@ def reduction(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("L2Loss")
 def l2_loss(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A sum of squares."""
+    """Sum squares."""
     (layout,) = summed(layouts)
     return Plan([layout], [SUM]) if isinstance(layout, Sharded) else whole(node)
 
 
 @rule("ArgMax", "ArgMin")
 def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along an axis of each row."""
+    """Find the place along an axis of each row."""
     layout = summed(layouts)[0]
     axis = axis_in(node.inputs[1], node.inputs[0].rank)
     if not isinstance(layout, Sharded):
@@ -88,7 +88,7 @@ def arg_max(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Bincount", "DenseBincount")
 def bincount(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Counts of numbers: of each row, or a sum over the rows."""
+    """Count numbers: of each row, or as a sum over the rows."""
     layouts = summed(layouts)
     found = [lay for lay in (layouts[0], layouts[2]) if isinstance(lay, Sharded)]
     binary = node.type == "DenseBincount" and node.attr("binary_output")
@@ -114,7 +114,7 @@ def bincount(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     "UnsortedSegmentProd",
 )
 def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows that are added up by their number: the gradient of look-ups."""
+    """Add rows up by their number: the gradient of look-ups."""
     layouts, (x, numbers, _) = summed(layouts), node.inputs
     if layouts[2] != WHOLE or numbers.rank is None or x.rank is None:
         return None

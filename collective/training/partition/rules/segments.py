@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @rule("SegmentSum", "SegmentMean")
 def segments(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """A sum over the replicas; a mean is the quotient of two."""
+    """Sum over the replicas; a mean is the quotient of two sums."""
     x, layouts = node.inputs[0], summed(layouts)
     found = [lay for lay in layouts if isinstance(lay, Sharded)]
     if not found:

@@ -93,7 +93,7 @@ def _target(
 
 @rule("Transpose", "ConjugateTranspose")
 def transpose(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The sharded axis moves."""
+    """Move the sharded axis."""
     order = node.inputs[1].const
     if layouts[0] == SUM and layouts[1] == WHOLE:
         return Plan(layouts, [SUM])
@@ -109,7 +109,7 @@ def transpose(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("BroadcastTo")
 def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Rows stay rows; what is whole is made larger on each replica for itself."""
+    """Keep rows as rows; what is whole is made larger on each replica for itself."""
     layout, x, out = summed(layouts)[0], node.inputs[0], node.outputs[0]
     if out.shape is None or x.shape is None:
         return None if isinstance(layout, Sharded) else whole(node)
@@ -138,7 +138,7 @@ def broadcast_to(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Fill")
 def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each replica fills what it uses."""
+    """Fill what each replica uses."""
 
     def share(emission: Emission, wanted: Sharded) -> tf.Tensor | None:
         sizes, number = (emission.whole_of(value) for value in node.inputs)
@@ -150,7 +150,7 @@ def fill(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Tile")
 def tile(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The rows several times, block behind block."""
+    """Repeat the rows, one block after the other."""
     layout, times = summed(layouts)[0], sizes_in(node.inputs[1])
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -164,7 +164,7 @@ def tile(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Around each row, or by as many places as further blocks have."""
+    """Pad each row, or by as many places as further blocks have."""
     layouts, pads = summed(layouts), sizes_in(node.inputs[1])
     layout = layouts[0]
     if not isinstance(layout, Sharded):
@@ -193,7 +193,7 @@ def pad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("ConcatV2")
 def concat(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along the rows, the blocks of one behind those of the other."""
+    """Concatenate along the rows: the blocks of one follow those of the other."""
     values, axis = node.inputs[:-1], axis_in(node.inputs[-1], node.outputs[0].rank)
     parts = layouts[:-1]
     if axis is None:
@@ -227,7 +227,7 @@ def concat(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Pack")
 def pack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along a new axis."""
+    """Stack along a new axis."""
     rank = node.outputs[0].rank
     if SUM in layouts and all(lay in (WHOLE, SUM) for lay in layouts):
         return Plan([SUM] * len(layouts), [SUM])
@@ -245,7 +245,7 @@ def pack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Unpack")
 def unpack(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Along an axis that goes."""
+    """Take apart along an axis that goes."""
     (layout,), rank = summed(layouts), node.inputs[0].rank
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -265,7 +265,7 @@ def _as_it_is(value: Value) -> Layout:
 
 @rule("Shape", "ShapeN")
 def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The whole shape, of what each replica has a part of."""
+    """Return the whole shape of a value of which each replica has a part."""
     if any(v.rank is None and isinstance(v.layout, Sharded) for v in node.inputs):
         return None
 
@@ -291,7 +291,7 @@ def shape(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Size")
 def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """The number of elements of the whole."""
+    """Return the number of elements of the whole."""
     (value,) = node.inputs
     if not isinstance(value.layout, Sharded):
         return Plan([_as_it_is(value)], [WHOLE])
@@ -311,13 +311,13 @@ def size(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 @rule("Rank")
 def rank_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Every part has the same rank."""
+    """Return the rank, which is the same for every part."""
     return Plan([_as_it_is(value) for value in node.inputs], [WHOLE])
 
 
 @rule("Range", "LinSpace")
 def range_of(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Each replica counts by itself."""
+    """Count on each replica by itself."""
     if any(isinstance(lay, Partial) for lay in layouts):
         layouts = summed(layouts)
     return whole(node)

@@ -54,7 +54,7 @@ def _own_range(emission: Emission, layout: Sharded, blocks: tuple[int, int]) -> 
 
 @rule("Slice")
 def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """``tf.slice``."""
+    """Take a block, as ``tf.slice`` does."""
     if layouts[0] == SUM and all(lay == WHOLE for lay in layouts[1:]):
         return Plan(layouts, [SUM])
     layout, x = summed(layouts)[0], node.inputs[0]
@@ -89,7 +89,7 @@ def slice_(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _slice_of_rows(
     node: Node, layout: Sharded, bounds: tuple[Any, Any], rows: Rows
 ) -> Plan | None:
-    """``tf.slice`` of some of the rows: each replica keeps those of its own part."""
+    """Slice some of the rows: each replica keeps those of its own part."""
     axis = layout.axis
     made = picked.cut(node.outputs, layout, axis, bounds, rows)
     if made is None:
@@ -111,7 +111,7 @@ def _slice_of_rows(
 
 @rule("StridedSlice")
 def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Python's indexing."""
+    """Index as Python does."""
     if layouts[0] == SUM and all(lay == WHOLE for lay in layouts[1:]):
         return Plan(layouts, [SUM])
     layout = summed(layouts)[0]
@@ -148,7 +148,7 @@ def strided_slice(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def _picked(
     node: Node, layout: Sharded, found: list[Entry], entry: Entry, rows: Rows
 ) -> Plan | None:
-    """Some of the rows: each replica keeps those of its own part."""
+    """Take some of the rows: each replica keeps those of its own part."""
     if entry.begin is None or entry.length is None or entry.out is None:
         return None
     bounds = entry.begin, entry.length
@@ -279,7 +279,7 @@ def _place_of(node: Node, entry: Entry, found: list[Entry]) -> int:
 
 @rule("StridedSliceGrad")
 def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Zeros around what was sliced."""
+    """Put zeros around what was sliced."""
     layout, sizes = summed(layouts)[4], sizes_in(node.inputs[0])
     if not isinstance(layout, Sharded):
         return whole(node)
@@ -316,7 +316,7 @@ def strided_slice_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | 
 
 @rule("StridedSliceGrad", table=SOME_RULES)
 def picked_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Zeros around rows that each replica has of its own part."""
+    """Put zeros around rows that each replica has of its own part."""
     layout, sizes = layouts[4], sizes_in(node.inputs[0])
     if not isinstance(layout, Sharded) or not isinstance(sizes, tuple):
         return None
@@ -342,7 +342,7 @@ def picked_grad(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 
 
 def _zeros(length: AnySize, layout: Sharded) -> tuple[AnySize, ...]:
-    """Blocks of zeros beside those of a layout: like them, to be added to their like."""
+    """Make blocks of zeros beside those of a layout, to be added to their like."""
     (first, *others), count = layout.blocks, quotient(length, layout.blocks[0])
     is_even = all(block == first for block in others)
     if is_even and isinstance(count, int) and 0 <= count <= _MOST_LIKE_IT:
@@ -360,7 +360,7 @@ def _padded(
     upstream: Any,
     step: int = 1,
 ) -> tf.Tensor:
-    """``StridedSliceGrad`` with other bounds along one axis."""
+    """Return ``StridedSliceGrad`` with other bounds along one axis."""
     begins: list[Any] = []
     ends: list[Any] = []
     strides: list[Any] = []
@@ -406,7 +406,7 @@ def _padded(
 
 @rule("Split", "SplitV")
 def split(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """Parts of another axis, or whole blocks of the sharded one."""
+    """Split another axis into parts, or the sharded one into whole blocks."""
     at = 1 if node.type == "Split" else 0
     x = node.inputs[at]
     if layouts[at] == SUM and node.type == "Split":

@@ -57,7 +57,7 @@ def _found(node: Node) -> Shape:
 
 @rule("LookupTableFindV2")
 def look_up(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What a table has for each key; every rank has the table."""
+    """Look each key up in a table, which every rank has."""
     keys = summed(layouts)[1]
     if not isinstance(keys, Sharded) or node.outputs[0].shape is None:
         return whole(node)
@@ -106,7 +106,7 @@ def _decoded(node: Node) -> list[Shape] | None:
 
 @rule("RaggedTensorToTensor", "SparseToDense")
 def padded(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
-    """What is ragged or sparse is whole; from here on each replica has its rows."""
+    """Give each replica its rows of what is ragged or sparse, and whole until here."""
     shape = node.outputs[0].shape
     if not shape or shape[0] != rows.rows:
         return None

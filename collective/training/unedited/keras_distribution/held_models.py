@@ -68,7 +68,7 @@ def _why_not(job: ScriptJob) -> str | None:
 
 
 def _exporting(stock: Any) -> Any:
-    """``Model.export``, for which TensorFlow needs variables that are whole."""
+    """Surround ``Model.export``, for which TensorFlow needs variables that are whole."""
 
     @functools.wraps(stock)
     def export(self: keras.Model, *args: Any, **more: Any) -> Any:
