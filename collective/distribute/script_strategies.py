@@ -1,8 +1,8 @@
 """A script's own ``tf.distribute`` strategies: they become ours, over the job's backend.
 
 ``tf.distribute.MirroredStrategy()`` in a script is a ``collective.distribute.Strategy``
-whose replicas are the ranks. Backends that are made of a strategy of TensorFlow's own have
-one process, in which the script's strategies are as they are.
+whose replicas are the ranks. With a backend that is made of a strategy of TensorFlow's own,
+the script's strategies are that one: its replicas are the devices of ``--devices``.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def replace_strategies(job: ScriptJob) -> None:
         for kind in (float, int):
             read = keras_compat.one_copy.number_of(kind)
             job.replace(keras.Variable, f"__{kind.__name__}__", read)
+        for strategy in _kinds():
+            job.replace(strategy, "__init__", _becomes_the_one(job))
         return
     for kind, one_host in _kinds().items():
         job.replace(kind, "__init__", _becomes_ours(job, one_host))
@@ -117,6 +119,27 @@ def _get_strategy(job: ScriptJob) -> Callable[[], Any]:
         return by_default()
 
     return get_strategy
+
+
+def _becomes_the_one(job: ScriptJob) -> Callable[..., None]:
+    """Return what replaces the ``__init__`` of a strategy, where the job has one already.
+
+    TensorFlow lets nobody enter the scope of another strategy within a scope.
+    """
+    strategy = job.backend.strategy  # type: ignore[attr-defined]
+
+    class SameStrategy(type(strategy)):  # type: ignore[misc]
+        def __init__(self, *_: Any, **__: Any) -> None:
+            tf.distribute.Strategy.__init__(self, strategy.extended)
+
+        def scope(self) -> Any:
+            return strategy.scope()
+
+    def init(self: Any, *_: Any, **__: Any) -> None:
+        self.__class__ = SameStrategy
+        SameStrategy.__init__(self)
+
+    return init
 
 
 def use_by_default(strategy: Any) -> None:

@@ -133,13 +133,24 @@ losses = [
     for data in (tf.data.Dataset.from_tensor_slices((x, y)).batch(8), Items(workers=1))
 ]
 wanted = made().fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
-np.testing.assert_allclose(losses, [wanted.history["loss"]] * 2, rtol=1e-6)
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+assert isinstance(strategy, tf.distribute.MirroredStrategy)
+assert strategy.num_replicas_in_sync == 2
+assert float(strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), None)) == 2
+with strategy.scope():
+    model = made()
+again = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+losses.append(again.history["loss"])
+np.testing.assert_allclose(losses, [wanted.history["loss"]] * 3, rtol=1e-6)
 """
 
 
 @pytest.mark.trains
 def test_batches_and_a_cleared_session_on_several_devices(tmp_path):
-    """Our strategy is the default one; Keras' reader and its reset must not see it."""
+    """Our strategy is the default one, and each strategy that the script makes.
+
+    Keras' reader and its reset must not see it.
+    """
     script = tmp_path / "script.py"
     script.write_text(MIRRORED)
     command = [
