@@ -91,6 +91,7 @@ class Distribution:
                 keep_writes_private(job)
             replace_cache(job)
             job.enter(keras_compat.random_pipelines.drawing_in_order())
+            job.enter(keras_compat.random_pipelines.keeping_order())
             share_searches(job)
         script_strategies.use_by_default(getattr(backend, "strategy", None))
 

@@ -1,11 +1,13 @@
-"""Pipelines of ``tf.data`` that draw random numbers in several threads at a time."""
+"""Pipelines of ``tf.data`` whose elements, or their order, are left to chance by threads."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -54,6 +56,47 @@ def drawing_in_order() -> Iterator[None]:
 
     with replacing(tf.data.Dataset, "__iter__", iterate):
         yield
+
+
+@contextlib.contextmanager
+def keeping_order() -> Iterator[None]:
+    """Inside, data sets that are made keep the order of their elements.
+
+    ``deterministic=False`` of a function or of options allows any order, so that of the
+    elements is right, too, and it is the same on every rank. TensorFlow obeys a False even
+    if operations must be deterministic.
+    """
+    dataset = tf.data.Dataset
+    stock = dataset.with_options
+
+    @functools.wraps(stock)
+    def with_options(
+        self: tf.data.Dataset, options: tf.data.Options, **kwargs: Any
+    ) -> tf.data.Dataset:
+        if options.deterministic is False:
+            options = tf.data.Options().merge(options)
+            options.deterministic = True
+        return stock(self, options, **kwargs)
+
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(replacing(dataset, "with_options", with_options))
+        for name in ("map", "interleave", "batch"):
+            method = _in_order(getattr(dataset, name))
+            inside.enter_context(replacing(dataset, name, method))
+        yield
+
+
+def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if given.arguments.get("deterministic") is False:
+            given.arguments["deterministic"] = True
+        return stock(*given.args, **given.kwargs)
+
+    return call
 
 
 def _draws_by_chance(dataset: tf.data.Dataset) -> bool:

@@ -1,6 +1,8 @@
-"""Parallel calls of ``map`` draw in the order of the elements."""
+"""Parallel calls of ``map`` draw in the order of the elements, which stay in order."""
 
 from __future__ import annotations
+
+import time
 
 import keras
 import numpy as np
@@ -80,3 +82,40 @@ def test_draws_without_a_seed_are_read_as_by_tensorflow():
     )
     with random_pipelines.drawing_in_order():
         assert len([*mapped]) == 9
+
+
+def slow(x):
+    """Return x, late for half of the elements."""
+    wait = tf.numpy_function(
+        lambda one: time.sleep(0.02 * (one % 2)) or one, [x], tf.int64
+    )
+    return tf.ensure_shape(wait, [])
+
+
+def any_order(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+KINDS = {
+    "map": lambda x: x.map(slow, 8, deterministic=False),
+    "batch": lambda x: x.batch(2, num_parallel_calls=8, deterministic=False).unbatch(),
+    "interleave": lambda x: x.interleave(
+        lambda one: tf.data.Dataset.from_tensors(one).map(slow),
+        *(8, 1, 8),
+        deterministic=False,
+    ),
+    "options": lambda x: any_order(x.map(slow, num_parallel_calls=8)).prefetch(2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_keep_their_order_though_any_is_allowed(kind):
+    stock = tf.data.Dataset.map
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 16
+    with random_pipelines.keeping_order():
+        dataset = KINDS[kind](tf.data.Dataset.range(16)).with_options(options)
+    assert tf.data.Dataset.map is stock
+    assert [*dataset.as_numpy_iterator()] == [*range(16)]
