@@ -8,6 +8,7 @@ several ranks.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import warnings
 
@@ -378,28 +379,29 @@ def test_rows_in_one_value(backend):
         collective.fit(model()(), data=(X, Y), global_batch_size=10, **words),
     ):
         assert old.losses == new.losses and old.history == new.history
-    with pytest.raises(UsageError, match="does not fit the data") as error:
+    with pytest.raises(ValueError, match="None values not supported"):  # Keras' own
         collective.fit(model()(), (X, Y), **words)
-    assert "a tuple in place of x is several inputs" in str(error.value)
     with pytest.raises(UsageError, match="are the same"):
         collective.fit(model()(), X, Y, batch_size=3, global_batch_size=3, **words)
 
 
 @pytest.mark.parametrize(
-    ("data", "words", "message"),
+    ("data", "words"),
     [
-        ((None,), {}, "no data are given"),
-        ((X, Y), {"class_weight": {0: 1.0}, "sample_weight": Y}, "both class_weight="),
-        ((X, Y), {"validation_split": 1.0}, "leaves no rows on one side"),
-        ((X, Y[1:]), {}, "x has 53 rows, y has 52"),
-        ((object(), Y), {}, "is given beside a object"),
-        ((X, Y), {"validation_data": (X,) * 4}, "validation_data= has 4 parts"),
+        ((None,), {}),
+        ((X, Y), {"class_weight": {0: 1.0}, "sample_weight": Y}),
+        ((X, Y), {"validation_split": 1.0}),
+        ((X, Y[1:]), {}),
+        ((X, Y), {"validation_data": (X,) * 4}),
     ],
 )
-def test_what_is_refused_names_arguments_of_the_api(backend, data, words, message):
-    with pytest.raises(UsageError, match=message) as error:
-        collective.fit(model()(), *data, backend=backend, verbose=0, **words)
-    assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
+def test_errors_of_arguments_are_those_of_keras(backend, data, words):
+    errors = []
+    for fit in (keras.Model.fit, functools.partial(collective.fit, backend=backend)):
+        with pytest.raises(Exception) as error:
+            fit(model()(), *data, verbose=0, **words)
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
 
 
 # Tests that may differ between ranks, or in which one may wait for ever.

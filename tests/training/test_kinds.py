@@ -158,6 +158,8 @@ def test_a_generator_that_ends(backend):
 
 def test_passes_over_a_generator_read_nothing_ahead(backend):
     """Batches read ahead would be lost for the next pass, others on each rank."""
+    if backend.size == 1:
+        pytest.skip("one process reads ahead as Keras does")
 
     def counting():
         for number in itertools.count():
@@ -177,19 +179,24 @@ def test_passes_over_a_generator_read_nothing_ahead(backend):
     assert next(validation)[0][0, 0] == X[0, 0] + 5
 
 
-def test_data_that_can_be_read_once_end_the_training(backend):
-    """Keras would continue with epochs without steps, and report a loss of zero."""
-    once = iter([(X[:10], Y[:10]), (X[10:20], Y[10:20])])
-    data = tf.data.Dataset.from_generator(
-        lambda: once,
-        output_signature=(
-            tf.TensorSpec([None, 6], tf.float32),
-            tf.TensorSpec([None], tf.int32),
-        ),
-    )
-    with pytest.warns(UserWarning, match="the data have ended: training ends"):
-        history = collective.fit(sgd(), data, backend=backend, epochs=9, verbose=0)
-    assert history.epoch == [0] and len(history.losses) == 2
+def test_data_that_can_be_read_once_are_those_of_keras(backend):
+    """Keras warns, and continues with epochs without steps."""
+
+    def data():
+        once = iter([(X[:10], Y[:10]), (X[10:20], Y[10:20])])
+        return tf.data.Dataset.from_generator(
+            lambda: once,
+            output_signature=(
+                tf.TensorSpec([None, 6], tf.float32),
+                tf.TensorSpec([None], tf.int32),
+            ),
+        )
+
+    wanted = sgd().fit(data(), epochs=3, verbose=0)
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        found = collective.fit(sgd(), data(), backend=backend, epochs=3, verbose=0)
+    assert found.epoch == wanted.epoch
+    np.testing.assert_allclose(found.history["loss"], wanted.history["loss"], rtol=1e-6)
 
 
 def two_by_two() -> keras.Model:

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import collective
-from collective.errors import UsageError
 from tests.training import test_kinds as kinds
 from tests.training.small import NAMES, gather, model, rows
 from tests.training.test_fit_arguments import X, Y
@@ -138,13 +137,6 @@ def test_a_callback_ends_a_pass(backend):
     equal(backend, got, alone.predict(X, **words))
     got = collective.evaluate(made, X, Y, backend=backend, **words)
     assert got == pytest.approx(alone.evaluate(X, Y, **words), rel=1e-5)
-
-
-def test_what_cannot_be_is_refused(backend):
-    with pytest.raises(UsageError, match="has no rows"):
-        collective.predict(made_in(backend), X[:0], backend=backend, verbose=0)
-    with pytest.raises(UsageError, match="needs a compiled"):
-        collective.evaluate(tree(), X, backend=backend, verbose=0)
 
 
 def test_rank_zero_alone_prints(backend, capfd):
