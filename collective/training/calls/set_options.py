@@ -88,12 +88,6 @@ class SetOptions(StepObserver):
         self.options = replace(options, per_replica=choice)
         self._backend = backend
         compatibility.check(self.options.features, backend)
-        if self.options.timeline and backend.elastic:
-            raise UsageError(
-                "a timeline of an unedited script does not work with an elastic job "
-                "(--min-np)",
-                hint="drop --set timeline; or call collective.fit(timeline=) in the script",
-            )
         if self.options.hook is not None:
             named.make(self.options.hook)
         self.virtual = virtual_checks.check_count(

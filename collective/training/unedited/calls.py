@@ -63,9 +63,18 @@ def distribute_calls(
     Args:
         asked: Options of ``collective.fit``.
         dry_run: Ends the script before its first training step.
+
+    Raises:
+        UsageError: On every rank alike: the options do not work together, or not here.
     """
     backend, units = job.backend, job.units
     options = SetOptions(backend, asked, units.run)
+    if options.options.timeline and backend.elastic:
+        raise UsageError(
+            "a timeline of an unedited script does not work with an elastic job "
+            "(--min-np)",
+            hint="drop --set timeline; or call collective.fit(timeline=) in the script",
+        )
     attached = units.announcement if job.is_shared else None
     same = SameCalls(backend, units.run)
     repeats = (units.run_step, units.eager_step) if job.is_shared else ()
