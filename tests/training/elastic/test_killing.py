@@ -114,7 +114,6 @@ def test_features_that_communicate_in_the_step_survive(tmp_path):
         assert f"{name}: as stock Keras" in printed
 
 
-@pytest.mark.matrix
 @pytest.mark.launches
 def test_a_rank_leaves_and_another_joins(tmp_path):
     printed = start("native", 2, tmp_path, "grown")
