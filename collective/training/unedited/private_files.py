@@ -5,7 +5,8 @@ other ranks write to private copies: what callbacks write, and
 what anything appends. What a rank has written it also reads there. Other files of a script
 are written by every rank, which soon reads them, maybe not by Python. If rank 0 dies, the next rank 0 puts its copies in their place: it ran the
 same program, so they have the same content. Files that Keras saves are written by rank 0
-while the others wait (``files``); what libraries in C write is left as it is.
+while the others wait (``files``). SQLite's data bases, which keep studies of Optuna, are copied
+as logs are; what other libraries in C write is left as it is.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import importlib
 import io
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from types import FrameType
 from typing import Any
 
@@ -43,7 +46,14 @@ def keep_writes_private(job: ScriptJob) -> None:
     # The module that is imported by its name is another one than TensorFlow's attribute.
     for summary in (tf.summary, importlib.import_module("tensorflow.summary")):
         job.replace(summary, "create_file_writer", created)
+    connect = files.connecting(sqlite3.connect)
+    for module in (sqlite3, sqlite3.dbapi2):
+        job.replace(module, "connect", connect)
     job.takes_over.append(files.publish)
+
+
+# A larger data base is taken for data that the script reads.
+_MOST_BYTES = 2**28
 
 
 class _PrivateFiles:
@@ -91,6 +101,44 @@ class _PrivateFiles:
             return found
 
         return opened
+
+    def connecting(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``sqlite3.connect`` that connects to copies.
+
+        Each rank would add its trial to a study, and rows to a table. A data base that is
+        older than the job is copied unless rank 0 has written to it by then; if it has,
+        ranks part, and the next call of Keras says so.
+        """
+
+        @functools.wraps(stock)
+        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+            copy = self._data_base(database, stock)
+            return stock(copy or database, *args, **kwargs)
+
+        return connect
+
+    def _data_base(self, database: Any, connect: Callable[..., Any]) -> str | None:
+        """Return the copy to connect to, or None for the data base itself."""
+        if self._published or self._job.undone:
+            return None
+        if not isinstance(database, str | os.PathLike):
+            return None
+        name = os.fsdecode(database)
+        if name in ("", ":memory:") or name.startswith("file:"):
+            return None
+        path = os.path.abspath(name)
+        if path not in self._copies:
+            if os.path.exists(path) and os.path.getsize(path) > _MOST_BYTES:
+                return None
+            self._folders.append(
+                tempfile.TemporaryDirectory("-sqlite", ignore_cleanup_errors=True)
+            )
+            copy = os.path.join(self._folders[-1].name, os.path.basename(path))
+            if self._was_there(path):
+                with closing(connect(path)) as old, closing(connect(copy)) as new:
+                    old.backup(new)
+            self._copies[path] = copy
+        return self._copies[path]
 
     def _copy(self, file: Any, mode: str) -> str | None:
         """Return the copy to open in place of a file, or None for the file itself."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +25,15 @@ class Job:
         self.takes_over: list[Any] = []
         self.open: Any = None
         self.writer: Any = None
+        self.connect: Any = None
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         if name == "open":
             self.open = value
         if name == "create_file_writer":
             self.writer = value
+        if name == "connect":
+            self.connect = value
 
 
 def in_callback(action: Any) -> Any:
@@ -71,6 +77,34 @@ def test_what_is_appended_is_private_wherever_it_is_written(tmp_path):
     with in_callback(lambda: job.open(tmp_path / "new.txt", "x")) as file:
         file.write("1")
     assert not (tmp_path / "new.txt").exists()
+
+
+def rows_of(connected: sqlite3.Connection) -> int:
+    with contextlib.closing(connected):
+        return connected.execute("select count(*) from trials").fetchone()[0]
+
+
+def add(connected: sqlite3.Connection) -> None:
+    with contextlib.closing(connected), connected:
+        connected.execute("create table if not exists trials(value)")
+        connected.execute("insert into trials values (1.0)")
+
+
+def test_a_data_base_is_private_and_begins_as_the_real_one(tmp_path):
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    add(sqlite3.connect(old))
+    time.sleep(1.1)  # the clock of a file system may be behind
+    job = Job()
+    keep_writes_private(job)
+    add(sqlite3.connect(new))  # by rank 0
+    for path, count in ((old, 2), (new, 1)):
+        add(job.connect(path))
+        assert rows_of(job.connect(str(path))) == count
+        assert rows_of(sqlite3.connect(path)) == 1
+    job.connect(":memory:").close()
+    job.takes_over[0]()
+    add(job.connect(old))
+    assert rows_of(sqlite3.connect(old)) == 3
 
 
 def test_summaries_are_private_and_the_step_that_writes_them_is_the_same(tmp_path):
