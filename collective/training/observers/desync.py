@@ -4,7 +4,8 @@ Every replica applies the same update to the same values, so all hold the same b
 callback that changes one rank's weights, faulty memory or a layer that writes variables
 breaks that, and nothing else would notice. So, every so many steps, the replicas compare
 a 64-bit checksum of their parameters and optimizer state. If they differ, the ranks
-exchange a checksum of each tensor, and the error names replica, tensor and step.
+exchange a checksum of each tensor, and the error names replica, tensor and step. Copies on
+several devices of one process may differ by rounding; then the others become as the first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -24,6 +26,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
+from collective.training.keras_compat import one_copy
 from collective.training.keras_compat.traced import kept_with, traced
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
@@ -33,6 +36,9 @@ from collective.training.steps.program import Program
 
 # The bytes of a checksum. Each is sent as a float, which is exact even in bfloat16.
 BYTES = 8
+_ROUNDINGS = (
+    1024  # by so many a copy may differ, as parts of the tensor's largest element
+)
 
 
 class DesyncAlarm(Observer):
@@ -90,8 +96,11 @@ class DesyncAlarm(Observer):
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
-    def compare(self, number: int) -> None:
+    def compare(self, number: int, is_rounded: bool = False) -> None:
         """Compare the replicas' variables before a step; every rank calls it.
+
+        Args:
+            is_rounded: Whether copies of one process have been rounded alike.
 
         Raises:
             CollectiveError: They differ; every rank names replica, tensor and step.
@@ -99,6 +108,10 @@ class DesyncAlarm(Observer):
         backend, checksums = self.backend, self._of_all(self._checksum)
         checksums = checksums[: backend.replicas]
         if np.all(checksums == checksums[0]):
+            return
+        if not is_rounded and backend.most_replicas > backend.size:
+            _round_alike([variable.value for variable in self.variables])
+            self.compare(number, is_rounded=True)
             return
 
         paths = [v.path for v in self.variables]
@@ -166,6 +179,24 @@ class DesyncAlarm(Observer):
             return f"{kind} {replicas[0]}"
         *first, last = map(str, replicas)
         return f"{kind}s {', '.join(first)} and {last}"
+
+
+def _round_alike(variables: Sequence[tf.Variable]) -> None:
+    """Give copies in one process the first one's values, if rounding alone parts them.
+
+    TensorFlow optimizes a graph of several devices as a whole: it may reorder a product
+    on one device and not on another.
+    """
+    for variable in variables:
+        first, *others = (np.asarray(copy) for copy in one_copy.copies(variable))
+        if not others or not variable.dtype.is_floating:
+            continue
+        first, *others = (value.astype("float64") for value in (first, *others))
+        kind = ml_dtypes.finfo(variable.dtype.as_numpy_dtype)  # type: ignore[no-untyped-call]
+        most = _ROUNDINGS * float(kind.eps)
+        bound = min(most, 1e-3) * np.max(np.abs(first), initial=0)
+        if all(np.all(np.abs(other - first) <= bound) for other in others):
+            one_copy.follow_first([variable])
 
 
 class DesyncWatch(StepObserver):

@@ -48,6 +48,19 @@ def take(step, alarm, numbers) -> None:
         step(cases.own_part(CASE.batch(number), alarm.backend))
 
 
+def test_copies_in_one_process_are_rounded_alike(backends_by_name):
+    backend = backends_by_name("tf-mirrored:2")
+    model, step = made(backend)
+    alarm = DesyncAlarm(Position(model, backend), EVERY)
+    take(step, alarm, range(FLIPPED_AFTER))
+    kernel = model.trainable_variables[-2]
+    flip(backend, kernel, 0, 1)
+    first, other = kernel.value.values
+    assert np.any(first.numpy() != other.numpy())
+    take(step, alarm, range(FLIPPED_AFTER, 7))
+    np.testing.assert_array_equal(first.numpy(), other.numpy())
+
+
 @pytest.mark.parametrize("pick", ["weight", "optimizer's state"])
 def test_names_replica_tensor_and_step(pick, backend):
     model, step = made(backend)
@@ -57,7 +70,9 @@ def test_names_replica_tensor_and_step(pick, backend):
     kernel = model.trainable_variables[-2]
     moment = next(v for v in model.optimizer.variables if "momentum" in v.name)
     # The lowest bit of the moment would disappear by rounding as it decays.
-    variable, bit = (kernel, 0) if pick == "weight" else (moment, 23)
+    # Copies of one process may differ by rounding.
+    lowest = 0 if backend.size > 1 else 20
+    variable, bit = (kernel, lowest) if pick == "weight" else (moment, 23)
     flip(backend, variable, bit, odd)
     take(step, alarm, range(FLIPPED_AFTER, 6))  # not checked, so all continues
     with pytest.raises(CollectiveError) as error:
