@@ -50,8 +50,9 @@ def replace_strategies(job: ScriptJob) -> None:
         for kind in (float, int):
             read = keras_compat.one_copy.number_of(kind)
             job.replace(keras.Variable, f"__{kind.__name__}__", read)
+        init = _becomes_the_one(job)
         for strategy in _kinds():
-            job.replace(strategy, "__init__", _becomes_the_one(job))
+            job.replace(strategy, "__init__", init)
         return
     for kind, one_host in _kinds().items():
         job.replace(kind, "__init__", _becomes_ours(job, one_host))
@@ -129,15 +130,12 @@ def _becomes_the_one(job: ScriptJob) -> Callable[..., None]:
     strategy = job.backend.strategy  # type: ignore[attr-defined]
 
     class SameStrategy(type(strategy)):  # type: ignore[misc]
-        def __init__(self, *_: Any, **__: Any) -> None:
-            tf.distribute.Strategy.__init__(self, strategy.extended)
-
         def scope(self) -> Any:
             return strategy.scope()
 
     def init(self: Any, *_: Any, **__: Any) -> None:
         self.__class__ = SameStrategy
-        SameStrategy.__init__(self)
+        tf.distribute.Strategy.__init__(self, strategy.extended)
 
     return init
 

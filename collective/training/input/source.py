@@ -82,7 +82,7 @@ class Source(abc.ABC):
     def in_order(
         self, batch_size: int, first_step: int, last_step: int
     ) -> tf.data.Dataset:
-        """Yield whole global batches in the order of the data, without random access.
+        """Return whole global batches in the order of the data, without random access.
 
         Args:
             batch_size: Rows of a global batch; the last of an epoch may have fewer.

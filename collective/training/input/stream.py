@@ -78,7 +78,7 @@ class Stream(Source):
     def in_order(
         self, batch_size: int, first_step: int, last_step: int
     ) -> tf.data.Dataset:
-        """Yield global batches in the data set's order, each epoch a new pass."""
+        """Return global batches in the data set's order, each epoch a new pass."""
         epoch = self._dataset.batch(batch_size)
         skipped = first_step % -(-self._rows // batch_size)
         batches = epoch.skip(skipped).concatenate(epoch.repeat())

@@ -36,9 +36,8 @@ from collective.training.steps.program import Program
 
 # The bytes of a checksum. Each is sent as a float, which is exact even in bfloat16.
 BYTES = 8
-_ROUNDINGS = (
-    1024  # by so many a copy may differ, as parts of the tensor's largest element
-)
+# By so many roundings of a tensor's largest element a copy in one process may differ.
+_ROUNDINGS = 1024
 
 
 class DesyncAlarm(Observer):
@@ -96,23 +95,20 @@ class DesyncAlarm(Observer):
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
-    def compare(self, number: int, is_rounded: bool = False) -> None:
+    def compare(self, number: int) -> None:
         """Compare the replicas' variables before a step; every rank calls it.
-
-        Args:
-            is_rounded: Whether copies of one process have been rounded alike.
 
         Raises:
             CollectiveError: They differ; every rank names replica, tensor and step.
         """
-        backend, checksums = self.backend, self._of_all(self._checksum)
-        checksums = checksums[: backend.replicas]
-        if np.all(checksums == checksums[0]):
+        backend, checksums = self.backend, self._of_replicas()
+        if _are_alike(checksums):
             return
-        if not is_rounded and backend.most_replicas > backend.size:
+        if backend.most_replicas > backend.size:  # a process has several
             _round_alike([variable.value for variable in self.variables])
-            self.compare(number, is_rounded=True)
-            return
+            checksums = self._of_replicas()
+            if _are_alike(checksums):
+                return
 
         paths = [v.path for v in self.variables]
         try:
@@ -125,6 +121,10 @@ class DesyncAlarm(Observer):
         error = self._error(checksums, of_tensors, paths, number)
         recorder.request_dump(error.message)
         raise error
+
+    def _of_replicas(self) -> np.ndarray:
+        """Return the checksum of each replica: ``[replicas, BYTES]``; every rank calls it."""
+        return self._of_all(self._checksum)[: self.backend.replicas]
 
     def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
         """Return the checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
@@ -179,6 +179,10 @@ class DesyncAlarm(Observer):
             return f"{kind} {replicas[0]}"
         *first, last = map(str, replicas)
         return f"{kind}s {', '.join(first)} and {last}"
+
+
+def _are_alike(checksums: np.ndarray) -> bool:
+    return bool(np.all(checksums == checksums[0]))
 
 
 def _round_alike(variables: Sequence[tf.Variable]) -> None:
