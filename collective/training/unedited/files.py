@@ -85,7 +85,7 @@ def replace_saver(
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
     """Hold a lock file in Keras' cache: ranks of a host must not download together."""
-    lock = _keras_cache() / f".{name}.lock"
+    lock = keras_cache() / f".{name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         # Keras falls back to a cache in /tmp, where others may leave a link of this name.
@@ -101,7 +101,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
         os.close(file)
 
 
-def _keras_cache() -> Path:
+def keras_cache() -> Path:
     """Return ``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
     home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
     return Path(home).expanduser() / "datasets"

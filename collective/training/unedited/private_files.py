@@ -18,19 +18,18 @@ import importlib
 import io
 import os
 import shutil
-import sqlite3
 import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import closing
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from collective.training.keras_compat.entry_points import in_callback
+from collective.training.unedited.files import keras_cache
 from collective.training.unedited.script import is_own, is_standard_library
 from collective.training.unedited.script_job import ScriptJob
 
@@ -46,9 +45,12 @@ def keep_writes_private(job: ScriptJob) -> None:
     # The module that is imported by its name is another one than TensorFlow's attribute.
     for summary in (tf.summary, importlib.import_module("tensorflow.summary")):
         job.replace(summary, "create_file_writer", created)
-    connect = files.connecting(sqlite3.connect)
-    for module in (sqlite3, sqlite3.dbapi2):
-        job.replace(module, "connect", connect)
+    with contextlib.suppress(ImportError):  # a Python that was built without it
+        import sqlite3
+
+        connect = files.connecting(sqlite3.connect)
+        for module in (sqlite3, sqlite3.dbapi2):
+            job.replace(module, "connect", connect)
     job.takes_over.append(files.publish)
 
 
@@ -79,10 +81,7 @@ class _PrivateFiles:
         def created(logdir: Any, *args: Any, **kwargs: Any) -> Any:
             if self._published or self._job.undone:
                 return stock(logdir, *args, **kwargs)
-            self._folders.append(
-                tempfile.TemporaryDirectory("-summaries", ignore_cleanup_errors=True)
-            )
-            return stock(self._folders[-1].name, *args, **kwargs)
+            return stock(self._folder("-summaries"), *args, **kwargs)
 
         return created
 
@@ -130,11 +129,9 @@ class _PrivateFiles:
         if path not in self._copies:
             if os.path.exists(path) and os.path.getsize(path) > _MOST_BYTES:
                 return None
-            self._folders.append(
-                tempfile.TemporaryDirectory("-sqlite", ignore_cleanup_errors=True)
-            )
-            copy = os.path.join(self._folders[-1].name, os.path.basename(path))
-            if self._was_there(path):
+            copy = os.path.join(self._folder("-sqlite"), os.path.basename(path))
+            if self._is_of_script(path):
+                closing = contextlib.closing
                 with closing(connect(path)) as old, closing(connect(copy)) as new:
                     old.backup(new)
             self._copies[path] = copy
@@ -162,6 +159,21 @@ class _PrivateFiles:
                 shutil.copyfile(path, copy)
             self._copies[path] = copy
         return copy
+
+    def _is_of_script(self, path: str) -> bool:
+        """Return whether a file is older than the job, or this rank has made or loaded it.
+
+        Other files that are there were made by rank 0, which is ahead.
+        """
+        cache = os.path.join(keras_cache(), "")
+        is_made = path in self._job.made or path.startswith(cache)
+        return (is_made and os.path.exists(path)) or self._was_there(path)
+
+    def _folder(self, suffix: str) -> str:
+        """Make a folder that ends with the process; return its path."""
+        made = tempfile.TemporaryDirectory(suffix, ignore_cleanup_errors=True)
+        self._folders.append(made)
+        return made.name
 
     def _was_there(self, path: str) -> bool:
         """Return whether a file is older than the job: rank 0 may just have made it."""

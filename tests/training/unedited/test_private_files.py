@@ -102,6 +102,11 @@ def test_a_data_base_is_private_and_begins_as_the_real_one(tmp_path):
         assert rows_of(job.connect(str(path))) == count
         assert rows_of(sqlite3.connect(path)) == 1
     job.connect(":memory:").close()
+    made = tmp_path / "made.db"  # by the script, on each rank
+    with job.open(made, "wb") as file:
+        file.write(new.read_bytes())
+    job.made.add(str(made))  # as ``removals`` notes it
+    assert rows_of(job.connect(made)) == 1
     job.takes_over[0]()
     add(job.connect(old))
     assert rows_of(sqlite3.connect(old)) == 3
