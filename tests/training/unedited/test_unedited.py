@@ -308,7 +308,7 @@ def test_ranks_at_different_places_are_named(capsys):
 
 
 def test_the_lock_of_downloads_follows_no_link(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_keras_cache", lambda: tmp_path)
+    monkeypatch.setattr(files, "keras_cache", lambda: tmp_path)
     treasure = tmp_path / "mine"
     treasure.write_text("kept")
     (tmp_path / ".set.lock").symlink_to(treasure)
