@@ -189,11 +189,16 @@ class TensorParallel(Backend):
 
     def __init__(self, options: Options, environment: Environment | None = None):
         parts = options.tensor_parallel
-        if parts > 1 and (options.min_np, options.max_np) != (None, None):
+        if parts != 1 and (options.min_np, options.max_np) != (None, None):
             raise UsageError(
                 "with a rank that dies, its part of the weights is lost",
                 hint="without min_np, continuing from a checkpoint; or without "
                 "tensor_parallel",
+            )
+        if not isinstance(parts, int) or parts < 1:
+            raise UsageError(
+                f"tensor_parallel={parts!r} is not a number of ranks",
+                hint="tensor_parallel=2",
             )
         super().__init__(options, environment)
         if self.size % parts:

@@ -155,7 +155,7 @@ WORDS = tuple(f.name for f in dataclasses.fields(FitOptions) if "str" in str(f.t
 
 
 #: The options of unedited scripts: these, and the files that ``collective.fit`` writes.
-SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger")
+SETTABLE = (*NAMES, "checkpoint", "global_batch_size", "ledger", "tensor_parallel")
 
 
 def check_names(names: Iterable[str]) -> None:

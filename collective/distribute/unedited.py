@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from collective import backends, streams
@@ -130,7 +131,7 @@ def distribute_keras(
         dry_run: Whether the script ends before its first training step, and says what
             that would hold in memory and send (``docs/how-to/memory.md``).
         **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
-            ``accumulate``, ``verify``, ...
+            ``accumulate``, ``verify``, ...; or ``tensor_parallel=T`` of the backend.
 
     Returns:
         What undoes it.
@@ -142,6 +143,9 @@ def distribute_keras(
     if _distribution is not None:
         return _distribution
     _check(backend, output, fit_options)
+    parts = fit_options.pop("tensor_parallel", None)
+    if parts is not None:
+        options = replace(options or backends.Options(), tensor_parallel=parts)
     if isinstance(backend, str):
         virtual = fit_options.get("virtual_replicas") is not None
         backend = backends.get(backend, with_threads(options) if virtual else options)

@@ -60,6 +60,7 @@ from collective.training.observers.elastic.fit_units import units_of
 from collective.training.observers.layout_report import LayoutReport
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.ledger.receipts import Receipts
+from collective.training.observers.model_axis import ModelAxis
 from collective.training.observers.timing import TimingObserver
 from collective.training.partition.undo import whole_or_absent
 from collective.training.preparation import parts
@@ -221,8 +222,8 @@ class _Training(StepObserver):
             )
             placing = inside.enter_context(cut)
             if placing is not None:
-                observers.append(LayoutReport(placing))
-            rows = backend_of_rows(model, backend)
+                observers += [ModelAxis(placing, True), LayoutReport(placing)]
+            rows = placing.rows(model) if placing else backend_of_rows(model, backend)
             planned = PlannedCall(rows, is_eager(model), self._settings.virtual)
             inside.enter_context(contextlib.closing(planned))
             self._open(planned, arguments)

@@ -37,8 +37,11 @@ class Holder(Protocol):
         """Keep this rank's part of a whole value; every rank calls it."""
         ...
 
-    def check_traced(self) -> None:
-        """Refuse to be read by a function that is not made for parts.
+    def traced_handle(self, own: Any) -> Any:
+        """Return the handle by which a function that is traced uses the variable.
+
+        Args:
+            own: That of the stand-in, which is for functions that are made for parts.
 
         Raises:
             UsageError: Nothing would put the part in the place of the stand-in.
@@ -65,9 +68,9 @@ class StandIn(resource_variable_ops.UninitializedVariable):
     @property
     def handle(self) -> Any:
         """Return the handle, which is for functions that are made for parts."""
-        if not (tf.executing_eagerly() or in_stateless_scope()):
-            self._holder.check_traced()
-        return self._own_handle
+        if tf.executing_eagerly() or in_stateless_scope():
+            return self._own_handle
+        return self._holder.traced_handle(self._own_handle)
 
     @property
     def _handle(self) -> Any:
@@ -153,6 +156,7 @@ def _eagerly_on_whole(name: str) -> Callable[..., Any]:
     return method
 
 
+_initialize = keras.Variable._initialize
 _READS = {"sparse_read", "gather_nd"}
 _WRITES = {
     *("assign_add", "assign_sub", "batch_scatter_update"),
@@ -206,13 +210,21 @@ def first_value(variable: keras.Variable, value: Any) -> tf.Tensor:
 
 def hold(variable: keras.Variable, stand_in: StandIn) -> None:
     """Have a variable show a stand-in."""
-    variable._value = stand_in
+    before, variable._value = getattr(variable, "_value", None), stand_in
+    _as_before(variable, before)
 
 
 def make_whole(variable: keras.Variable, value: tf.Tensor) -> None:
     """Have a variable be an ordinary one, with a first value."""
-    variable._value = None
-    variable._initialize(value)
+    before, variable._value = variable._value, None
+    _initialize(variable, value)
+    _as_before(variable, before)
+
+
+def _as_before(variable: keras.Variable, before: Any) -> None:
+    """Have an optimizer that was built know a variable by the number it had then."""
+    if before is not None:
+        variable._value._unique_id = before._unique_id
 
 
 #: Takes a variable and its initial value, or a function of it; returns whether it has

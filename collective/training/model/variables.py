@@ -55,6 +55,13 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     return [model.optimizer]
 
 
+def optimizer_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of a model's optimizers; none if it is not compiled."""
+    if getattr(model, "optimizer", None) is None:
+        return []
+    return [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+
+
 def is_in_parts(model: keras.Model) -> bool:
     """Return whether ranks have parts of variables of a model, or of its optimizers."""
     return any(is_held(variable) for variable in all_variables(model))

@@ -9,9 +9,9 @@ from weakref import WeakSet
 import keras
 
 from collective.log import log
-from collective.training.keras_compat.held_parts import holder_of
 from collective.training.keras_compat.model import bytes_of
-from collective.training.model.variables import optimizers_of
+from collective.training.model.variables import optimizer_variables
+from collective.training.sharding.held import part_of
 from collective.training.sharding.placing import Placing
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.program import Program
@@ -42,11 +42,9 @@ class LayoutReport(StepObserver):
 
 def lines(model: keras.Model, placing: Placing) -> Iterator[str]:
     """Yield what the ranks hold of a model; nothing if all of it is whole, as usual."""
-    is_compiled = getattr(model, "optimizer", None) is not None
-    optimizers = optimizers_of(model) if is_compiled else []
-    found = [*model.variables, *(v for o in optimizers for v in o.variables)]
+    found = [*model.variables, *optimizer_variables(model)]
     variables = list({id(v): v for v in found}.values())
-    held = [holder_of(v) for v in variables]
+    held = [part_of(v) for v in variables]
     kept = placing.kept_whole
     mine = {v.path: kept[v.path] for v in variables if v.path in kept}
     if not any(held) and not mine:

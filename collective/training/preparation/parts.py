@@ -23,11 +23,10 @@ from collective.backends import Options
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.model.variables import optimizers_of
-from collective.training.partition.mesh import suggestion
-from collective.training.partition.mesh.layouts import Layouts, Mesh, resolve
-from collective.training.process.object_collectives import broadcast_object
-from collective.training.sharding.held import is_held, tracing
+from collective.training.model.variables import optimizer_variables, optimizers_of
+from collective.training.partition.mesh.layouts import Layouts, Mesh
+from collective.training.sharding.finding import find_required
+from collective.training.sharding.held import is_held
 from collective.training.sharding.placing import ROWS, Placing
 
 MODEL = "model"  # the axis along which weights are cut
@@ -62,14 +61,15 @@ def made(
     cuts_weights = backend.options.tensor_parallel > 1
     if backend.size == 1 or not (shard_weights or cuts_weights):
         return make()
-    placing = _placing(backend, shard_weights=shard_weights)
+    placing = of_options(backend, shard_weights=shard_weights)
     if not cuts_weights:
         with placing.making():
             return make()
-    with placing.waiting() as waiting:
+    with placing.waiting():
         model = make()
-    is_cut = isinstance(model, keras.Model) and model.built
-    placing.settle(waiting, _layouts(model, placing) if is_cut else Layouts())
+    if isinstance(model, keras.Model) and model.built:
+        layouts = find_required(model, placing)
+        placing.settle([*model.variables, *optimizer_variables(model)], layouts)
     return model
 
 
@@ -110,28 +110,37 @@ def in_parts(
             f"--shard-weights cuts weights, and backend {backend.name!r} has no groups of ranks",
             hint="backend native or mpi",
         )
-    placing = _placing(backend, shard_optimizer, shard_weights)
-    slots = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    placing = of_options(backend, shard_optimizer, shard_weights)
     cuts_weights = options["--tensor-parallel"] or shard_weights
     is_cut = cuts_weights and not any(map(is_held, model.variables))
+    searches = is_cut and options["--tensor-parallel"]
     if is_cut:
-        layouts = Layouts()
         _check_not_built(model)
-        if options["--tensor-parallel"]:
-            layouts = _layouts(model, placing)
-        placing.settle(model.variables, layouts)
-    if placing.cut_slots(slots) or is_cut:
+    if is_cut and (model.built or not searches):
+        layouts = find_required(model, placing) if searches else Layouts()
+        placing.cut(model.variables, layouts)
+    if placing.cut_slots(optimizer_variables(model)) or is_cut:
         keras_compat.batch_functions.forget(model)  # which were traced with whole ones
-    with placing.making():
+    # A model that is not built is cut when the data have built it: see ``ModelAxis``.
+    waits = searches and not model.built
+    with placing.waiting() if waits else placing.making():
         yield placing
 
 
-def _placing(
-    backend: Backend, shard_optimizer: bool = False, shard_weights: bool = False
+def of_options(
+    backend: Backend,
+    shard_optimizer: bool = False,
+    shard_weights: bool = False,
+    by_map: bool = False,
 ) -> Placing:
+    """Return what lays variables out as the options of a training say.
+
+    Args:
+        by_map: Whether the layout map of the current distribution counts, too.
+    """
     parts = backend.options.tensor_parallel
     mesh = Mesh({ROWS: backend.size // parts, MODEL: parts}, ROWS)
-    return Placing(backend, shard_weights, shard_optimizer, by_map=False, mesh=mesh)
+    return Placing(backend, shard_weights, shard_optimizer, by_map, mesh=mesh)
 
 
 def _check_not_built(model: keras.Model) -> None:
@@ -142,36 +151,3 @@ def _check_not_built(model: keras.Model) -> None:
             hint="compile the model with a new optimizer before collective.fit; or give "
             "collective.fit a function that makes the model",
         )
-
-
-def _layouts(model: keras.Model, placing: Placing) -> Layouts:
-    """Return layouts along the model axis; every rank calls it.
-
-    They are the cheapest ones for batches of one row: a weight is cut if that costs little
-    beside its size, however many rows travel. Rank 0 finds them, for it takes seconds.
-    """
-    backend, mesh = placing.backend, placing.mesh
-    if not model.built:
-        raise UsageError(
-            f"model {model.name!r} has no weights yet that --tensor-parallel could cut",
-            hint="begin it with keras.Input, or call model.build(shape) before "
-            "collective.fit",
-        )
-    found: dict[str, suggestion.Axes] = {}
-    error: UsageError | None = None
-    if backend.rank == 0:
-        try:
-            with tracing():
-                found = suggestion.suggest(model, mesh, rows=1)
-        except UsageError as raised:
-            error = raised
-    found, message = broadcast_object(backend, (found, error and error.message))
-    if not found:
-        raise UsageError(
-            message
-            or f"no weight of model {model.name!r} is worth being cut over "
-            f"{mesh.sizes[MODEL]} ranks (--tensor-parallel)",
-            hint="drop --tensor-parallel; or a layout map of your own: "
-            "keras.distribution.ModelParallel in a script that collectiverun --keras starts",
-        )
-    return resolve(model, suggestion.Exact(found), mesh)

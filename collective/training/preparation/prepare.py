@@ -108,7 +108,7 @@ def _or_eagerly(
     if not model.run_eagerly or len(backend.local_replicas) > 1:
         yield
         return
-    before, built = host_random.state(), _is_built(model)
+    before, built = host_random.state(), is_built(model)
     try:
         yield
     except UsageError:
@@ -120,7 +120,8 @@ def _or_eagerly(
         host_random.set_state(before)  # Keras would have drawn nothing
 
 
-def _is_built(model: keras.Model) -> bool:
+def is_built(model: keras.Model) -> bool:
+    """Return whether a model and all layers in it are built."""
     return all(layer.built for layer in keras_compat.model.layers_of(model))
 
 
@@ -129,7 +130,7 @@ def _build(
 ) -> None:
     """Make the variables of the model, and those of its optimizer if they are whole."""
     # Keras does not run a model here that is built: its code draws no numbers of NumPy.
-    quietly = host_random.unchanged() if _is_built(model) else contextlib.nullcontext()
+    quietly = host_random.unchanged() if is_built(model) else contextlib.nullcontext()
     with backend.scope(), quietly:
         try:
             keras_compat.model.build(model, spec[:3], optimizer, training)

@@ -121,13 +121,20 @@ class HeldPart:
             part = pieces.cut(part, *self.ranks.pieces)
         self.part.assign(np.array(part))
 
-    def check_traced(self) -> None:
-        """Refuse to be read by a function that nothing partitions.
+    def traced_handle(self, own: Any) -> Any:
+        """Return the stand-in's handle to a function that is partitioned.
 
         Raises:
-            UsageError: It is traced outside of ``tracing``.
+            UsageError: Nothing partitions it: it is traced outside of ``tracing``.
         """
-        check_traced(self.path)
+        if not is_tracing():
+            raise UsageError(
+                f"a function of the script reads {self.path!r}, which the ranks hold in "
+                "parts: it would find a variable without a value",
+                hint="model.fit, evaluate, predict, or train_on_batch; code of its own "
+                "belongs into train_step, test_step or predict_step",
+            )
+        return own
 
 
 @contextlib.contextmanager
@@ -141,19 +148,9 @@ def tracing() -> Iterator[None]:
         _tracing -= 1
 
 
-def check_traced(path: str) -> None:
-    """Refuse a trace of a variable in parts outside of ``tracing``.
-
-    Raises:
-        UsageError: It is traced by a function of the script.
-    """
-    if not _tracing:
-        raise UsageError(
-            f"a function of the script reads {path!r}, which the ranks hold in "
-            "parts: it would find a variable without a value",
-            hint="model.fit, evaluate, predict, or train_on_batch; code of its own "
-            "belongs into train_step, test_step or predict_step",
-        )
+def is_tracing() -> bool:
+    """Return whether a function is traced that is partitioned."""
+    return _tracing > 0
 
 
 def held_in(graph: Any) -> list[HeldPart]:
@@ -162,15 +159,21 @@ def held_in(graph: Any) -> list[HeldPart]:
     return [held for held in found if held is not None]
 
 
+def part_of(variable: Any) -> HeldPart | None:
+    """Return what holds this rank's part of a variable, or None if it has it whole."""
+    holder = keras_compat.held_parts.holder_of(variable)
+    return holder if isinstance(holder, HeldPart) else None
+
+
 def is_held(variable: Any) -> bool:
     """Return whether ranks have parts of a variable."""
-    return keras_compat.held_parts.holder_of(variable) is not None
+    return part_of(variable) is not None
 
 
 def backend_of_rows(model: keras.Model, backend: Backend) -> Backend:
     """Return the backend among the ranks that share the rows of a model's batches."""
     for variable in model.variables:
-        holder = keras_compat.held_parts.holder_of(variable)
+        holder = part_of(variable)
         if holder is not None and holder.layout.cut:
             along: Backend = holder.ranks.along[holder.ranks.mesh.batch]
             return along
@@ -179,7 +182,7 @@ def backend_of_rows(model: keras.Model, backend: Backend) -> Backend:
 
 def own_value(variable: keras.Variable) -> tf.Tensor:
     """Return the value of a variable, or of this rank's part of it."""
-    holder = keras_compat.held_parts.holder_of(variable)
+    holder = part_of(variable)
     return tf.convert_to_tensor(variable.value if holder is None else holder.part)
 
 
@@ -194,7 +197,7 @@ def gathered(variables: Iterable[keras.Variable], keeps: bool) -> dict[int, np.n
     """
     found = {}
     for variable in variables:
-        holder = keras_compat.held_parts.holder_of(variable)
+        holder = part_of(variable)
         if holder is not None:
             whole = holder.gather()
             if keeps:

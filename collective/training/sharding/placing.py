@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.keras_compat.held_parts import StandIn
 from collective.training.partition.mesh.layouts import (
     Layouts,
     Mesh,
@@ -30,55 +30,22 @@ from collective.training.partition.mesh.layouts import (
     wanted_for,
 )
 from collective.training.sharding import alone
-from collective.training.sharding.held import HeldPart, check_traced, is_held
+from collective.training.sharding.held import (
+    HeldPart,
+    backend_of_rows,
+    is_held,
+    is_tracing,
+    part_of,
+)
 from collective.training.sharding.mesh_ranks import MeshRanks
+from collective.training.sharding.waiting import (
+    Owner,
+    Waiting,
+    is_searching,
+    waits,
+)
 
 ROWS = "batch"  # the axis of a job whose script names none
-
-
-@dataclass
-class Owner:
-    """What a variable is made for.
-
-    Attributes:
-        kind: ``weight`` of a layer, ``slot`` of an optimizer.
-        gates: Of a weight; see ``gates_of``.
-        weight: The variable that a slot belongs to, or None.
-    """
-
-    kind: str
-    gates: int = 1
-    weight: Any = None
-
-
-class Waiting:
-    """The first value of a variable whose layout is not known yet; a ``Holder``.
-
-    Args:
-        value: A tensor, or a function that makes one.
-    """
-
-    def __init__(self, variable: Any, shape: tuple[int, ...], value: Any, owner: Owner):
-        self.path, self.owner = keras_compat.model.path_of(variable), owner
-        self._variable, self._first = variable, value
-        self._value: tf.Tensor | None = None
-        dtype = tf.as_dtype(variable.dtype)
-        stand_in = StandIn(shape, dtype, variable.trainable, self)
-        keras_compat.held_parts.hold(variable, stand_in)
-
-    def whole(self) -> tf.Tensor:
-        """Return the value; it is kept only if code of the model has asked for it."""
-        if self._value is not None:
-            return self._value
-        return keras_compat.held_parts.first_value(self._variable, self._first)
-
-    def write(self, value: tf.Tensor) -> None:
-        """Take another value."""
-        self._value = value
-
-    def check_traced(self) -> None:
-        """Refuse to be read by a function, which would find no value."""
-        check_traced(self.path)
 
 
 @dataclass
@@ -113,7 +80,7 @@ class Placing:
         self._held: WeakSet[HeldPart] = WeakSet()
         self._has_held = False  # or had some: the same on every rank
         self._used: list[Any] = []  # layouts of a map that variables have got
-        self._waiting: list[Any] | None = None  # variables without values
+        self._waits = False  # whether variables that are made wait for their values
         if not self.mesh.sizes:
             self.mesh = Mesh({ROWS: self.backend.size}, ROWS)
 
@@ -167,8 +134,8 @@ class Placing:
             return False
         with tf.init_scope():
             shape = keras_compat.held_parts.shape_of(variable, value)
-            if self._waiting is not None and owner is not None:
-                self._waiting.append(variable)
+            runs = is_tracing() and not is_searching()  # what is traced now
+            if self._waits and owner is not None and not runs:
                 Waiting(variable, shape, value, owner)
                 return True
             found = self.layout(variable, shape, owner)
@@ -179,40 +146,43 @@ class Placing:
         return True
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[list[Any]]:
-        """Inside, weights and slots that are made wait for their values.
-
-        Yields:
-            A list of them, for ``settle``.
-        """
-        found: list[Any] = []
-        self._waiting = found
+    def waiting(self) -> Iterator[None]:
+        """Inside, weights and slots that are made wait for their values; see ``settle``."""
+        before, self._waits = self._waits, True
         try:
             with self.making():
-                yield found
+                yield
         finally:
-            self._waiting = None
+            self._waits = before
 
     def settle(self, variables: Iterable[Any], layouts: Layouts) -> None:
-        """Cut variables that are whole, or wait for their values; every rank calls it.
+        """Cut variables that wait for their values; every rank calls it.
 
         Args:
+            variables: Others among them stay as they are. Weights come before their slots.
             layouts: Of weights. A slot lies as its weight does.
         """
         for variable in variables:
-            holder = keras_compat.held_parts.holder_of(variable)
-            owner = holder.owner if isinstance(holder, Waiting) else Owner("weight")
-            value = tf.convert_to_tensor(variable.value)
-            shape = tuple(value.shape)
-            if owner.kind == "slot":
-                found = self.layout(variable, shape, owner)
-            else:
-                layout = layouts.of(variable)
-                found = self._in_pieces(variable, owner, layout, self.mesh, shape)
-            if found is not None:
-                self.hold(variable, value, *found)
-            elif holder is not None:
-                keras_compat.held_parts.make_whole(variable, value)
+            if waiting := waits(variable):
+                self._cut(variable, waiting.owner, layouts)
+
+    def cut(self, variables: Iterable[Any], layouts: Layouts) -> None:
+        """Cut weights that are whole; every rank calls it."""
+        for variable in variables:
+            self._cut(variable, Owner("weight"), layouts)
+
+    def _cut(self, variable: Any, owner: Owner, layouts: Layouts) -> None:
+        value = tf.convert_to_tensor(variable.value)
+        shape = tuple(value.shape)
+        if owner.kind == "slot":
+            found = self.layout(variable, shape, owner)
+        else:
+            layout = layouts.of(variable)
+            found = self._in_pieces(variable, owner, layout, self.mesh, shape)
+        if found is not None:
+            self.hold(variable, value, *found)
+        elif waits(variable):
+            keras_compat.held_parts.make_whole(variable, value)
 
     def cut_slots(self, slots: Iterable[Any]) -> bool:
         """Cut slots that optimizers have made before, and keep their values.
@@ -251,7 +221,7 @@ class Placing:
         """
         is_slot = owner is not None and owner.kind == "slot"
         if is_slot and owner is not None and owner.weight is not None:
-            held = keras_compat.held_parts.holder_of(owner.weight)
+            held = part_of(owner.weight)
             if held is not None and held.shape == tuple(shape):
                 return self._in_pieces(variable, owner, held.layout, held.ranks.mesh)
         distribution = keras_compat.distribution.current_distribution()
@@ -297,6 +267,14 @@ class Placing:
         if is_wanted and is_array and mesh.sizes[mesh.batch] > 1:
             layout = VariableLayout(layout.cut, True)
         return None if layout.is_whole else (layout, self.ranks_of(mesh))
+
+    def rows(self, model: keras.Model) -> Backend:
+        """Return the backend among the ranks that share the rows of a model's batches."""
+        if not self.mesh.model_axes:
+            return backend_of_rows(model, self.backend)
+        # The model may have no variables yet.
+        along: Backend = self.ranks_of(self.mesh).along[self.mesh.batch]
+        return along
 
     def ranks_of(self, mesh: Mesh) -> MeshRanks:
         """Return the ranks on a mesh; every rank calls it, in the same order."""

@@ -66,6 +66,9 @@ def is_running() -> bool:
 class StepObserver:
     """What may happen around each step; every method runs on every rank."""
 
+    def before_trace(self, function: BatchFunction, kind: Kind) -> None:
+        """Act before a step is traced for a kind of batches."""
+
     def traced(self, function: BatchFunction, program: Program) -> None:
         """Take a program that was traced, before it runs."""
 
@@ -289,10 +292,10 @@ class BatchFunction:
         else:
             cut = tuple(can)
         rows = next(itertools.compress(batch.lengths, cut), None)
-        if not self.programs:
-            self._check_rows(rows)
         kind = Kind(general, cut, None, batch.rows is not None)
         program = self._traced(kind, rows)
+        if not self.programs:
+            self._check_rows(rows)
         for observer in self._observers:
             observer.traced(self, program)
         self.programs.append(program)
@@ -338,6 +341,8 @@ class BatchFunction:
                 raise error from None
 
     def _made(self, kind: Kind, rows: int | None) -> Program:
+        for observer in self._observers:
+            observer.before_trace(self, kind)
         trains = self.name == "train_step"
         optimizer = getattr(self.model, "optimizer", None)
         expects_overflow = keras_compat.optimizers.expects_overflow(optimizer)

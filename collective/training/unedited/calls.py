@@ -25,6 +25,7 @@ from collective.training.calls.set_options import SetOptions
 from collective.training.input.replica_batches import stack_arguments
 from collective.training.observers.desync import DesyncWatch
 from collective.training.observers.layout_report import LayoutReport
+from collective.training.observers.model_axis import ModelAxis
 from collective.training.preparation.prepare import ModelMisfit
 from collective.training.process.failure import guarded
 from collective.training.sharding.held import check_whole
@@ -85,7 +86,7 @@ def distribute_calls(
         watch = DesyncWatch(backend, options.options.check_every, units.run)
         observers = [*([units] if backend.elastic else []), same, watch, options]
     if job.placing is not None:
-        observers.append(LayoutReport(job.placing))
+        observers += [ModelAxis(job.placing, False), LayoutReport(job.placing)]
     observers += [] if dry_run is None else [dry_run]
     if not job.by_strategy:
         is_kept = units.are_kept or dry_run is not None

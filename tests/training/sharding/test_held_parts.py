@@ -39,7 +39,7 @@ class Kept:
     def write(self, value: tf.Tensor) -> None:
         self.value = value.numpy()
 
-    def check_traced(self) -> None:
+    def traced_handle(self, own: Any) -> Any:
         raise UsageError("a function reads it", hint="none")
 
 
@@ -225,6 +225,6 @@ def test_a_loop_that_runs_eagerly_is_refused(placed):
     with tf.GradientTape(), pytest.raises(UsageError, match="runs eagerly"):
         one.whole()
     with pytest.raises(UsageError, match="a function of the script reads"):
-        one.check_traced()
+        one.traced_handle("own")
     with held.tracing():
-        one.check_traced()
+        assert one.traced_handle("own") == "own"

@@ -34,6 +34,8 @@ HELD = {
     "shard_optimizer": (2, "none", ["--set", "shard_optimizer=True"]),
     "shard_optimizer on 4": (4, "none", ["--set", "shard_optimizer=True"]),
     "shard_weights on 4": (4, "none", ["--set", "shard_weights=True"]),
+    "tensor_parallel": (2, "none", ["--set", "tensor_parallel=2"]),
+    "tensor_parallel on 4": (4, "none", ["--set", "tensor_parallel=2"]),
 }
 MODELS = (
     *("mlp", "cnn", "residual", "lstm", "transformer", "translator"),

@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -35,7 +36,12 @@ _JOINS = 3  # how often ZeRO-3 sends a weight in a step
 
 
 def suggest(
-    model: keras.Model, mesh: Mesh, *, x: Any = None, rows: int = 32
+    model: keras.Model,
+    mesh: Mesh,
+    *,
+    x: Any = None,
+    rows: int = 32,
+    settled: Mapping[str, Axes] = MappingProxyType({}),
 ) -> dict[str, Axes]:
     """Return a layout for each variable of a model that is worth being cut.
 
@@ -44,9 +50,10 @@ def suggest(
         mesh: Of which the first axis with several ranks that is not the batch's is used.
         x: Inputs, as an example, for a model without symbolic ones.
         rows: The rows of a batch, to weigh activations by.
+        settled: By path, layouts of variables for which none is looked for.
 
     Returns:
-        By path. Of a model that is small beside a message, what is worth its bytes alone.
+        By path, those that are found. Of a model that is small beside a message, what is worth its bytes alone.
 
     Raises:
         UsageError: The mesh has no model axis, or the model no inputs.
@@ -57,11 +64,11 @@ def suggest(
             hint="an axis of several ranks beside that of the batch",
         )
     axis = mesh.model_axes[0]
-    watch = _Watch(len(model.trainable_variables))
+    watch = _Watch(len(_weights(model)) - len(settled))
     traced = _traced(model, x)
     for message in (_MESSAGE, 0):
         trials = Trials(traced, mesh.sizes[axis], rows, message)
-        found = _Search(model, mesh, axis, trials, watch).best()
+        found = _Search(model, mesh, axis, trials, watch, settled).best()
         if any(len(names) > 1 for names in found.values()):
             break
     return found
@@ -123,6 +130,15 @@ def _inputs_of(model: keras.Model, x: Any) -> Any:
     )
 
 
+def _weights(model: keras.Model) -> list[Any]:
+    """Return the variables that may be cut: what is trained, and frozen matrices."""
+    return [
+        v
+        for v in model.weights
+        if v.trainable or (len(v.shape) > 1 and tf.as_dtype(v.dtype).is_floating)
+    ]
+
+
 def _groups(variables: Sequence[Any]) -> list[list[Any]]:
     """Return variables that are cut alike: of many, equal ones of equal blocks."""
     groups: dict[Any, list[Any]] = {}
@@ -156,17 +172,24 @@ class _Search:
     """The layouts that are chosen so far, and what they cost."""
 
     def __init__(
-        self, model: keras.Model, mesh: Mesh, axis: str, trials: Trials, watch: _Watch
+        self,
+        model: keras.Model,
+        mesh: Mesh,
+        axis: str,
+        trials: Trials,
+        watch: _Watch,
+        settled: Mapping[str, Axes],
     ):
         self.chosen: dict[str, Axes] = {}
-        self._variables = {
-            keras_compat.model.path_of(v): v for v in model.trainable_variables
-        }
+        self._variables = {keras_compat.model.path_of(v): v for v in _weights(model)}
+        self._settled = {p: n for p, n in settled.items() if p in self._variables}
         self._handles = {
             path: id(keras_compat.model.tf_variable(v).handle)
             for path, v in self._variables.items()
         }
-        self._groups = _groups(model.trainable_variables)
+        self._groups = _groups(
+            [v for path, v in self._variables.items() if path not in settled]
+        )
         # Those that may still be cut as their gradients are: writing them costs nothing.
         self._open: set[int] = set()
         self._mesh, self._axis = mesh, axis
@@ -180,7 +203,7 @@ class _Search:
         self.chosen = min(tried, key=self.price)
         for one, other in itertools.pairwise(self._groups):
             self.settle(one, other)
-        return self.chosen
+        return {p: n for p, n in self.chosen.items() if p not in self._settled}
 
     def _begun(self, order: int) -> dict[str, Axes]:
         """Return layouts of matrices that are found one by one, and of vectors with them.
@@ -188,7 +211,8 @@ class _Search:
         Args:
             order: 1 to begin with the first weights of the model, -1 with the last ones.
         """
-        self.chosen, self._open = {}, set(self._handles.values())
+        self.chosen = {path: n for path, n in self._settled.items() if any(n)}
+        self._open = {h for p, h in self._handles.items() if p not in self._settled}
         matrices = [g for g in self._groups if len(g[0].shape) > 1][::order]
         vectors = [g for g in self._groups if len(g[0].shape) == 1]
         for group in matrices:
@@ -205,7 +229,7 @@ class _Search:
         left = (
             keras_compat.model.bytes_of(v)
             for path, v in self._variables.items()
-            if len(v.shape) > 1 and path not in layouts
+            if len(v.shape) > 1 and path not in layouts and path not in self._settled
         )
         cost = self.cost(layouts)
         return math.inf if cost is None else cost + _JOINS * sum(left)

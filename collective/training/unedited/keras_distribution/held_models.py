@@ -10,9 +10,9 @@ import keras
 
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.preparation import parts
 from collective.training.preparation.parts import check
 from collective.training.sharding.held import HeldPart
-from collective.training.sharding.placing import Placing
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.tracking import records
 
@@ -24,17 +24,15 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     """Have variables cut as soon as the script makes them, until ``job.undo``.
 
     Args:
-        options: Of ``collective.fit``, and ``shard_weights``.
+        options: Of ``collective.fit``.
 
     Raises:
         UsageError: An option does not work with this backend.
     """
-    if job.backend.options.tensor_parallel > 1:
-        raise UsageError(
-            "tensor_parallel is for train.py and collective.fit",
-            hint="keras.distribution.ModelParallel in the script (docs/how-to/parallel.md)",
-        )
     asked = [name for name in OPTIONS if options.get(name)]
+    has_axis = job.backend.options.tensor_parallel > 1
+    if has_axis:
+        asked.append("tensor_parallel")
     why = _why_not(job)
     if why is not None:
         job.why_not_placing = why
@@ -46,13 +44,13 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
         return
     if job.backend.size == 1:
         return
-    if asked:
+    if asked and asked[0] in OPTIONS:
         check(job.backend, asked[0])
-    job.placing = placing = Placing(
-        job.backend, OPTIONS[0] in asked, OPTIONS[1] in asked
+    job.placing = placing = parts.of_options(
+        job.backend, OPTIONS[1] in asked, OPTIONS[0] in asked, by_map=not has_axis
     )
     placing.before_read.append(_refuse_recorders)
-    job.enter(placing.making())
+    job.enter(placing.waiting() if has_axis else placing.making())
     job.replace(keras.Model, "export", _exporting(keras.Model.export))
 
 

@@ -84,6 +84,12 @@ def check(job: ScriptJob, distribution: Any) -> None:
 def _check_layouts(job: ScriptJob, distribution: Any) -> None:
     """Refuse a layout map that no variable would follow."""
     layout_map = keras_compat.distribution.layout_map_of(distribution)
+    if layout_map is not None and job.placing is not None and not job.placing.by_map:
+        raise UsageError(
+            f"the script's {type(distribution).__name__} lays weights out, and so does "
+            "tensor_parallel",
+            hint="drop --set tensor_parallel",
+        )
     if layout_map is None or job.placing is not None or job.backend.replicas == 1:
         return
     mesh = Mesh.of(distribution.device_mesh, distribution.batch_dim_name)
