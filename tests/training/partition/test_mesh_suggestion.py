@@ -126,3 +126,27 @@ def test_a_long_search_is_said_once(
         suggestion.suggest(attention(), MESH)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and "layouts of 15 weights" in said[0]
+
+
+def test_a_weight_is_cut_along_the_axis_along_which_its_gradient_comes() -> None:
+    """Else the slots of an optimizer would travel whole in every step."""
+    layers = [L.Dense(1024, "relu"), L.Dense(1024, "relu"), L.Dense(1)]
+    model = keras.Sequential([keras.Input((512,)), *layers])
+    found = suggestion.suggest(model, MESH, rows=1)
+    kernels = [v for v in model.trainable_variables if len(v.shape) == 2]
+    axes = [found[v.path].index("model") for v in kernels]
+    assert axes == [1, 0, 0]
+
+
+def test_weights_that_are_settled_stay_as_they_are() -> None:
+    model = attention()
+    table = model.trainable_variables[0].path
+    found = suggestion.suggest(model, MESH, rows=1, settled={table: (None, "model")})
+    assert table not in found and any("query/kernel" in path for path in found)
+
+
+def test_frozen_matrices_are_cut() -> None:
+    model = keras.Sequential([keras.Input((64,)), L.Dense(256), L.Dense(64)])
+    model.layers[0].trainable = False
+    found = suggestion.suggest(model, MESH, rows=1)
+    assert model.layers[0].kernel.path in found

@@ -16,7 +16,13 @@ import numpy as np
 
 from collective.training.partition import rules as rules
 from collective.training.partition.graph import Graph, Node, Value, read
-from collective.training.partition.layouts import WHOLE, Layout, Partial, is_whole
+from collective.training.partition.layouts import (
+    WHOLE,
+    Layout,
+    Partial,
+    Sharded,
+    is_whole,
+)
 from collective.training.partition.partition import many_objects, share_rows
 from collective.training.partition.plans import NeedsWholeLists, Plan, Rows
 from collective.training.partition.propagation import lay_out, mark_needed
@@ -179,19 +185,27 @@ def exchanged_bytes(graph: Graph, rows: int, message: int) -> float:
 
 def _sent(node: Node, rows: int, message: int) -> Sent:
     return [
-        (value, message + _bytes_of(value, rows))
+        (value, message + _bytes_of(value, wanted, rows))
         for value, wanted in zip(node.inputs, node.plan.inputs, strict=True)
-        if wanted is not None
-        and is_whole(wanted)
-        and not is_whole(value.layout)
-        and not value.is_handle
+        if wanted is not None and not value.is_handle and _travels(value.layout, wanted)
     ]
 
 
-def _bytes_of(value: Value, rows: int) -> float:
-    """Return the bytes of a value that is summed, which travels twice, or gathered."""
+def _travels(have: Layout, wanted: Layout) -> bool:
+    """Return whether a value that lies in one way must be exchanged to lie in another."""
+    if is_whole(have):
+        return False
+    return is_whole(wanted) or (isinstance(wanted, Sharded) and wanted != have)
+
+
+def _bytes_of(value: Value, wanted: Layout, rows: int) -> float:
+    """Return the bytes of a value that is exchanged.
+
+    A sum travels once to be in shares, and twice to be whole. Shares along another axis are
+    cut of the whole value.
+    """
     size = product(value.shape or ())
     if not isinstance(size, int):
         size = sum(f * rows ** len(term) for term, f in size.terms.items())
-    times = 2 if isinstance(value.layout, Partial) else 1
+    times = 2 if isinstance(value.layout, Partial) and is_whole(wanted) else 1
     return float(times * size * value.dtype.size)
