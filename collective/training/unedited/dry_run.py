@@ -19,6 +19,7 @@ from collective.training import keras_compat
 from collective.training.input.plan import share
 from collective.training.partition.explain import explained, made_by
 from collective.training.partition.kept import Kept
+from collective.training.sharding.held import part_of
 from collective.training.steps.batch_function import BatchFunction, StepObserver
 from collective.training.steps.partitioned_program import PartitionedProgram
 from collective.training.steps.program import Program
@@ -77,7 +78,8 @@ class DryRun(StepObserver):
         program: PartitionedProgram,
         tensors: Sequence[tf.Tensor],
     ) -> Iterator[str]:
-        model, replicas = function.model, self._backend.replicas
+        model, mesh = function.model, program.mesh
+        replicas = mesh.rows.replicas  # that share the rows of a batch
         lengths = zip(tensors, program.kind.cut, strict=True)
         rows = next((len(t) for t, is_cut in lengths if is_cut), 1)
         own = max(
@@ -88,7 +90,8 @@ class DryRun(StepObserver):
         yield f"rows: {rows} a step, {own} on each of {replicas} replicas"
         slots = _slots(model)
         weights = _bytes(model.variables)
-        yield f"weights: {_mib(weights)}; slots of the optimizer: {_mib(slots)}"
+        whose = " of this rank" if mesh.held else ""
+        yield f"weights{whose}: {_mib(weights)}; slots of the optimizer: {_mib(slots)}"
         kept = Kept(program.partition, rows, own)
         found = kept.for_backward()
         total = sum(size for _, size in found)
@@ -97,26 +100,34 @@ class DryRun(StepObserver):
             assert value.node is not None
             yield f"  {_mib(size)}: {made_by(value)} ({value.node.op.name})"
         yield from explained(program.partition, program.traffic)
-        yield from self._peaks(kept, slots)
+        for axis, passed in mesh.passes.items():
+            for line in explained(passed.partition, passed.traffic):
+                yield f"along {axis!r}: {line}"
+        yield from self._peaks(kept, slots, replicas)
 
-    def _peaks(self, kept: Kept, slots: int) -> Iterator[str]:
+    def _peaks(self, kept: Kept, slots: int, replicas: int) -> Iterator[str]:
         """Yield about how much memory a rank takes at most, with each option."""
         here = _resident()
         found = [f"{n}: {_mib(here + kept.peak(n))}" for n in _PIECES]
         yield f"memory of a rank, about, by accumulate: {', '.join(found)}"
-        size = self._backend.size
-        if size > 1 and slots:
-            saved = slots - slots // size
+        if replicas > 1 and slots:
+            saved = slots - slots // replicas
             yield f"with shard_optimizer: {_mib(saved)} less"
 
 
 def _slots(model: keras.Model) -> int:
-    """Return the bytes of what the optimizer keeps for each weight."""
+    """Return the bytes of what the optimizer keeps on this rank for each weight."""
     return _bytes([v for v in model.optimizer.variables if v.shape])
 
 
 def _bytes(variables: Sequence[keras.Variable]) -> int:
-    return sum(keras_compat.model.bytes_of(v) for v in variables if v.dtype != "string")
+    """Return the bytes that this rank holds of variables."""
+    found = 0
+    for variable in variables:
+        part = part_of(variable)
+        if variable.dtype != "string":
+            found += part.bytes[1] if part else keras_compat.model.bytes_of(variable)
+    return found
 
 
 def _resident() -> int:
