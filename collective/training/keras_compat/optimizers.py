@@ -99,7 +99,11 @@ def applied_to(
     return list(variables)
 
 
-def has_plain_rate(optimizer: keras.Optimizer) -> bool:
-    """Return whether the learning rate is a variable, which a callback may set."""
-    rate = getattr(core_optimizer(optimizer), "_learning_rate", None)
-    return isinstance(rate, keras.Variable)
+def plain_rate(optimizer: keras.Optimizer) -> keras.Variable | None:
+    """Return the learning rate if it is a variable, which a callback may set; else None.
+
+    An optimizer of several others has no rate, though it has such a variable.
+    """
+    core = core_optimizer(optimizer)
+    rate = None if _is_multi(core) else getattr(core, "_learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None

@@ -125,10 +125,8 @@ def _agree(
 def _decisions(model: keras.Model, optimizer: Any) -> list[float]:
     stops = [float(bool(getattr(model, name, False))) for name in _STOPS]
     epoch = keras_compat.model.initial_epoch(model) or 0
-    rate = np.nan
-    if optimizer is not None and keras_compat.optimizers.has_plain_rate(optimizer):
-        rate = float(np.asarray(optimizer.learning_rate))
-    return [*stops, float(epoch), rate]
+    rate = None if optimizer is None else keras_compat.optimizers.plain_rate(optimizer)
+    return [*stops, float(epoch), np.nan if rate is None else float(np.asarray(rate))]
 
 
 def _variables(model: keras.Model, optimizer: Any) -> list[Any]:

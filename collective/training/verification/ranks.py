@@ -74,9 +74,9 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
     if backend.size == 1:
         return
     compare(backend, describe_model(model))
-    optimizer, mine = getattr(model, "optimizer", None), np.nan
-    if optimizer is not None and keras_compat.optimizers.has_plain_rate(optimizer):
-        mine = float(np.asarray(optimizer.learning_rate))
+    optimizer = getattr(model, "optimizer", None)
+    rate = None if optimizer is None else keras_compat.optimizers.plain_rate(optimizer)
+    mine = np.nan if rate is None else float(np.asarray(rate))
     rates = object_collectives.gather_few(backend, [mine])[:, 0]
     others = np.flatnonzero(rates != rates[0])
     if np.isnan(mine) or not others.size or not record_of(model).is_new("rate"):

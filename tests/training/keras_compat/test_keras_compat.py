@@ -163,3 +163,16 @@ def test_a_pass_takes_no_batch_of_a_generator_ahead():
     with keras_compat.data.no_reading_ahead():
         made.evaluate(training, steps=5, verbose=0)
     assert taken["training"] == 12 + 6
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras has none"
+)
+def test_an_optimizer_of_several_has_no_rate_of_its_own():
+    kinds = keras.optimizers
+    several = kinds.OptimizerMap(kinds.SGD(0.1), {".*kernel": kinds.Adam(0.1)})
+    plain_rate = keras_compat.optimizers.plain_rate
+    assert plain_rate(kinds.MultiOptimizer(several)) is None
+    assert plain_rate(kinds.SGD(kinds.schedules.CosineDecay(0.1, 10))) is None
+    scaled = kinds.LossScaleOptimizer(kinds.SGD(0.5))
+    assert plain_rate(scaled) is scaled.inner_optimizer.learning_rate

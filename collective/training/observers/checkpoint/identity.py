@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.input.pipeline import Input
@@ -32,8 +31,8 @@ def describe(inputs: Input | ReadyBatches, model: keras.Model) -> dict[str, str]
     """Describe the parts of a training by name; its model is compiled and built."""
     parts = describe_data("training", inputs) | describe_model(model)
     kept = {k: v for k, v in parts.items() if not k.startswith(_IGNORED)}
-    rate = keras_compat.optimizers.core_optimizer(model.optimizer).learning_rate
-    if isinstance(rate, keras.Variable | tf.Variable):
+    rate = keras_compat.optimizers.plain_rate(model.optimizer)
+    if rate is not None:
         kept[_RATE] = repr(float(np.asarray(rate)))
     python = ".".join(platform.python_version_tuple()[:2])
     kept[_VERSIONS] = f"Python {python}, Keras {keras.__version__}"
@@ -84,7 +83,7 @@ def keep_new_rate(
     changed: list[Any] = list(values)
     if before is None or now is None or before == now:
         return changed, ""
-    rate = keras_compat.optimizers.core_optimizer(model.optimizer).learning_rate
+    rate = keras_compat.optimizers.plain_rate(model.optimizer)
     for place, variable in enumerate(all_variables(model)):
         if variable is rate:
             changed[place] = np.asarray(rate).astype(values[place].dtype)
