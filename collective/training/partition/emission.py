@@ -384,7 +384,7 @@ class Emission(OwnPart):
             comes_early = writes_pieces(node) or self.pending.joined.intersection(
                 node.inputs
             )
-            if not comes_early:
+            if self.exchange.holds_writes and not comes_early:
                 last = self.pending.last
             self.traffic.writes = True
         if node in self.held_back:

@@ -47,11 +47,13 @@ class Exchange(Protocol):
             them, in order.
         copies_variables: Whether each device has a copy of every variable.
         tree: The order of sums over pieces. If None, they are added in any.
+        holds_writes: Whether variables are written when all exchanges are made.
     """
 
     devices: Sequence[str]
     copies_variables: bool
     tree: Tree | None
+    holds_writes: bool
 
     @property
     def place(self) -> tuple[int, int]:
@@ -129,6 +131,7 @@ class OnOneDevice:
     devices: Sequence[str] = ()
     copies_variables = False
     tree: Tree | None = None
+    holds_writes = True
 
     def copies(self, variable: tf.Variable) -> list[tf.Tensor]:
         """Return the handle of the variable."""

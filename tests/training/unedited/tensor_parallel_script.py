@@ -41,6 +41,19 @@ show("unbuilt", losses(unbuilt))
 unbuilt.summary()
 
 
+# At the end of such data, Keras makes the writes of a step that need no batch.
+def batches():
+    for begin in range(0, 24, 8):
+        yield x[begin : begin + 8], y[begin : begin + 8]
+
+
+specs = tuple(tf.TensorSpec((None, n), "float64") for n in (12, 1))
+endless = tf.data.Dataset.from_generator(batches, output_signature=specs)
+generated = mlp(64)
+generated.compile(keras.optimizers.Adam(1e-2), "mse")
+show("generated", losses(generated, x=endless, y=None, batch_size=None))
+
+
 class Own(keras.Model):
     def __init__(self):
         super().__init__()

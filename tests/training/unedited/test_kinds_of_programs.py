@@ -36,10 +36,18 @@ def flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
-def test_every_kind_is_as_stock(ranks, tmp_path):
+#: Words for the launcher, and the tests in which they are.
+LAUNCHES = [
+    "-np 2",
+    pytest.param("-np 3", marks=pytest.mark.matrix),
+    pytest.param("-np 2 --set tensor_parallel=2", marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.parametrize("words", LAUNCHES)
+def test_every_kind_is_as_stock(words, tmp_path):
     wanted = found([sys.executable], tmp_path)
-    launcher = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+    launcher = [sys.executable, "-m", "collective.launch", *words.split()]
     got = found([*launcher, "--keras"], tmp_path)
     assert set(wanted) == set(got) == set(PROGRAMS)
     for name, value in wanted.items():

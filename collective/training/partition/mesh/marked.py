@@ -24,6 +24,9 @@ class MarkedExchange(OnOneDevice):
         size: Ranks along the axis, at least two.
     """
 
+    # A later pass does. Else a write that needs no row would seem to need one.
+    holds_writes = False
+
     def __init__(self, axis: str, place: int, size: int):
         assert size > 1
         self._axis = axis
