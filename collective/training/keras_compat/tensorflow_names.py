@@ -241,6 +241,9 @@ def make_while(
         parallel_iterations=parallel_iterations,
     )
     control_flow_util_v2.maybe_set_lowering_attr(outputs[0].op)
+    for given, made in zip(inputs, outputs, strict=True):
+        if made.dtype == tf.resource:  # what is known of its variable
+            handle_data_util.copy_handle_data(given, made)
     return list(outputs)
 
 

@@ -36,6 +36,10 @@ HELD = {
     "shard_weights on 4": (4, "none", ["--set", "shard_weights=True"]),
     "tensor_parallel": (2, "none", ["--set", "tensor_parallel=2"]),
     "tensor_parallel on 4": (4, "none", ["--set", "tensor_parallel=2"]),
+    "both on 4": (
+        *(4, "none"),
+        ["--set", "tensor_parallel=2", "--set", "shard_weights=True"],
+    ),
 }
 MODELS = (
     *("mlp", "cnn", "residual", "lstm", "transformer", "translator"),

@@ -133,7 +133,9 @@ def scatter(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
 def each_element(node: Node, layouts: list[Layout], rows: Rows) -> Plan | None:
     """Work on the pieces; a scalar is one, and what is smaller is broadcast before."""
     out = node.outputs[0]
-    if not out.is_static or out.is_handle or not out.shape:
+    if out.is_handle:  # a loop hands it on
+        return Plan([OWNED], [OWNED]) if node.type == "Identity" else None
+    if not out.is_static or not out.shape:
         return None
     wanted: list[Layout] = []
     for value, layout in zip(node.inputs, layouts, strict=True):
