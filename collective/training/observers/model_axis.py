@@ -39,6 +39,8 @@ class ModelAxis(StepObserver):
     def before_trace(self, function: BatchFunction, kind: Kind) -> None:
         """Cut what waits of a model and its optimizers; every rank calls it."""
         model = function.model
+        if not self._placing.waits:
+            return
         if not is_built(model):
             _build(getattr(model, function.name), kind)
         layouts = Layouts()

@@ -63,6 +63,7 @@ class Placing:
     Attributes:
         before_read: Called before a whole value is gathered, of the variable.
         kept_whole: Why axes stay whole that a map would cut, by the path of the variable.
+        waits: Whether variables that are made wait for their values.
     """
 
     backend: Backend
@@ -80,7 +81,7 @@ class Placing:
         self._held: WeakSet[HeldPart] = WeakSet()
         self._has_held = False  # or had some: the same on every rank
         self._used: list[Any] = []  # layouts of a map that variables have got
-        self._waits = False  # whether variables that are made wait for their values
+        self.waits = False
         if not self.mesh.sizes:
             self.mesh = Mesh({ROWS: self.backend.size}, ROWS)
 
@@ -135,7 +136,7 @@ class Placing:
         with tf.init_scope():
             shape = keras_compat.held_parts.shape_of(variable, value)
             runs = is_tracing() and not is_searching()  # what is traced now
-            if self._waits and owner is not None and not runs:
+            if self.waits and owner is not None and not runs:
                 Waiting(variable, shape, value, owner)
                 return True
             found = self.layout(variable, shape, owner)
@@ -148,12 +149,12 @@ class Placing:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside, weights and slots that are made wait for their values; see ``settle``."""
-        before, self._waits = self._waits, True
+        before, self.waits = self.waits, True
         try:
             with self.making():
                 yield
         finally:
-            self._waits = before
+            self.waits = before
 
     def settle(self, variables: Iterable[Any], layouts: Layouts) -> None:
         """Cut variables that wait for their values; every rank calls it.
