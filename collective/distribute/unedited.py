@@ -144,6 +144,11 @@ def distribute_keras(
         return _distribution
     _check(backend, output, fit_options)
     parts = fit_options.pop("tensor_parallel", None)
+    if parts is not None and not isinstance(backend, str):
+        raise UsageError(
+            "tensor_parallel is an option of the backend, which is there already",
+            hint="collective.backends.Options(tensor_parallel=2) when it is made",
+        )
     if parts is not None:
         options = replace(options or backends.Options(), tensor_parallel=parts)
     if isinstance(backend, str):

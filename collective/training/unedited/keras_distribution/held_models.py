@@ -11,7 +11,6 @@ import keras
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.preparation import parts
-from collective.training.preparation.parts import check
 from collective.training.sharding.held import HeldPart
 from collective.training.unedited.script_job import ScriptJob
 from collective.training.unedited.tracking import records
@@ -22,6 +21,8 @@ OPTIONS = ("shard_weights", "shard_optimizer")
 
 def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     """Have variables cut as soon as the script makes them, until ``job.undo``.
+
+    With ``tensor_parallel`` they wait for their values; see ``ModelAxis``.
 
     Args:
         options: Of ``collective.fit``.
@@ -45,7 +46,7 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     if job.backend.size == 1:
         return
     if asked and asked[0] in OPTIONS:
-        check(job.backend, asked[0])
+        parts.check(job.backend, asked[0])
     job.placing = placing = parts.of_options(
         job.backend, OPTIONS[1] in asked, OPTIONS[0] in asked, by_map=not has_axis
     )
