@@ -44,7 +44,7 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     return [
         *trainable_variables(model),
         *state_variables(model),
-        *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
+        *optimizer_variables(model),
     ]
 
 
@@ -119,7 +119,7 @@ def register_outside_variables(
         UsageError: The forward pass assigns such a variable, on several replicas.
     """
     own = [*trainable_variables(model), *state_variables(model)]
-    own += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    own += optimizer_variables(model)
     own += keras_compat.model.metric_variables(model)
     known = {id(keras_compat.model.tf_variable(v)) for v in own}
     rates = tf.function(

@@ -16,7 +16,7 @@ from collective.training.preparation.prepare import is_built
 from collective.training.sharding.finding import find, find_required
 from collective.training.sharding.held import tracing
 from collective.training.sharding.placing import Placing
-from collective.training.sharding.waiting import searching, waits
+from collective.training.sharding.waiting import waits
 from collective.training.steps.batch_function import (
     BatchFunction,
     StepObserver,
@@ -66,7 +66,7 @@ def _build(step: Callable[[Any], Any], kind: Kind) -> None:
     def whole(*tensors: tf.Tensor) -> Any:
         return step(kind.packed(tensors))
 
-    with tracing(), searching(), running():
+    with tracing(runs=False), running():
         traced(whole).get_concrete_function(*kind.whole_specs())
 
 

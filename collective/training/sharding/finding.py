@@ -15,7 +15,6 @@ from collective.training.partition.mesh.layouts import Layouts, resolve
 from collective.training.process.object_collectives import broadcast_object
 from collective.training.sharding.held import part_of, tracing
 from collective.training.sharding.placing import Placing
-from collective.training.sharding.waiting import searching
 
 
 def find(
@@ -38,7 +37,7 @@ def find(
     found: dict[str, suggestion.Axes] = {}
     why = ""
     if backend.rank == 0:
-        with tracing(), searching():
+        with tracing(runs=False):
             found, why = _suggested(model, placing, x)
     found, why = broadcast_object(backend, (found, why))
     if found:
@@ -93,16 +92,7 @@ def _suggested(
 def _axes_of_held(model: keras.Model) -> dict[str, suggestion.Axes]:
     """Return the layouts of variables that another model has, too."""
     held = [part for part in map(part_of, model.variables) if part is not None]
-    return {
-        one.path: tuple(
-            next(
-                (name for name, cut in one.layout.cut.items() if cut.axis == place),
-                None,
-            )
-            for place in range(len(one.shape))
-        )
-        for one in held
-    }
+    return {one.path: one.layout.names(len(one.shape)) for one in held}
 
 
 def _needs_inputs(model: keras.Model) -> bool:

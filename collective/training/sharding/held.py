@@ -28,7 +28,7 @@ from collective.training.sharding import alone
 from collective.training.sharding.mesh_ranks import MeshRanks
 
 _by_handle: WeakValueDictionary[int, HeldPart] = WeakValueDictionary()
-_tracing = 0
+_traces: list[bool] = []  # those that are made now, each inside of the one before
 
 
 class HeldPart:
@@ -138,19 +138,28 @@ class HeldPart:
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """Trace a function whose variables may be held in parts."""
-    global _tracing
-    _tracing += 1
+def tracing(*, runs: bool = True) -> Iterator[None]:
+    """Trace a function whose variables may be held in parts.
+
+    Args:
+        runs: Whether the function will run. If not, variables that wait for their values
+            go on waiting.
+    """
+    _traces.append(runs)
     try:
         yield
     finally:
-        _tracing -= 1
+        _traces.pop()
 
 
 def is_tracing() -> bool:
     """Return whether a function is traced that is partitioned."""
-    return _tracing > 0
+    return bool(_traces)
+
+
+def is_searching() -> bool:
+    """Return whether a function is traced that never runs."""
+    return is_tracing() and not _traces[-1]
 
 
 def held_in(graph: Any) -> list[HeldPart]:

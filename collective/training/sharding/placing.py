@@ -34,16 +34,12 @@ from collective.training.sharding.held import (
     HeldPart,
     backend_of_rows,
     is_held,
+    is_searching,
     is_tracing,
     part_of,
 )
 from collective.training.sharding.mesh_ranks import MeshRanks
-from collective.training.sharding.waiting import (
-    Owner,
-    Waiting,
-    is_searching,
-    waits,
-)
+from collective.training.sharding.waiting import Owner, Waiting, waits
 
 ROWS = "batch"  # the axis of a job whose script names none
 

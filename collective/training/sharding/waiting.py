@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +9,7 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.keras_compat.held_parts import StandIn
-
-_searching = 0
+from collective.training.sharding.held import is_searching
 
 
 @dataclass
@@ -82,19 +79,3 @@ def waits(variable: Any) -> Waiting | None:
     """Return what holds a variable that has no value yet, or None if it has one."""
     holder = keras_compat.held_parts.holder_of(variable)
     return holder if isinstance(holder, Waiting) else None
-
-
-@contextlib.contextmanager
-def searching() -> Iterator[None]:
-    """Trace functions that never run: inside, variables go on waiting."""
-    global _searching
-    _searching += 1
-    try:
-        yield
-    finally:
-        _searching -= 1
-
-
-def is_searching() -> bool:
-    """Return whether a function is traced that never runs."""
-    return _searching > 0

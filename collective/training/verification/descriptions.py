@@ -268,8 +268,7 @@ def _compiled(model: keras.Model) -> dict[str, str]:
     optimizer = model.optimizer
     parts["class of the optimizer"] = describe(type(optimizer))
     ignored = ["name", *_IGNORED]
-    core = keras_compat.optimizers.core_optimizer(optimizer)
-    if isinstance(getattr(core, "_learning_rate", None), keras.Variable):
+    if keras_compat.optimizers.plain_rate(optimizer) is not None:
         ignored.append("learning_rate")  # a variable: every rank has rank 0's
     config = _without(config_of(optimizer) or {}, ignored)
     return parts | {f"optimizer: {key}": describe(v) for key, v in config.items()}

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from collective.training.keras_compat import held_parts
-from collective.training.sharding.waiting import Owner, Waiting, searching, waits
+from collective.training.sharding.held import tracing
+from collective.training.sharding.waiting import Owner, Waiting, waits
 
 VALUE = np.arange(6.0, dtype="float32").reshape(2, 3)
 
@@ -46,7 +47,7 @@ def test_a_function_that_runs_begins_it(variable):
 
 
 def test_a_search_leaves_it_waiting(variable):
-    with searching():
+    with tracing(runs=False):
         tf.function(lambda: variable * 2.0, autograph=False).get_concrete_function()
     assert waits(variable)
 

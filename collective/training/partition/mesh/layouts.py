@@ -63,6 +63,11 @@ class VariableLayout:
         """Return whether each rank has all of it."""
         return not self.cut and not self.in_pieces
 
+    def names(self, rank: int) -> tuple[str | None, ...]:
+        """Return for each axis of the variable the axis of the mesh that cuts it, or None."""
+        by_place = {cut.axis: name for name, cut in self.cut.items()}
+        return tuple(map(by_place.get, range(rank)))
+
 
 @dataclass
 class Layouts:

@@ -48,7 +48,10 @@ def hold_models(job: ScriptJob, options: Mapping[str, Any]) -> None:
     if asked and asked[0] in OPTIONS:
         parts.check(job.backend, asked[0])
     job.placing = placing = parts.of_options(
-        job.backend, OPTIONS[1] in asked, OPTIONS[0] in asked, by_map=not has_axis
+        job.backend,
+        shard_optimizer="shard_optimizer" in asked,
+        shard_weights="shard_weights" in asked,
+        by_map=not has_axis,
     )
     placing.before_read.append(_refuse_recorders)
     job.enter(placing.waiting() if has_axis else placing.making())
